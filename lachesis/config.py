@@ -1,0 +1,313 @@
+"""The configuration of a run: its sections, which values are locked and why, and the YAML that all its processes read.
+
+A profile says where training happens and what its users may change:
+
+    embedded   the engine of this project on this machine; no key, no cost
+    tinker     the Tinker cloud
+    custom     any other server that speaks the Tinker protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lachesis import paths
+from lachesis.errors import ConfigError, FieldValueError, StorageError
+
+ProfileName = Literal["embedded", "tinker", "custom"]
+
+
+@dataclass(frozen=True)
+class Locked:
+    """Marks a field that users may not change, with the reason that they are shown."""
+
+    reason: str
+
+
+INFRASTRUCTURE = Locked("set by the launcher for each run")
+COST = Locked("bounds what a run can cost")
+VETTED = Locked("a value that is known to train well")
+
+
+class Section(BaseModel):
+    """Frozen; a wrong type, a wrong range or an unknown field cannot be built."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class EnvSection(Section):
+    """Fields of every Atropos environment; an environment's own fields come beside them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    group_size: int = Field(16, ge=2, le=1024)
+    """Rollouts per prompt; advantages are centred inside this group."""
+    batch_size: int = Field(128, ge=2)
+    """Rollouts per training step; a multiple of group_size."""
+    total_steps: Annotated[int, COST] = Field(2500, ge=1)
+    """Training steps before the run completes."""
+    tokenizer_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
+    """Tokenizer of the environment: a Hugging Face name or a folder."""
+    rollout_server_url: Annotated[str, INFRASTRUCTURE] = "http://localhost:8000"
+    """Address of the Atropos API."""
+    use_wandb: Annotated[bool, INFRASTRUCTURE] = True
+    """Whether the environment process logs to W&B itself."""
+    max_token_length: Annotated[int, COST] = Field(8192, ge=8)
+    """Most tokens of one generation."""
+    max_num_workers: Annotated[int, VETTED] = Field(2048, ge=-1)
+    """Groups in flight at once; -1 leaves it to the environment."""
+    worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0)
+    """Seconds before a group that does not end is given up."""
+    steps_per_eval: Annotated[int, VETTED] = 25
+    """Steps between evaluations; 0 or less for none."""
+    max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1)
+    """Batches that may wait for the trainer; 1 is the freshest."""
+    inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0)
+    """Share of this environment where several feed one trainer."""
+    eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
+    """Share of the workers that may go on during an evaluation."""
+    ensure_scores_are_not_same: bool = False
+    """Drop groups whose scores are all equal. Off: they count in reward/mean and carry no gradient, and a solved task cannot
+    starve the trainer."""
+    min_batch_allocation: Annotated[None, INFRASTRUCTURE] = None
+    """Not used: an environment that has gone would hold its share for ever."""
+    data_dir_to_save_evals: Annotated[str | None, INFRASTRUCTURE] = None
+    """Where the environment writes evaluation results."""
+    wandb_name: str | None = None
+    """Name of the environment at the Atropos API; by default {env}-{YYYYmmdd-HHMMSS}."""
+
+
+class OpenAISection(Section):
+    """The endpoint that environments sample from: the trainer's inference server."""
+
+    model_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
+    """The base model: a Hugging Face name or a folder."""
+    base_url: Annotated[str, INFRASTRUCTURE] = Field("http://localhost:8001/v1", pattern=r"^https?://[^/]+(/.+)?/v1$")
+    """Address, ending in /v1 without a slash behind it."""
+    api_key: Annotated[str | None, INFRASTRUCTURE] = Field("x", min_length=1)
+    """Sent as the bearer token; null leaves it to OPENAI_API_KEY. Never a secret."""
+    weight: Annotated[float, VETTED] = Field(1.0, gt=0)
+    """Share of the requests, where there are several endpoints."""
+    num_requests_for_eval: Annotated[int, VETTED] = Field(256, ge=1)
+    """Requests at once during an evaluation."""
+    timeout: Annotated[int, VETTED] = Field(3600, ge=1)
+    """Seconds before a request is given up."""
+    server_type: Annotated[Literal["vllm", "sglang"], VETTED] = "vllm"
+    """Dialect of the token-exact endpoint; vllm fails loudly where sglang returns an empty completion."""
+
+
+class TinkerSection(Section):
+    """The trainer."""
+
+    lora_rank: Annotated[int, VETTED] = Field(32, ge=1, le=512)
+    """Rank of the LoRA adapter."""
+    learning_rate: Annotated[float, VETTED] = Field(4e-5, gt=0, lt=1)
+    """Adam's learning rate."""
+    max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16)
+    """A group with a sequence of this many tokens or more is dropped by the environment."""
+    checkpoint_dir: Annotated[str, INFRASTRUCTURE] = "./temp/"
+    """Where checkpoint manifests lie."""
+    save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1)
+    """Steps between checkpoints."""
+    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
+    """Policy-gradient loss."""
+    seed: int = Field(0, ge=0)
+    """Seed of the adapter's initialisation and, on the embedded engine, of sampling."""
+    wandb_project: str = Field("atropos-tinker", min_length=1)
+    """W&B project of the run."""
+    wandb_group: str | None = None
+    """W&B group of the run."""
+    use_wandb: bool = True
+    """Whether the trainer logs to W&B: online with a key, else into the run's folder."""
+    final_evaluation: bool = False
+    """Evaluate the base and the trained model on held-out items when training ends."""
+
+
+class RunConfig(Section):
+    """One run. Combinations that would hang or drop every group cannot be built."""
+
+    environment: str = Field(min_length=1)
+    profile: ProfileName = "embedded"
+    env: EnvSection = EnvSection()
+    openai: OpenAISection = OpenAISection()
+    tinker: TinkerSection = TinkerSection()
+    slurm: Annotated[Literal[False], INFRASTRUCTURE] = False
+    testing: Annotated[Literal[False], INFRASTRUCTURE] = False
+
+    @model_validator(mode="after")
+    def _batches_can_form(self) -> Self:
+        env = self.env
+        if env.batch_size % env.group_size:
+            raise ValueError(
+                f"env.batch_size ({env.batch_size}) is no multiple of env.group_size ({env.group_size}); "
+                "Atropos would wait for a full batch for ever"
+            )
+        if env.steps_per_eval == 1:
+            raise ValueError("env.steps_per_eval (1) would never evaluate in Atropos; allowed: 2 or more, 0 or less for none")
+        if not (env.max_num_workers == -1 or env.max_num_workers >= 1):
+            raise ValueError(f"env.max_num_workers ({env.max_num_workers}) would start no worker; allowed: -1, or 1 or more")
+        return self
+
+    @model_validator(mode="after")
+    def _sequences_fit_the_trainer(self) -> Self:
+        longest, limit = self.env.max_token_length, self.tinker.max_token_trainer_length
+        if longest >= limit:
+            raise ValueError(
+                f"env.max_token_length ({longest}) is not below tinker.max_token_trainer_length ({limit}); "
+                "Atropos would drop every group that has a full-length rollout"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        if self.env.tokenizer_name != self.openai.model_name:
+            raise ValueError(
+                f"env.tokenizer_name ({self.env.tokenizer_name}) and openai.model_name ({self.openai.model_name}) differ; "
+                "token ids would mean different texts to the environment and to the model"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The file that the trainer and the environment read. The endpoint stands twice: with a single entry, environments
+        that return a bare server configuration would talk to localhost:9004 instead."""
+        endpoint = self.openai.model_dump(mode="json")
+        content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
+        meta = {"environment": self.environment, "profile": self.profile}
+        whole = {**content, "openai": [endpoint, dict(endpoint)], "lachesis": meta}
+        return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> RunConfig:
+        """Read a run's file. Raises ConfigError that names the file."""
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
+        meta = content.pop("lachesis", None) or {"environment": content.get("env", {}).get("wandb_name") or path.stem}
+        endpoint = content.pop("openai", {})
+        known = {key: content[key] for key in ("env", "tinker", "slurm", "testing") if key in content}
+        values = {**known, **meta, "openai": endpoint[0] if isinstance(endpoint, list) else endpoint}
+        return build(values, where=str(path))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where training happens: the values of its fields, those of the locked ones that it opens, and the keys it needs."""
+
+    name: ProfileName
+    description: str
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unlocked: frozenset[str] = frozenset()
+    keys: tuple[str, ...] = ()
+
+
+_TUNABLE = frozenset(
+    f"tinker.{name}" for name in ("lora_rank", "learning_rate", "max_token_trainer_length", "save_checkpoint_interval")
+) | frozenset(
+    f"env.{name}" for name in ("total_steps", "max_token_length", "steps_per_eval", "max_batches_offpolicy", "worker_timeout")
+)
+PROFILES: dict[str, Profile] = {
+    "embedded": Profile(
+        "embedded",
+        "the engine of this project on this machine; no key, no cost",
+        values={
+            "env": {
+                "total_steps": 120,
+                "use_wandb": False,
+                "max_token_length": 128,
+                "max_num_workers": 64,
+                "steps_per_eval": 0,
+                "max_batches_offpolicy": 1,
+                "worker_timeout": 600,
+            },
+            "openai": {"num_requests_for_eval": 64, "timeout": 600},
+            "tinker": {
+                "learning_rate": 1.5e-3,
+                "max_token_trainer_length": 512,
+                "final_evaluation": True,
+            },
+        },
+        unlocked=_TUNABLE,
+    ),
+    "tinker": Profile("tinker", "the Tinker cloud", keys=("TINKER_API_KEY",)),
+    "custom": Profile(
+        "custom",
+        "another server that speaks the Tinker protocol",
+        unlocked=_TUNABLE,
+        keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
+    ),
+}
+
+
+def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
+    """A profile's values, with an operator's own from `$LACHESIS_HOME/profiles.yaml` over them:
+
+    tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
+
+    Raises ConfigError for an unknown profile or a file of another shape.
+    """
+    if profile not in PROFILES:
+        raise ConfigError(f"there is no profile {profile!r}; allowed: {', '.join(PROFILES)}", available=list(PROFILES))
+    values = {name: dict(section) for name, section in PROFILES[profile].values.items()}
+    file = (home or paths.home()) / "profiles.yaml"
+    if file.is_file():
+        try:
+            for name, section in ((yaml.safe_load(file.read_text()) or {}).get(profile) or {}).items():
+                values.setdefault(name, {}).update(section)
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}") from error
+    return values
+
+
+def resolve(
+    environment: str,
+    profile: str,
+    edits: Mapping[str, Mapping[str, Any]],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    home: Path | None = None,
+) -> RunConfig:
+    """The run's configuration: the environment's own `defaults`, the profile's values over them, `edits` over those.
+
+    `model` names the base model and its tokenizer. Raises ConfigError; see `build`.
+    """
+    values = profile_values(profile, home)
+    own = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
+    env = {**own, **values.get("env", {})}
+    env.setdefault("wandb_name", f"{environment}-{datetime.now():%Y%m%d-%H%M%S}")
+    sections = {"env": env, "openai": values.get("openai", {}), "tinker": values.get("tinker", {})}
+    for name, section in edits.items():
+        sections[name] = {**sections[name], **section}
+    if model:
+        sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
+    return build({"environment": environment, "profile": profile, **sections})
+
+
+def build(values: Mapping[str, Any], where: str = "") -> RunConfig:
+    """A checked configuration. Raises FieldValueError that names every field which is wrong, its value and what is allowed."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise FieldValueError((f"{where}: " if where else "") + explain(error)) from error
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's findings in one line: field, value, what is allowed."""
+    lines = []
+    for one in error.errors():
+        place = ".".join(map(str, one["loc"]))
+        message = one["msg"].removeprefix("Value error, ")
+        lines.append(f"{place} is {one['input']!r}: {message}" if place else message)
+    return "; ".join(lines)

@@ -1,0 +1,59 @@
+"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve one model over the Tinker protocol on loopback."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from lachesis import paths
+from lachesis.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
+
+
+def main() -> int:
+    """Serve until told to end. Any error is the last line on stderr, and the exit code is 1."""
+    parser = argparse.ArgumentParser(prog="python -m lachesis.engine", description=__doc__)
+    parser.add_argument("--model", required=True, help="a Hugging Face causal language model: name, or local folder")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)")
+    parser.add_argument("--seed", type=int, help="seed of sampling requests that bring none (default: random)")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(args)
+    except LachesisError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(args: argparse.Namespace) -> None:
+    token = os.environ.get("LACHESIS_ENGINE_TOKEN", "")
+    if not token.startswith("tml-"):
+        raise MissingKeyError("LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)")
+    with socket.socket() as listener:  # bound before the model is loaded, so a taken port fails in a second
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((args.host, args.port))
+        except OSError as error:
+            raise PortInUseError(f"port {args.port} on {args.host} cannot be used: {error.strerror}") from error
+        try:
+            import uvicorn
+
+            from lachesis.engine.app import create_app
+            from lachesis.engine.core import Engine
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+            ) from error
+        engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed)
+        config = uvicorn.Config(create_app(engine, token), log_level="warning", timeout_keep_alive=120)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""The HTTP routes of the Tinker protocol as SDK 0.38 speaks it. No tensor is touched here.
+
+A submitted request is accepted at once and fails, if it must, through its future: a refused submission would leave a hole
+in the client's numbering. Answers that repeat a 5xx would be retried for ever, so they are for faults of the server only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.engine import rest_routes, wire
+from lachesis.engine.core import Engine
+from lachesis.engine.futures import Future, Futures, Payload
+from lachesis.engine.sampler import SampleRequest
+from lachesis.engine.worker import ModelThread
+from lachesis.errors import EngineRequestError, StorageError
+
+LONG_POLL_S = 30.0
+PROTOBUF = "application/x-protobuf"
+CLIENT_CONFIG = {
+    # Chunks sent one after the other arrive in the order of their numbers, and a call is one chunk.
+    "parallel_fwdbwd_chunks": False,
+    "fwdbwd_max_chunk_len": 1_000_000,
+    "fwdbwd_max_chunk_bytes_count": 500_000_000,
+    "fwdbwd_dispatch_bytes_semaphore_size": 500_000_000,
+    "sample_max_concurrent_requests": 400,
+    "sample_join_sampling_session": True,
+}
+
+
+class Body(BaseModel):
+    """A JSON request; fields that this engine does not use are let through."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class CreateModel(Body):
+    session_id: str
+    model_seq_id: int
+    base_model: str
+    lora_config: dict[str, Any] | None = None
+    optimizer_config: dict[str, Any] | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+class OfModel(Body):
+    model_id: str
+    seq_id: int | None = None
+    path: str | None = None
+
+
+class LoadWeights(Body):
+    path: str
+    optimizer: bool
+    model_id: str | None = None
+    seq_id: int | None = None
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+class SaveForSampler(OfModel):
+    sampling_session_seq_id: int | None = None
+
+
+class CreateSampler(Body):
+    session_id: str
+    sampling_session_seq_id: int
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class Sample(Body):
+    sampling_session_id: str
+    seq_id: int
+    prompt: dict[str, Any]
+    num_samples: int = 1
+    sampling_params: dict[str, Any]
+    prompt_logprobs: bool | None = False
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: dict[str, Any] | None = None
+
+
+class Retrieve(Body):
+    request_id: str
+
+
+class Service:
+    """The engine, its thread and its futures, behind the routes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.futures = Futures()
+        self.thread: ModelThread | None = None
+        self.clients: dict[str, int] = {}
+
+    def submit(self, key: tuple[str, int | None], call: Callable[[], Payload], **extra: Any) -> dict[str, Any]:
+        """Queue `call` unless this request is already known."""
+        future, new = self.futures.submit((key[0], key[1]) if key[1] is not None else None)
+        if new:
+            future.extra = extra
+            assert self.thread is not None
+            self.thread.submit(future, call)
+        return {"request_id": future.request_id, **future.extra}
+
+    def sample(self, body: Sample) -> dict[str, Any]:
+        entry = self.engine.samplers.get(body.sampling_session_id)
+        if entry is None:
+            raise HTTPException(404, f"there is no sampler {body.sampling_session_id}; its session may have ended")
+        future, new = self.futures.submit((body.sampling_session_id, body.seq_id))
+        if new:
+            future.extra["sample_sequence_ids"] = [f"{future.request_id}-{i}" for i in range(max(0, body.num_samples))]
+            try:
+                request = sample_request(body, self.engine, future)
+                self.engine.sampler.check(request)
+            except EngineRequestError as error:
+                future.finish({"error": str(error), "category": "user"})
+            else:
+                entry.last_used = asyncio.get_running_loop().time()
+                assert self.thread is not None
+                self.thread.sample(future, entry.snapshot, request)
+        return {"request_id": future.request_id, **future.extra}
+
+    async def sweep(self) -> None:
+        """End sessions whose client is gone."""
+        while True:
+            await asyncio.sleep(30)
+            for session_id in self.engine.expired():
+                self.end_session(session_id)
+
+    def end_session(self, session_id: str) -> None:
+        self.submit((f"end:{session_id}", None), lambda: self.engine.end_session(session_id))
+
+
+def sample_request(body: Sample, engine: Engine, future: Future) -> SampleRequest:
+    """The request in the sampler's terms. `stop` absent means the model's end-of-sequence tokens; token ids mean just
+    those; strings mean those and end-of-sequence; an empty list means none at all."""
+    if body.topk_prompt_logprobs or body.topk_sample_logprobs or body.target_prompt_logprobs:
+        raise EngineRequestError("top-k and target logprobs are not offered; allowed: prompt_logprobs of the prompt itself")
+    params = body.sampling_params
+    chunks = body.prompt.get("chunks", [])
+    if any(chunk.get("type", "encoded_text") != "encoded_text" for chunk in chunks):
+        raise EngineRequestError("the prompt holds a chunk that is not text; this engine samples from text tokens only")
+    stop = params.get("stop")
+    words = [stop] if isinstance(stop, str) else stop
+    strings = tuple(one for one in words or () if isinstance(one, str))
+    ids = frozenset(one for one in words or () if isinstance(one, int))
+    temperature, top_p, top_k = params.get("temperature"), params.get("top_p"), params.get("top_k")
+    return SampleRequest(
+        prompt=[token for chunk in chunks for token in chunk["tokens"]],
+        num_samples=body.num_samples,
+        max_tokens=params.get("max_tokens"),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=-1 if top_k is None else top_k,
+        seed=params.get("seed"),
+        stop_tokens=ids | engine.base.eos_ids if stop is None or strings else ids,
+        stop_strings=strings,
+        prompt_logprobs=bool(body.prompt_logprobs),
+        cancelled=lambda: future.cancelled,
+    )
+
+
+def create_app(engine: Engine, token: str) -> FastAPI:
+    """The application. Every call needs the header `X-API-Key: token`."""
+    service = Service(engine)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.thread = ModelThread(engine.sampler, asyncio.get_running_loop())
+        sweeper = asyncio.create_task(service.sweep())
+        yield
+        sweeper.cancel()
+        service.thread.stop()
+
+    def authorised(x_api_key: str = Header("")) -> None:
+        if not hmac.compare_digest(x_api_key.encode(), token.encode()):
+            raise HTTPException(401, "the X-API-Key header does not hold this engine's token (LACHESIS_ENGINE_TOKEN)")
+
+    app = FastAPI(title="Lachesis embedded engine", lifespan=lifespan, openapi_url=None)
+    guarded = APIRouter(prefix="/api/v1", dependencies=[Depends(authorised)])
+    _add_session_routes(guarded, service)
+    _add_training_routes(guarded, service)
+    _add_sampling_routes(guarded, service)
+    rest_routes.add(guarded, engine)
+    app.include_router(guarded)
+    app.include_router(rest_routes.downloads(engine))
+    app.add_exception_handler(EngineRequestError, _bad_request)
+    app.add_exception_handler(StorageError, _bad_request)
+    return app
+
+
+async def _bad_request(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, 400)
+
+
+def _add_session_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.post("/client/config")
+    async def client_config() -> dict[str, Any]:
+        return CLIENT_CONFIG
+
+    @router.post("/client/dynamic_config")
+    async def dynamic_config() -> dict[str, Any]:
+        return {"sample_cancel_enabled": True}
+
+    @router.post("/telemetry")
+    async def telemetry() -> dict[str, str]:
+        return {"status": "accepted"}  # not stored: it can hold keys
+
+    @router.get("/get_server_capabilities")
+    async def capabilities() -> dict[str, Any]:
+        base = engine.base
+        model = {"model_name": base.source, "max_context_length": base.context, "trainable": True, "sampleable": True}
+        return {"supported_models": [model]}
+
+    @router.post("/create_session")
+    async def create_session(body: Body) -> dict[str, Any]:
+        extra = body.model_extra or {}
+        return {"type": "create_session", "session_id": engine.create_session(extra.get("user_metadata"))}
+
+    @router.post("/session_heartbeat")
+    async def heartbeat(body: Body) -> Response:
+        known = engine.heartbeat(str((body.model_extra or {}).get("session_id")))
+        return JSONResponse({"type": "session_heartbeat"}, 200 if known else 410)
+
+    @router.post("/sessions/{session_id}/finish", status_code=204)
+    async def finish(session_id: str) -> None:
+        service.end_session(session_id)
+
+
+def _add_training_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
+
+    @router.post("/create_model")
+    async def create_model(body: CreateModel) -> dict[str, Any]:
+        _known_session(engine, body.session_id)
+        model_id = f"{body.session_id}:train:{body.model_seq_id}"
+        kind = (body.optimizer_config or {}).get("type", "adamw")
+
+        def call() -> Payload:
+            if kind != "adamw":
+                raise EngineRequestError(f"the optimizer {kind!r} is not offered; allowed: adamw")
+            return engine.create_model(
+                body.session_id, body.model_seq_id, body.base_model, body.lora_config, body.user_metadata
+            )
+
+        return service.submit((model_id, 0), call, model_id=model_id)
+
+    @router.post("/get_info")
+    async def get_info(body: OfModel) -> dict[str, Any]:
+        model = engine.models.get(body.model_id)
+        if model is None:
+            raise HTTPException(404, f"there is no model {body.model_id}")
+        source = engine.base.source
+        data = {"arch": engine.base.module.config.model_type, "model_name": source, "tokenizer_id": source}
+        return {
+            "type": "get_info",
+            "model_id": body.model_id,
+            "model_data": data,
+            "is_lora": True,
+            "lora_rank": model.spec.rank,
+            "model_name": source,
+            "optimizer_config": {"type": "adamw"},
+        }
+
+    @router.post("/forward_backward")
+    async def forward_backward(request: Request) -> dict[str, Any]:
+        parsed = wire.parse_forward_backward(await request.body())
+        return service.submit((parsed.model_id, parsed.seq_id), lambda: engine.forward_backward(parsed))
+
+    @router.post("/optim_step")
+    async def optim_step(body: OfModel) -> dict[str, Any]:
+        adam = (body.model_extra or {}).get("adam_params") or {}
+        numbers = {key: value for key, value in adam.items() if isinstance(value, int | float)}
+        return service.submit((body.model_id, body.seq_id), lambda: engine.optim_step(body.model_id, numbers))
+
+    def saver(kind: str) -> Callable[[OfModel], Any]:
+        async def save(body: OfModel) -> dict[str, Any]:
+            options = body.model_extra or {}
+            return service.submit((body.model_id, body.seq_id), lambda: engine.save(body.model_id, kind, body.path, options))
+
+        return save
+
+    router.post("/save_weights")(saver("weights"))
+    router.post("/save_weights_external")(saver("external_weights"))
+
+    @router.post("/load_weights")
+    async def load_weights(body: LoadWeights) -> dict[str, Any]:
+        if body.model_id is not None:
+            model_id = body.model_id
+            return service.submit((model_id, body.seq_id), lambda: engine.load(model_id, body.path, optimizer=body.optimizer))
+        session_id, number = body.session_id or "", body.model_seq_id or 0
+        _known_session(engine, session_id)
+        new_id = f"{session_id}:train:{number}"
+
+        def create() -> Payload:
+            return engine.create_from_state(
+                session_id, number, body.path, optimizer=body.optimizer, metadata=body.user_metadata
+            )
+
+        return service.submit((new_id, 0), create, model_id=new_id)
+
+
+def _add_sampling_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
+
+    @router.post("/save_weights_for_sampler")
+    async def save_weights_for_sampler(body: SaveForSampler) -> dict[str, Any]:
+        key, number = (body.model_id, body.seq_id), body.sampling_session_seq_id
+        if number is not None:
+            return service.submit(key, lambda: engine.snapshot(body.model_id, number))
+        options = body.model_extra or {}
+        return service.submit(key, lambda: engine.save(body.model_id, "sampler_weights", body.path, options))
+
+    @router.post("/create_sampling_session")
+    async def create_sampling_session(body: CreateSampler) -> dict[str, Any]:
+        _known_session(engine, body.session_id)
+        number = body.sampling_session_seq_id
+        sampler_id = await asyncio.to_thread(engine.create_sampler, body.session_id, number, body.base_model, body.model_path)
+        return {"sampling_session_id": sampler_id}
+
+    @router.get("/samplers/{sampler_id}")
+    async def sampler(sampler_id: str) -> dict[str, Any]:
+        entry = engine.samplers.get(sampler_id)
+        if entry is None:
+            raise HTTPException(404, f"there is no sampler {sampler_id}")
+        return {"sampler_id": sampler_id, "base_model": engine.base.source, "model_path": entry.model_path}
+
+    @router.post("/join_sampling_session")
+    async def join(body: Body) -> dict[str, int]:
+        sampler_id = str((body.model_extra or {}).get("sampling_session_id"))
+        service.clients[sampler_id] = service.clients.get(sampler_id, 0) + 1
+        return {"client_counter": service.clients[sampler_id]}
+
+    @router.post("/asample")
+    async def asample(body: Sample) -> dict[str, Any]:
+        return service.sample(body)
+
+    @router.post("/cancel_future")
+    async def cancel_future(body: Retrieve) -> dict[str, str]:
+        future = service.futures.get(body.request_id)
+        if future is not None:
+            future.cancelled = True
+        return {"status": "ok"}
+
+    @router.post("/retrieve_future")
+    async def retrieve_future(body: Retrieve) -> Response:
+        future = service.futures.get(body.request_id)
+        if future is None:
+            raise HTTPException(404, f"there is no request {body.request_id}; results are kept for ten minutes")
+        payload = await future.wait(LONG_POLL_S)
+        if payload is None:  # 408 makes the client ask again without a word in its log
+            return JSONResponse({"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408)
+        if isinstance(payload, bytes):
+            return Response(payload, media_type=PROTOBUF)
+        return JSONResponse(payload)
+
+
+def _known_session(engine: Engine, session_id: str) -> None:
+    if session_id not in engine.sessions:
+        raise HTTPException(404, f"there is no session {session_id}; this engine may have been restarted")

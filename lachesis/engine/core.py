@@ -1,0 +1,199 @@
+"""What the engine knows: sessions, models in training, samplers, checkpoints. Every method answers for one request.
+
+Methods named after an operation run on the model thread and return its JSON or protobuf result.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lachesis.engine import weights, wire
+from lachesis.engine.futures import Payload
+from lachesis.engine.lora import Adapters, LoraSpec, snapshot_from_tensors
+from lachesis.engine.model import BaseModel, SamplingModel, Snapshot
+from lachesis.engine.sampler import Sampler
+from lachesis.engine.training import TrainingModel
+from lachesis.errors import EngineRequestError
+
+SNAPSHOTS_PER_SESSION = 16
+"""Unnamed sampler weights kept per session; the least recently used goes first."""
+SESSION_EXPIRY_S = 900.0
+"""A session that has sent no heartbeat (every 10 s) for this long is over, and its memory is freed."""
+
+
+@dataclass
+class Session:
+    """One client process."""
+
+    session_id: str
+    metadata: dict[str, str]
+    last_seen: float = field(default_factory=time.monotonic)
+    models: list[str] = field(default_factory=list)
+    samplers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SamplerEntry:
+    """Frozen weights that can be sampled; `snapshot` None is the base model."""
+
+    sampler_id: str
+    snapshot: Snapshot | None
+    model_path: str | None
+    last_used: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """The state behind the HTTP routes."""
+
+    def __init__(self, model: str, store: Path, *, seed: int | None = None) -> None:
+        """Load `model`; checkpoints live under `store`. Raises ModelNotFoundError."""
+        self.base = BaseModel(model)
+        self.sampler = Sampler(SamplingModel(self.base), seed)
+        self.adapters = Adapters(self.base)
+        self.store = weights.WeightsStore(store)
+        self.sessions: dict[str, Session] = {}
+        self.models: dict[str, TrainingModel] = {}
+        self.samplers: dict[str, SamplerEntry] = {}
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def create_session(self, metadata: dict[str, Any] | None) -> str:
+        session = Session(uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()})
+        self.sessions[session.session_id] = session
+        return session.session_id
+
+    def heartbeat(self, session_id: str) -> bool:
+        session = self.sessions.get(session_id)
+        if session:
+            session.last_seen = time.monotonic()
+        return session is not None
+
+    def expired(self) -> list[str]:
+        horizon = time.monotonic() - SESSION_EXPIRY_S
+        return [one.session_id for one in self.sessions.values() if one.last_seen < horizon]
+
+    def end_session(self, session_id: str) -> Payload:
+        """Free what the session holds in memory; its checkpoints stay."""
+        session = self.sessions.pop(session_id, None)
+        for model_id in session.models if session else ():
+            if self.models.pop(model_id, None):
+                self.adapters.remove(model_id)
+        for sampler_id in session.samplers if session else ():
+            self.samplers.pop(sampler_id, None)
+        return {}
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def create_model(
+        self, session_id: str, model_seq_id: int, base_model: str, lora: dict[str, Any] | None, metadata: Any
+    ) -> Payload:
+        self._check_base(base_model)
+        spec = LoraSpec(**{key: value for key, value in (lora or {}).items() if value is not None})
+        return {"model_id": self._add_model(session_id, model_seq_id, spec, metadata)}
+
+    def _add_model(self, session_id: str, model_seq_id: int, spec: LoraSpec, metadata: Any) -> str:
+        model_id = f"{session_id}:train:{model_seq_id}"
+        if model_id not in self.models:  # the client re-sends a creation whose answer was lost
+            # PEFT takes no ':' or '.' in an adapter's name
+            self.models[model_id] = TrainingModel(f"{session_id}-{model_seq_id}", self.adapters, spec)
+            self.sessions[session_id].models.append(model_id)
+            record = {"training_run_id": model_id, "base_model": self.base.source, "lora": spec.as_dict()}
+            record["user_metadata"] = {key: str(value) for key, value in (metadata or {}).items()}
+            self.store.save_run(model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()})
+        return model_id
+
+    def forward_backward(self, request: wire.ForwardBackward) -> Payload:
+        logprobs_D, metrics = self._model(request.model_id).forward_backward(
+            wire.decode_data(request), request.loss_fn, request.loss_config, forward_only=request.forward_only
+        )
+        return wire.encode_forward_backward(logprobs_D, metrics)
+
+    def optim_step(self, model_id: str, adam: dict[str, float]) -> Payload:
+        return {"metrics": self._model(model_id).optim_step(adam)}
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, model_id: str, kind: str, name: str | None, body: dict[str, Any]) -> Payload:
+        """Write a checkpoint; Adam's state goes with kind `weights`."""
+        model = self._model(model_id)
+        path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
+        size = self.store.save(
+            path,
+            tensors=self.adapters.tensors(model.name),
+            config=self.adapters.config(model.name),
+            optimizer=model.optimizer_tensors() if kind == "weights" else None,
+            about={"lora": model.spec.as_dict(), "base_model": self.base.source, "user_metadata": body.get("user_metadata")},
+            overwrite=bool(body.get("overwrite")),
+        )
+        if body.get("ttl_seconds"):
+            self.store.set_ttl(path, body["ttl_seconds"])
+        return {"path": str(path), "size_bytes": size}
+
+    def load(self, model_id: str, path: str, *, optimizer: bool) -> Payload:
+        """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
+        model = self._model(model_id)
+        tensors, adam, about = self.store.load(weights.CheckpointPath.parse(path))
+        if about["lora"]["rank"] != model.spec.rank:
+            raise EngineRequestError(f"{path} has rank {about['lora']['rank']}, the model {model.spec.rank}; they must agree")
+        if optimizer and adam is None:
+            raise EngineRequestError(f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer")
+        model.load(tensors, adam if optimizer else None)
+        return {"path": path, "model_id": model_id}
+
+    def create_from_state(self, session_id: str, model_seq_id: int, path: str, *, optimizer: bool, metadata: Any) -> Payload:
+        _, _, about = self.store.load(weights.CheckpointPath.parse(path))
+        model_id = self._add_model(session_id, model_seq_id, LoraSpec(**about["lora"]), metadata)
+        return self.load(model_id, path, optimizer=optimizer)
+
+    # --- sampling ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, model_id: str, sampling_seq_id: int) -> Payload:
+        """Make the model's present weights a sampler, in memory."""
+        model = self._model(model_id)
+        session_id = model_id.split(":", 1)[0]
+        snapshot = self.adapters.snapshot(model.name)
+        return {"sampling_session_id": self._add_sampler(session_id, sampling_seq_id, snapshot, None)}
+
+    def create_sampler(self, session_id: str, seq_id: int, base_model: str | None, model_path: str | None) -> str:
+        """A sampler of the base model or of a checkpoint. Raises EngineRequestError."""
+        if model_path is None:
+            self._check_base(base_model or "")
+            return self._add_sampler(session_id, seq_id, None, None)
+        tensors, _, about = self.store.load(weights.CheckpointPath.parse(model_path))
+        snapshot = snapshot_from_tensors(tensors, about["lora"]["rank"], self.base.device)
+        return self._add_sampler(session_id, seq_id, snapshot, model_path)
+
+    def _add_sampler(self, session_id: str, seq_id: int, snapshot: Snapshot | None, model_path: str | None) -> str:
+        session = self.sessions[session_id]
+        sampler_id = f"{session_id}:sample:{seq_id}"
+        self.samplers[sampler_id] = SamplerEntry(sampler_id, snapshot, model_path)
+        session.samplers.append(sampler_id)
+        unnamed = [self.samplers[one] for one in session.samplers if self._is_unnamed(one)]
+        for entry in sorted(unnamed, key=lambda one: one.last_used)[:-SNAPSHOTS_PER_SESSION]:
+            del self.samplers[entry.sampler_id]
+            session.samplers.remove(entry.sampler_id)
+        return sampler_id
+
+    def _is_unnamed(self, sampler_id: str) -> bool:
+        entry = self.samplers.get(sampler_id)
+        return entry is not None and entry.snapshot is not None and entry.model_path is None
+
+    # --- look-ups ---------------------------------------------------------------------------------------------------
+
+    def _model(self, model_id: str) -> TrainingModel:
+        if model_id not in self.models:
+            raise EngineRequestError(f"there is no model {model_id} in this engine; its session may have ended")
+        return self.models[model_id]
+
+    def _check_base(self, name: str) -> None:
+        if name != self.base.source:
+            raise EngineRequestError(f"this engine serves {self.base.source}, not {name!r}")
+
+
+Operation = Callable[[], Payload]

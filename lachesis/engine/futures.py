@@ -1,0 +1,77 @@
+"""Submitted work and its results: every request is answered at once with an id, and its result is fetched by long poll."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+KEEP_S = 600.0
+"""A result stays this long after it was made: an answer that was lost on the wire is asked for again."""
+
+Payload = bytes | dict[str, Any]
+"""Protobuf for forward-backward and sampling, JSON for everything else."""
+
+
+@dataclass
+class Future:
+    """The result of one submitted request."""
+
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    payload: Payload | None = None
+    done_at: float | None = None
+    cancelled: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+    _done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def finish(self, payload: Payload) -> None:
+        """Event loop thread only."""
+        self.payload = payload
+        self.done_at = time.monotonic()
+        self._done.set()
+
+    async def wait(self, timeout_s: float) -> Payload | None:
+        """The result, or None when it is not there after `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._done.wait()
+        except TimeoutError:
+            return None
+        return self.payload
+
+
+class Futures:
+    """All of them, by id and by the key that makes a repeated submission the same request."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Future] = {}
+        self._by_key: dict[tuple[str, int], Future] = {}
+
+    def submit(self, key: tuple[str, int] | None) -> tuple[Future, bool]:
+        """The future of this request and whether it is new. `key` is (model or session, sequence number)."""
+        self._prune()
+        if key is not None and key in self._by_key:
+            return self._by_key[key], False
+        future = Future()
+        self._by_id[future.request_id] = future
+        if key is not None:
+            self._by_key[key] = future
+        return future, True
+
+    def get(self, request_id: str) -> Future | None:
+        return self._by_id.get(request_id)
+
+    def _prune(self) -> None:
+        # Insertion order is close to completion order, so looking at the oldest few keeps this cheap.
+        horizon = time.monotonic() - KEEP_S
+        for request_id in list(self._by_id)[:16]:
+            done_at = self._by_id[request_id].done_at
+            if done_at is None or done_at > horizon:
+                break
+            del self._by_id[request_id]
+        for key in list(self._by_key)[:16]:
+            if self._by_key[key].request_id in self._by_id:
+                break
+            del self._by_key[key]

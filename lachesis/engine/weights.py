@@ -1,0 +1,162 @@
+"""Checkpoints on disk: `tinker://RUN/KIND/NAME` is the folder `ROOT/RUN/KIND/NAME`.
+
+A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), for training checkpoints also Adam's
+state, and `checkpoint.json`. It is written under another name and renamed, so a folder that is there is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lachesis.errors import EngineRequestError, StorageError
+
+KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+
+
+@dataclass(frozen=True)
+class CheckpointPath:
+    """A parsed `tinker://` path."""
+
+    run: str
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointPath:
+        parts = text.removeprefix("tinker://").split("/")
+        if not text.startswith("tinker://") or len(parts) != 3 or parts[1] not in KINDS or not all(map(_plain, parts)):
+            raise EngineRequestError(f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(KINDS)})/NAME")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"tinker://{self.run}/{self.kind}/{self.name}"
+
+
+def _plain(part: str) -> bool:
+    return bool(part) and part not in (".", "..") and "\\" not in part and "\0" not in part
+
+
+class WeightsStore:
+    """The checkpoints under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, path: CheckpointPath) -> Path:
+        return self.root / path.run / path.kind / path.name
+
+    def save(
+        self,
+        path: CheckpointPath,
+        *,
+        tensors: dict[str, torch.Tensor],
+        config: dict[str, Any],
+        about: dict[str, Any],
+        optimizer: dict[str, torch.Tensor] | None = None,
+        overwrite: bool = False,
+    ) -> int:
+        """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists and `overwrite` is
+        false, StorageError when the disk refuses."""
+        if not _plain(path.name) or "/" in path.name:
+            raise EngineRequestError(f"{path.name!r} is no checkpoint name; a name has no '/' and is not empty")
+        folder = self.folder(path)
+        if folder.exists() and not overwrite:
+            raise EngineRequestError(f"{path} exists already; choose another name, or overwrite")
+        temporary = folder.with_name(f".{uuid.uuid4().hex}")
+        try:
+            temporary.mkdir(parents=True)
+            save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+            (temporary / "adapter_config.json").write_text(json.dumps(config, indent=2))
+            if optimizer is not None:
+                save_file(optimizer, temporary / "optimizer.safetensors")
+            size = sum(file.stat().st_size for file in temporary.iterdir())
+            about = {**about, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
+            (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(temporary, folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise StorageError(f"{folder} could not be written: {error.strerror or error}") from error
+        return size
+
+    def load(self, path: CheckpointPath) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:
+        """Adapter tensors, Adam's tensors if saved, and what is known about the checkpoint."""
+        folder = self.folder(path)
+        about = self.about(path)
+        optimizer = folder / "optimizer.safetensors"
+        return (
+            load_file(folder / "adapter_model.safetensors"),
+            load_file(optimizer) if optimizer.exists() else None,
+            about,
+        )
+
+    def about(self, path: CheckpointPath) -> dict[str, Any]:
+        """Raises EngineRequestError when there is no such checkpoint."""
+        file = self.folder(path) / "checkpoint.json"
+        if not file.is_file():
+            raise EngineRequestError(f"there is no checkpoint {path}; this engine has {', '.join(self.names()) or 'none'}")
+        about: dict[str, Any] = json.loads(file.read_text())
+        return about
+
+    def names(self, run: str = "*") -> list[str]:
+        """Every checkpoint's path, the newest last. Those whose time to live is over are deleted first."""
+        found = []
+        for file in self.root.glob(f"{run}/*/*/checkpoint.json"):
+            path = CheckpointPath(file.parts[-4], file.parts[-3], file.parts[-2])
+            about = json.loads(file.read_text())
+            expires = about.get("expires_at")
+            if expires and datetime.fromisoformat(expires) < datetime.now(UTC):
+                self.delete(path)
+            elif not path.name.startswith("."):
+                found.append((about["time"], str(path)))
+        return [name for _, name in sorted(found)]
+
+    def delete(self, path: CheckpointPath) -> None:
+        self.about(path)
+        shutil.rmtree(self.folder(path))
+
+    def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
+        about = self.about(path)
+        about["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+        write_json(self.folder(path) / "checkpoint.json", about)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """A checkpoint as the REST interface lists it."""
+        path = CheckpointPath.parse(name)
+        about = self.about(path)
+        return {
+            "checkpoint_id": f"{path.kind}/{path.name}",
+            "checkpoint_type": KINDS[path.kind],
+            "time": about["time"],
+            "tinker_path": name,
+            "size_bytes": about["size_bytes"],
+            "public": False,
+            "expires_at": about.get("expires_at"),
+            "user_metadata": about.get("user_metadata"),
+        }
+
+    def save_run(self, run: str, record: dict[str, Any]) -> None:
+        (self.root / run).mkdir(parents=True, exist_ok=True)
+        write_json(self.root / run / "run.json", record)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every training run that was ever created here, the newest first."""
+        records = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
+        return sorted(records, key=lambda record: str(record["last_request_time"]), reverse=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=2))
+    os.replace(temporary, path)

@@ -1,0 +1,183 @@
+"""Every error this project raises, each with a stable code that programs may match on.
+
+    LachesisError                    lachesis_error
+    ├── ConfigError                  config              also ValueError
+    │   ├── UnknownFieldError        unknown_field       also LookupError
+    │   ├── LockedFieldError         locked_field        also PermissionError
+    │   └── FieldValueError          field_value
+    ├── EnvironmentError_            environment
+    │   ├── UnknownEnvironmentError  unknown_environment also LookupError
+    │   ├── EnvironmentLoadError     environment_load    also ImportError
+    │   └── EnvironmentTimeoutError  environment_timeout also TimeoutError
+    ├── RunError                     run                 also RuntimeError
+    │   ├── UnknownRunError          unknown_run         also LookupError
+    │   ├── RunStateError            run_state
+    │   ├── ProcessExitedError       process_exited
+    │   └── HealthTimeoutError       health_timeout      also TimeoutError
+    ├── BatchError                   batch               also ValueError
+    ├── CheckpointError              checkpoint
+    ├── EngineRequestError           engine_request      also ValueError
+    ├── ModelNotFoundError           model_not_found     also FileNotFoundError
+    ├── MissingDependencyError       missing_dependency  also ImportError
+    ├── MissingKeyError              missing_key
+    ├── ServerDownError              server_down         also ConnectionError
+    ├── PortInUseError               port_in_use         also OSError
+    └── StorageError                 storage             also OSError
+
+A message says what happened, the value, what is allowed, and where to look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LachesisError(Exception):
+    """The root. `details` holds further keys for a program, such as `available`."""
+
+    code = "lachesis_error"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(LachesisError, ValueError):
+    """A configuration that cannot work."""
+
+    code = "config"
+
+
+class UnknownFieldError(ConfigError, LookupError):
+    """A field that neither the project nor the environment has."""
+
+    code = "unknown_field"
+
+
+class LockedFieldError(ConfigError, PermissionError):
+    """A field that this profile does not let its users change."""
+
+    code = "locked_field"
+
+
+class FieldValueError(ConfigError):
+    """A value of the wrong type or out of range."""
+
+    code = "field_value"
+
+
+class EnvironmentError_(LachesisError):
+    """Something about an environment file."""
+
+    code = "environment"
+
+
+class UnknownEnvironmentError(EnvironmentError_, LookupError):
+    """No environment of that name was found."""
+
+    code = "unknown_environment"
+
+
+class EnvironmentLoadError(EnvironmentError_, ImportError):
+    """An environment file that does not parse, or raises while it is imported."""
+
+    code = "environment_load"
+
+
+class EnvironmentTimeoutError(EnvironmentError_, TimeoutError):
+    """An environment file whose import did not end in time."""
+
+    code = "environment_timeout"
+
+
+class RunError(LachesisError, RuntimeError):
+    """Something about one training run."""
+
+    code = "run"
+
+
+class UnknownRunError(RunError, LookupError):
+    """No run of that id."""
+
+    code = "unknown_run"
+
+
+class RunStateError(RunError):
+    """The run is not in a state that allows this."""
+
+    code = "run_state"
+
+
+class ProcessExitedError(RunError):
+    """A process of the run ended when it should have gone on."""
+
+    code = "process_exited"
+
+
+class HealthTimeoutError(RunError, TimeoutError):
+    """A process is alive but did not become healthy in time."""
+
+    code = "health_timeout"
+
+
+class BatchError(LachesisError, ValueError):
+    """A batch of scored rollouts that cannot be trained on."""
+
+    code = "batch"
+
+
+class CheckpointError(LachesisError):
+    """A checkpoint that is absent, incomplete or cannot be read."""
+
+    code = "checkpoint"
+
+
+class EngineRequestError(LachesisError, ValueError):
+    """A request to the embedded engine that cannot be served; the client is told, the engine goes on."""
+
+    code = "engine_request"
+
+
+class ModelNotFoundError(LachesisError, FileNotFoundError):
+    """A model name or path that cannot be loaded."""
+
+    code = "model_not_found"
+
+
+class MissingDependencyError(LachesisError, ImportError):
+    """An optional part is not installed."""
+
+    code = "missing_dependency"
+
+
+class MissingKeyError(LachesisError):
+    """A key that the chosen profile needs is not in the environment."""
+
+    code = "missing_key"
+
+
+class ServerDownError(LachesisError, ConnectionError):
+    """A service that should answer does not."""
+
+    code = "server_down"
+
+
+class PortInUseError(LachesisError, OSError):
+    """Another process listens on the port."""
+
+    code = "port_in_use"
+
+
+class StorageError(LachesisError, OSError):
+    """The disk refused a read or a write."""
+
+    code = "storage"
+
+
+def as_payload(error: LachesisError) -> dict[str, Any]:
+    """The error as every transport shows it: `error` (the message), `code`, and its details."""
+    return {"error": str(error), "code": error.code, **error.details}

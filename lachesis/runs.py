@@ -1,0 +1,186 @@
+"""Runs on disk: one folder each, with a record that is replaced as a whole.
+
+    runs/{run_id}/run.json  config.yaml  metrics.jsonl  checkpoints/  logs/  engine/  evaluation/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lachesis import paths
+from lachesis.errors import StorageError, UnknownRunError
+
+Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
+ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
+
+
+class ServiceRecord(BaseModel):
+    """One process of a run. `state` is "starting", "running", "ended" (told to end) or "exited (CODE)"."""
+
+    pid: int | None = None
+    port: int | None = None
+    log: str
+    state: str = "pending"
+
+
+class RunRecord(BaseModel):
+    """What is known about a run. Times are UTC, ISO 8601."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    run_id: str
+    environment: str
+    environment_file: str
+    profile: str
+    base_model: str
+    total_steps: int
+    seed: int
+    status: Status = "pending"
+    phase: str = "queued"
+    error: str | None = None
+    created_at: str = Field(default_factory=lambda: now())
+    started_at: str | None = None
+    healthy_at: str | None = None
+    ended_at: str | None = None
+    attempt: int = 1
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    prefect_api_url: str | None = None
+    flow_run_id: str | None = None
+    flow_pid: int | None = None
+    services: dict[str, ServiceRecord] = {}
+    evaluation: dict[str, dict[str, float]] = {}
+    """Held-out metrics of the environment, before and after training."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+class RunDir:
+    """The paths of one run."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        self.path = root / run_id
+        self.record = self.path / "run.json"
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.engine = self.path / "engine"
+        self.logs = self.path / "logs"
+        self.evaluation = self.path / "evaluation"
+
+    def log(self, service: str) -> Path:
+        short = {"environment": "env"}.get(service, service)
+        return self.logs / f"{short}_{self.path.name}.log"
+
+
+class RunStore:
+    """All runs under one home. Readers see a record as it was or as it is, never half of it."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home or paths.home()
+        self.root = paths.runs_dir(self.home)
+
+    def dir(self, run_id: str) -> RunDir:
+        return RunDir(self.root, run_id)
+
+    def new_id(self) -> str:
+        return secrets.token_hex(4)
+
+    def create(self, record: RunRecord) -> RunDir:
+        """Make the run's folder and its record. Raises StorageError."""
+        folder = self.dir(record.run_id)
+        with storage_errors(folder.path):
+            for path in (folder.logs, folder.checkpoints):
+                path.mkdir(parents=True, exist_ok=True)
+            os.chmod(folder.path, 0o700)
+        write_private(folder.record, record.model_dump_json(indent=2))
+        return folder
+
+    def load(self, run_id: str) -> RunRecord:
+        """Raises UnknownRunError, which names the runs there are."""
+        file = self.dir(run_id).record
+        if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not file.is_file():
+            known = [record.run_id for record in self.all()]
+            active = [record.run_id for record in self.all() if not record.ended]
+            raise UnknownRunError(
+                f"there is no run {run_id!r}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)", active_runs=active
+            )
+        with storage_errors(file):
+            return RunRecord.model_validate_json(file.read_text())
+
+    def update(self, run_id: str, **changes: Any) -> RunRecord:
+        """Change these fields of the record and leave the others as another process may have set them meanwhile."""
+        with self._locked(run_id):
+            record = RunRecord.model_validate({**self.load(run_id).model_dump(), **changes})
+            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+        return record
+
+    def update_service(self, run_id: str, name: str, **changes: Any) -> None:
+        with self._locked(run_id):
+            record = self.load(run_id)
+            known = record.services.get(name) or ServiceRecord(log=str(self.dir(run_id).log(name)))
+            record.services[name] = known.model_copy(update=changes)
+            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+
+    def all(self) -> list[RunRecord]:
+        """Every readable run, the newest first."""
+        records = []
+        for file in self.root.glob("*/run.json"):
+            with contextlib.suppress(OSError, ValidationError):
+                records.append(RunRecord.model_validate_json(file.read_text()))
+        return sorted(records, key=lambda record: record.created_at, reverse=True)
+
+    @contextlib.contextmanager
+    def _locked(self, run_id: str) -> Iterator[None]:
+        self.load(run_id)
+        with storage_errors(self.root), open(self.dir(run_id).path / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the disk says into a StorageError that names the path."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; check the space and the rights of that folder") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace the file as a whole, readable by its owner only. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    with storage_errors(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def seconds_between(start: str, end: str | None = None) -> float:
+    """Seconds from one ISO time to another, or until now."""
+    last = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    return (last - datetime.fromisoformat(start)).total_seconds()
