@@ -1,6 +1,6 @@
 """Runs on disk: one folder each, with a record that is replaced as a whole.
 
-    runs/{run_id}/run.json  config.yaml  metrics.jsonl  checkpoints/  logs/  engine/  evaluation/
+runs/{run_id}/run.json  config.yaml  metrics.jsonl  checkpoints/  logs/  engine/  evaluation/
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class RunStore:
             known = [record.run_id for record in self.all()]
             active = [record.run_id for record in self.all() if not record.ended]
             raise UnknownRunError(
-                f"there is no run {run_id!r}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)", active_runs=active
+                f"there is no run {run_id!r}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)",
+                active_runs=active,
             )
         with storage_errors(file):
             return RunRecord.model_validate_json(file.read_text())

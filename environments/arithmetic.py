@@ -1,0 +1,88 @@
+"""Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
+
+import random
+import time
+from typing import Any
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
+from pydantic import Field
+
+Item = dict[str, Any]
+
+
+class ArithmeticConfig(BaseEnvConfig):
+    largest: int = Field(default=9, ge=1, le=999, description="Sums of two numbers from 0 to this")
+    held_out_share: float = Field(default=0.2, gt=0, lt=1, description="Share of the sums that are never trained on")
+    max_answer_tokens: int = Field(default=8, ge=2, le=64, description="Most tokens of one answer")
+    eval_samples: int = Field(default=16, ge=1, le=64, description="Answers sampled per held-out sum in an evaluation")
+    data_seed: int = Field(default=0, ge=0, description="Seed of the order of the training sums")
+
+
+class ArithmeticEnv(BaseEnv):
+    """Sums of two small numbers, answered with the bare number; right is 1, anything else 0."""
+
+    name = "arithmetic"
+    env_config_cls = ArithmeticConfig
+    config: ArithmeticConfig
+
+    @classmethod
+    def config_init(cls) -> tuple[ArithmeticConfig, list[APIServerConfig]]:
+        return ArithmeticConfig(wandb_name="arithmetic"), [APIServerConfig(server_type="vllm")]
+
+    async def setup(self) -> None:
+        self.load_dataset()
+
+    def load_dataset(self) -> None:
+        """All sums, split into training and held-out ones; the split depends on nothing but the two fields."""
+        numbers = range(self.config.largest + 1)
+        items: list[Item] = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in numbers]
+        random.Random("arithmetic").shuffle(items)
+        held_out = max(1, round(len(items) * self.config.held_out_share))
+        self.held_out, self.train = items[:held_out], items[held_out:]
+        self.order = random.Random(self.config.data_seed)
+        self.queue: list[Item] = []
+
+    async def get_next_item(self) -> Item:
+        if not self.queue:
+            self.queue = self.order.sample(self.train, len(self.train))
+        return self.queue.pop()
+
+    def score_answer(self, item: Item, answer: str) -> float:
+        """1.0 when the answer is the sum and nothing else, else 0.0."""
+        return float(answer.strip() == item["answer"])
+
+    async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
+        messages = [{"role": "user", "content": item["question"]}]
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=messages, n=self.config.group_size, max_tokens=self.config.max_answer_tokens, temperature=1.0
+            )
+            nodes = managed.get_state()["nodes"]
+        group = ScoredDataGroup(tokens=[], masks=[], scores=[], inference_logprobs=[])
+        for choice, node in zip(completion.choices, nodes, strict=True):
+            group["tokens"].append(node.tokens)
+            group["masks"].append(node.masked_tokens)
+            group["inference_logprobs"].append(node.logprobs)
+            group["scores"].append(self.score_answer(item, choice.message.content or ""))
+        return group, []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Accuracy on the held-out sums, sampled as in training."""
+        started, samples = time.time(), []
+        for item in self.held_out:
+            completion = await self.server.chat_completion(
+                messages=[{"role": "user", "content": item["question"]}],
+                n=self.config.eval_samples,
+                max_tokens=self.config.max_answer_tokens,
+                temperature=1.0,
+                split="eval",
+            )
+            for choice in completion.choices:
+                answer = choice.message.content or ""
+                samples.append({**item, "model_answer": answer, "score": self.score_answer(item, answer)})
+        accuracy = sum(sample["score"] for sample in samples) / len(samples)
+        await self.evaluate_log({"eval/percent_correct": accuracy}, start_time=started, end_time=time.time(), samples=samples)
+
+
+if __name__ == "__main__":
+    ArithmeticEnv.cli()

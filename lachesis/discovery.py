@@ -1,0 +1,244 @@
+"""Find environments without importing them, and ask one for its configuration in a child process.
+
+A file is read as a syntax tree; a class counts when it inherits, directly or through other scanned classes, from Atropos'
+`BaseEnv`. Whatever an environment does when it is imported (crash, hang, print) happens in the child.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lachesis import paths
+from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError
+from lachesis.runs import write_private
+
+ROOT_CLASS = "BaseEnv"
+SCHEMA_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the source says about one environment."""
+
+    name: str
+    class_name: str
+    file_path: str
+    description: str
+    config_class: str
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the environment itself says about its configuration. `properties` is pydantic's JSON schema per field, `values`
+    what `config_init()` gave. `warning` tells why it is Atropos' general configuration instead, if it is."""
+
+    properties: dict[str, Any]
+    definitions: dict[str, Any]
+    values: dict[str, Any]
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The environments found, and the files that do not parse with the reason."""
+
+    environments: list[Environment]
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Class:
+    node: ast.ClassDef
+    file: Path
+    bases: set[str]
+
+
+def scan(folders: Iterable[Path] | None = None) -> Scan:
+    """Every environment in `folders` (default: `paths.environment_dirs()`), in order of folder and file name."""
+    classes: list[_Class] = []
+    modules: dict[Path, ast.Module] = {}
+    problems: dict[str, str] = {}
+    for folder in folders if folders is not None else paths.environment_dirs():
+        for file in sorted(folder.glob("*.py")):
+            if file.name.startswith("_"):
+                continue
+            try:
+                modules[file] = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
+            except (SyntaxError, ValueError, OSError) as error:
+                line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+                reason = error.msg if isinstance(error, SyntaxError) else str(error)
+                problems[str(file)] = f"{type(error).__name__}{line}: {reason}"
+                continue
+            classes += _classes(file, modules[file])
+    found: list[Environment] = []
+    taken: set[str] = set()
+    for one in _leaves(_descendants(classes)):
+        environment = _describe(one, modules[one.file], taken)
+        taken.add(environment.name)
+        found.append(environment)
+    return Scan(found, problems)
+
+
+def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
+    """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that file does not parse."""
+    result = scan(folders)
+    for environment in result.environments:
+        if environment.name == name:
+            return environment
+    for file, reason in result.problems.items():
+        if Path(file).stem == name:
+            raise EnvironmentLoadError(f"{file} does not parse: {reason}")
+    available = [environment.name for environment in result.environments]
+    raise UnknownEnvironmentError(
+        f"there is no environment {name!r}; available: {', '.join(available) or 'none'} "
+        f"(searched {', '.join(map(str, paths.environment_dirs())) or 'no folder'}; more folders: LACHESIS_ENVIRONMENTS)",
+        available=available,
+    )
+
+
+def _classes(file: Path, module: ast.Module) -> list[_Class]:
+    aliases = {
+        alias.asname: alias.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    result = []
+    for node in module.body:
+        if isinstance(node, ast.ClassDef):
+            names = {name for base in node.bases if (name := _base_name(base))}
+            result.append(_Class(node, file, {aliases.get(name, name) for name in names}))
+    return result
+
+
+def _base_name(base: ast.expr) -> str | None:
+    if isinstance(base, ast.Subscript):  # Generic[...]
+        base = base.value
+    return base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else None
+
+
+def _descendants(classes: list[_Class]) -> list[_Class]:
+    """Those that reach BaseEnv through the bases; names are compared across files, as imports are not followed."""
+    known = {ROOT_CLASS}
+    while True:
+        grown = known | {one.node.name for one in classes if one.bases & known}
+        if grown == known:
+            return [one for one in classes if one.bases & known]
+        known = grown
+
+
+def _leaves(classes: list[_Class]) -> list[_Class]:
+    """Without those that another class of the same file builds on: they are not meant to be run."""
+    return [
+        one
+        for one in classes
+        if not any(other.file == one.file and one.node.name in other.bases for other in classes if other is not one)
+    ]
+
+
+def _describe(one: _Class, module: ast.Module, taken: set[str]) -> Environment:
+    name = _attribute(one.node, "name") or one.file.stem
+    if name in taken:
+        name = one.file.stem if one.file.stem not in taken else f"{one.file.stem}-{one.node.name}"
+    text = ast.get_docstring(one.node) or ast.get_docstring(module) or ""
+    return Environment(
+        name=name,
+        class_name=one.node.name,
+        file_path=str(one.file.resolve()),
+        description=text.strip().splitlines()[0] if text.strip() else "",
+        config_class=_attribute(one.node, "env_config_cls") or "BaseEnvConfig",
+    )
+
+
+def _attribute(node: ast.ClassDef, name: str) -> str | None:
+    for statement in node.body:
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = statement.value  # type: ignore[attr-defined]
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                return value.value
+            if isinstance(value, ast.Name | ast.Attribute):
+                return _base_name(value)
+    return None
+
+
+def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Schema:
+    """The environment's configuration, from a child process; cached until the file changes.
+
+    Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
+    """
+    file = Path(environment.file_path)
+    versions = (sys.version, importlib.metadata.version("atroposlib"), importlib.metadata.version("lachesis"))
+    source = file.read_bytes() + environment.class_name.encode() + repr(versions).encode()
+    cache = paths.home() / "cache" / "schemas" / f"{hashlib.sha256(source).hexdigest()[:32]}.json"
+    if cache.is_file():
+        return Schema(**json.loads(cache.read_text()))
+    answer = _ask_child(environment, {}, timeout_s)
+    result = Schema(**answer["schema"])
+    if result.warning is None:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_private(cache, json.dumps(answer["schema"]))
+    return result
+
+
+def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[str]:
+    """What the environment's own configuration class says against these values; empty when it takes them."""
+    errors: list[str] = _ask_child(environment, values, timeout_s)["errors"]
+    return errors
+
+
+def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Run `lachesis.environment describe` and read the file it writes; its output may hold anything, so it goes to a log."""
+    with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
+        out, log = Path(folder) / "answer.json", Path(folder) / "log"
+        command = [sys.executable, "-m", "lachesis.environment", "describe", environment.file_path, environment.class_name]
+        with log.open("wb") as stream:
+            child = subprocess.Popen(
+                [*command, str(out)],
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"},
+                start_new_session=True,
+            )
+            try:
+                child.communicate(json.dumps(values).encode(), timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                raise EnvironmentTimeoutError(
+                    f"{environment.file_path} was still being imported after {timeout_s:.0f} s; "
+                    f"an environment must load its data in setup(), not at import. Its output ends:\n{_tail(log)}"
+                ) from None
+        if not out.is_file():
+            raise EnvironmentLoadError(
+                f"{environment.file_path} ended the process (exit code {child.returncode}) while it was imported:\n{_tail(log)}"
+            )
+        answer: dict[str, Any] = json.loads(out.read_text())
+    if "traceback" in answer:
+        raise EnvironmentLoadError(
+            f"{environment.file_path} cannot be imported: {answer['error']}\n{answer['traceback']}",
+            traceback=answer["traceback"],
+        )
+    return answer
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,90 @@
+"""Run an environment file in this process, which is a child made for it.
+
+`python -m lachesis.environment run FILE serve --config YAML` is `python FILE serve --config YAML`, with one difference:
+`apply_chat_template` returns a list of ids again by default. Since transformers 5 it returns a dict, and environments
+written before that would send the trainer nothing, without an error.
+`python -m lachesis.environment describe FILE CLASS OUT` writes the configuration's schema as JSON to OUT.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    command, file = sys.argv[1], Path(sys.argv[2]).resolve()
+    sys.path.insert(0, str(file.parent))
+    if command == "describe":
+        describe(file, class_name=sys.argv[3], out=Path(sys.argv[4]), values=json.loads(sys.stdin.read() or "{}"))
+    else:
+        restore_template_default()
+        sys.argv = [str(file), *sys.argv[3:]]
+        runpy.run_path(str(file), run_name="__main__")
+
+
+def restore_template_default() -> None:
+    """Make `return_dict=False` the default of `apply_chat_template`, as before transformers 5."""
+    from transformers import PreTrainedTokenizerBase
+
+    original = PreTrainedTokenizerBase.apply_chat_template
+
+    def apply_chat_template(self: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("return_dict", False)
+        return original(self, *args, **options)
+
+    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+
+
+def describe(file: Path, *, class_name: str, out: Path, values: dict[str, Any]) -> None:
+    """Import the file and write what `config_init()` says, or why it cannot be imported."""
+    try:
+        spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        answer = _configuration(getattr(module, class_name), values)
+    except BaseException as error:  # an environment may raise SystemExit at import
+        answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    temporary = out.with_suffix(".part")
+    temporary.write_text(json.dumps(answer))
+    os.replace(temporary, out)
+    sys.stdout.flush()
+    os._exit(0)  # threads that the environment has started must not keep the child
+
+
+def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+    from atroposlib.envs.base import BaseEnvConfig
+    from pydantic import BaseModel, ValidationError
+
+    warning = None
+    try:
+        config = cls.config_init()[0]
+        assert isinstance(config, BaseModel)
+    except Exception as error:
+        config, warning = BaseEnvConfig(), f"config_init() failed, so these are Atropos' general fields: {error!r}"
+    schema = type(config).model_json_schema()
+    errors: list[str] = []
+    if values:
+        try:
+            type(config)(**{**config.model_dump(), **values})
+        except ValidationError as error:
+            errors = [f"{'.'.join(map(str, one['loc']))} is {one['input']!r}: {one['msg']}" for one in error.errors()]
+    found = {
+        "properties": schema.get("properties", {}),
+        "definitions": schema.get("$defs", {}),
+        "values": config.model_dump(mode="json"),
+        "warning": warning,
+    }
+    return {"schema": found, "errors": errors}
+
+
+if __name__ == "__main__":
+    main()

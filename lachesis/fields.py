@@ -1,0 +1,132 @@
+"""The fields of an environment as a person or an agent sees them, and edits to them.
+
+A field is named bare (`group_size`) or with its section (`tinker.learning_rate`); `env` is searched first. The
+environment's own fields come from its own configuration class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+import yaml
+
+from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
+from lachesis.discovery import Schema
+from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError
+
+SECTIONS: dict[str, type[Section]] = {"env": EnvSection, "tinker": TinkerSection, "openai": OpenAISection}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field. `locked` is the reason why it cannot be changed in this profile, or None."""
+
+    section: str
+    name: str
+    schema: dict[str, Any]
+    default: Any
+    description: str
+    locked: str | None
+
+    @property
+    def type(self) -> str:
+        kinds = self.schema.get("anyOf") or self.schema.get("oneOf") or [self.schema]
+        words = []
+        for kind in kinds:
+            if "enum" in kind or "const" in kind:
+                words.append(" | ".join(map(str, kind.get("enum", [kind.get("const")]))))
+            else:
+                words.append(str(kind.get("type") or kind.get("$ref", "any").rsplit("/", 1)[-1]))
+        return " | ".join(words)
+
+
+class Fields:
+    """All fields of one environment under one profile."""
+
+    def __init__(self, profile: str, schema: Schema | None = None) -> None:
+        self.definitions: dict[str, Any] = {}
+        self.by_name: dict[str, Field] = {}
+        unlocked = PROFILES[profile].unlocked
+        for section, model in SECTIONS.items():
+            ours = model.model_json_schema()
+            self.definitions.update(ours.get("$defs", {}))
+            for name, info in model.model_fields.items():
+                marks = [mark.reason for mark in info.metadata if isinstance(mark, Locked)]
+                locked = marks[0] if marks and f"{section}.{name}" not in unlocked else None
+                field = Field(section, name, ours["properties"][name], info.default, info.description or "", locked)
+                self.by_name[f"{section}.{name}"] = field
+        if schema is not None:
+            self._add_own(schema)
+
+    def _add_own(self, schema: Schema) -> None:
+        self.definitions.update(schema.definitions)
+        for name, one in schema.properties.items():
+            if f"env.{name}" not in self.by_name:
+                default = schema.values.get(name)
+                self.by_name[f"env.{name}"] = Field("env", name, one, default, one.get("description", ""), None)
+
+    def find(self, name: str) -> Field:
+        """Raises UnknownFieldError with the fields that can be edited."""
+        for candidate in (name, *(f"{section}.{name}" for section in SECTIONS)):
+            if candidate in self.by_name:
+                return self.by_name[candidate]
+        available = [field.name for field in self.by_name.values() if field.locked is None]
+        raise UnknownFieldError(
+            f"there is no field {name!r}; fields that can be edited: {', '.join(available)}", available_fields=available
+        )
+
+    def edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[Field, Any]:
+        """The field and the checked value. Raises UnknownFieldError, LockedFieldError or FieldValueError."""
+        field = self.find(name)
+        if field.locked is not None:
+            held = getattr(getattr(current, field.section), field.name) if current else field.default
+            raise LockedFieldError(
+                f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); `lachesis envs NAME` shows what can be "
+                "edited",
+                locked_value=held,
+            )
+        try:
+            jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
+        except jsonschema.ValidationError as error:
+            raise FieldValueError(
+                f"{field.section}.{field.name} is {value!r}: {error.message}; allowed: {allowed(field.schema)}"
+            ) from error
+        return field, value
+
+
+def allowed(schema: dict[str, Any]) -> str:
+    """A field's type and limits in words."""
+    limits = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+        "minLength": "length at least",
+        "pattern": "matching",
+        "enum": "one of",
+    }
+    kinds = []
+    for one in schema.get("anyOf") or [schema]:
+        words = [str(one.get("type") or one.get("$ref", "a value").rsplit("/", 1)[-1])]
+        words += [f"{text} {one[key]}" for key, text in limits.items() if key in one]
+        kinds.append(", ".join(words))
+    return " or ".join(kinds)
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`field=value` from a command line; the value is read as YAML (12, 0.5, true, null, a word)."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise FieldValueError(f"{text!r} is no assignment; allowed: field=value, as in group_size=8")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise FieldValueError(f"{name} is {value!r}, which is not YAML: {error}") from error
+    if isinstance(parsed, str):
+        try:
+            parsed = float(parsed)  # YAML 1.1 reads 1e-4 as a word
+        except ValueError:
+            parsed = value if not value.startswith(("'", '"')) else parsed
+    return name.strip(), parsed

@@ -1,0 +1,94 @@
+"""Metrics of a run: one JSON line per step in `metrics.jsonl`, and W&B beside it when asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lachesis.runs import storage_errors
+
+log = logging.getLogger(__name__)
+
+Step = dict[str, Any]
+
+
+class MetricsFile:
+    """Append-only; every line is whole once it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises StorageError."""
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **metrics}) + "\n"
+        with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def read(self) -> list[Step]:
+        """The steps in order; of a step that was repeated after a resume the last one counts."""
+        steps: dict[int, Step] = {}
+        if self.path.is_file():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                try:
+                    one = json.loads(line)
+                except ValueError:
+                    continue  # cut off by a full disk or a kill
+                steps[int(one["step"])] = one
+        return [steps[step] for step in sorted(steps)]
+
+
+def history(steps: list[Step], samples: int = 10) -> list[Step]:
+    """At most `samples` steps, evenly spread, first and last among them."""
+    if len(steps) <= samples:
+        return steps
+    return [steps[round(index * (len(steps) - 1) / (samples - 1))] for index in range(samples)]
+
+
+class WandbSink:
+    """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up training.
+
+    Online with WANDB_API_KEY, else offline into the run's folder. The entity is W&B's own default for the key.
+    """
+
+    def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
+        self.url: str | None = None
+        self._folder, self._settings = folder, {"project": project, "group": group, "name": name, "config": config}
+        self._queue: list[tuple[int, dict[str, float]] | None] = []
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        with self._wake:
+            self._queue.append((step, metrics))
+            self._wake.notify()
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Send what is queued, for at most `timeout_s` seconds."""
+        with self._wake:
+            self._queue.append(None)
+            self._wake.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            import wandb
+
+            mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+            run = wandb.init(mode=mode, dir=str(self._folder), settings=wandb.Settings(silent=True), **self._settings)
+            self.url = getattr(run, "url", None)
+            while (item := self._next()) is not None:
+                run.log(item[1], step=item[0])
+            run.finish()
+        except Exception as error:  # W&B is a copy; metrics.jsonl is the record
+            log.warning("W&B logging stopped (%s: %s); metrics.jsonl goes on", type(error).__name__, error)
+
+    def _next(self) -> tuple[int, dict[str, float]] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: bool(self._queue))
+            return self._queue.pop(0)

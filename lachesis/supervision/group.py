@@ -1,0 +1,149 @@
+"""The services of a run as one context: leaving it ends them in reverse order, also when this process is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lachesis.errors import ProcessExitedError
+from lachesis.supervision.process import ServiceSpec, child_environment, tail
+
+REAPER = Path(__file__).with_name("reaper.py")
+
+
+@dataclass
+class _State:
+    spec: ServiceSpec
+    pid: int | None = None
+    code: int | None = None
+    ended: bool = False
+    error: str | None = None
+
+
+class ServiceGroup:
+    """Talks to the reaper, which is the parent of every service."""
+
+    def __enter__(self) -> Self:
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-S", str(REAPER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment({}),
+            start_new_session=True,
+        )
+        self._states: dict[str, _State] = {}
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name="reaper", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, spec: ServiceSpec) -> int:
+        """Start a service and return its process id. Raises ProcessExitedError when it cannot be started."""
+        with self._changed:
+            self._states[spec.name] = _State(spec)
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        self._send(
+            name=spec.name,
+            argv=spec.argv,
+            env=child_environment(spec.env),
+            cwd=str(spec.cwd),
+            log=str(spec.log),
+            grace_s=spec.grace_s,
+        )
+        with self._changed:
+            state = self._states[spec.name]
+            self._changed.wait_for(lambda: state.pid is not None or state.error is not None, timeout=30)
+        if state.pid is None:
+            raise ProcessExitedError(f"{spec.name} could not be started: {state.error or 'the reaper does not answer'}")
+        return state.pid
+
+    def stop(self, name: str) -> int | None:
+        """End one service now and return its exit code (negative: the signal that ended it)."""
+        self._send(stop=name)
+        return self.wait(name, timeout_s=self._states[name].spec.grace_s + 10)
+
+    def wait(self, name: str, timeout_s: float) -> int | None:
+        """The exit code, or None when the service still runs after `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._states[name].ended, timeout=timeout_s)
+            return self._states[name].code
+
+    def running(self, name: str) -> bool:
+        return not self._states[name].ended
+
+    def exit_code(self, name: str) -> int | None:
+        """None while it runs."""
+        return self._states[name].code if self._states[name].ended else None
+
+    def exited(self) -> dict[str, int | None]:
+        """The services that have ended, with their exit codes."""
+        return {name: state.code for name, state in self._states.items() if state.ended}
+
+    def require(self, name: str) -> None:
+        """Raises ProcessExitedError, with the exit code and the end of the log, when the service is dead."""
+        state = self._states[name]
+        if state.ended:
+            raise ProcessExitedError(death_note(state.spec, state.code))
+
+    def close(self) -> None:
+        """End all services, the last one started first, and wait until they are gone."""
+        if self._reaper.stdin and not self._reaper.stdin.closed:
+            self._reaper.stdin.close()
+        self._reaper.wait()
+        self._reader.join(timeout=5)
+
+    def _send(self, **message: Any) -> None:
+        assert self._reaper.stdin is not None
+        try:
+            self._reaper.stdin.write(json.dumps(message).encode() + b"\n")
+            self._reaper.stdin.flush()
+        except OSError as error:
+            raise ProcessExitedError(
+                f"the reaper (pid {self._reaper.pid}) is gone, and the services with it: {error}"
+            ) from error
+
+    def _read(self) -> None:
+        assert self._reaper.stdout is not None
+        for line in self._reaper.stdout:
+            message = json.loads(line)
+            with self._changed:
+                if "started" in message:
+                    self._states[message["started"]].pid = message["pid"]
+                elif "refused" in message:
+                    self._states[message["refused"]].error = message["error"]
+                elif "exited" in message:
+                    state = self._states[message["exited"]]
+                    state.code, state.ended = message["code"], True
+                self._changed.notify_all()
+        with self._changed:  # the reaper's end is the end of every service
+            for state in self._states.values():
+                state.ended = True
+            self._changed.notify_all()
+
+
+def death_note(spec: ServiceSpec, code: int | None) -> str:
+    """What a dead service's exit code was and what it said last."""
+    how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+    last = tail(spec.log)
+    said = f"; its last lines:\n{last}" if last else "; it wrote nothing"
+    return f"{spec.name} {how}, see {spec.log}{said}"
+
+
+def wait_until(done: Any, timeout_s: float, poll_s: float = 0.1) -> bool:
+    """Poll `done` until it is true or the time is over."""
+    until = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(poll_s)
+    return True

@@ -1,0 +1,58 @@
+"""Wait until a service is ready for its next user, or say why it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from lachesis.errors import HealthTimeoutError
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.process import Question, ServiceSpec, tail
+
+POLL_S = 0.1
+
+
+def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
+    """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
+    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs."""
+    started = time.monotonic()
+    last = ""
+    while (waited := time.monotonic() - started) < spec.timeout_s:
+        group.require(spec.name)
+        last = spec.ready()
+        if not last:
+            group.require(spec.name)  # another process may have answered at this port
+            return waited
+        time.sleep(POLL_S)
+    raise HealthTimeoutError(
+        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (it answered: {last}), see {spec.log}; its last lines:\n"
+        f"{tail(spec.log)}"
+    )
+
+
+def http_question(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    expect: Callable[[dict[str, Any]], bool] = lambda answer: True,
+) -> Question:
+    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON."""
+
+    def ask() -> str:
+        try:
+            answer = httpx.request("GET", url, headers=dict(headers or {}), json=body, timeout=3.0, trust_env=False)
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} from {url}"
+        if answer.status_code != 200:
+            return f"HTTP {answer.status_code} from {url}"
+        try:
+            content = answer.json()
+        except ValueError:
+            return f"no JSON from {url}"
+        return "" if expect(content if isinstance(content, dict) else {}) else f"{answer.text[:200]} from {url}"
+
+    return ask

@@ -1,0 +1,165 @@
+"""From a run's configuration to its ordered services, with real ports, tokens and commands."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lachesis import config as configuration
+from lachesis.config import RunConfig
+from lachesis.runs import RunDir, RunRecord, write_private
+from lachesis.supervision.health import http_question
+from lachesis.supervision.process import ServiceSpec, free_ports
+
+HOST = "127.0.0.1"
+PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
+ORDER = ("engine", "api", "trainer", "environment")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The services of one run in the order of their start."""
+
+    config: RunConfig
+    services: list[ServiceSpec]
+    evaluations: dict[str, ServiceSpec] = field(default_factory=dict)
+    trainer_url: str = ""
+
+    def service(self, name: str) -> ServiceSpec:
+        return next(spec for spec in self.services if spec.name == name)
+
+
+def make_plan(record: RunRecord, folder: RunDir, *, resume: bool) -> Plan:
+    """Choose ports, write the run's YAML with them, and name every command. The token of the engine is made here and goes
+    to the two children that need it, through their environment only."""
+    ports = dict(zip(ORDER, free_ports(3), strict=False))
+    config = _with_addresses(RunConfig.from_yaml(folder.config), folder, ports)
+    write_private(folder.config, config.to_yaml())
+    token = f"tml-{secrets.token_urlsafe(24)}"
+    services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume)]
+    if record.profile == "embedded":
+        services.insert(0, _engine(record, config, folder, ports["engine"], token))
+    environment = _environment(record, config, folder, ports["api"])
+    evaluations = {}
+    if config.tinker.final_evaluation:
+        evaluations = {
+            "before": _evaluation(record, config, folder, "before", f"http://{HOST}:{ports['trainer']}/base/v1"),
+            "after": _evaluation(record, config, folder, "after", config.openai.base_url),
+        }
+    return Plan(config, [*services, environment], evaluations, f"http://{HOST}:{ports['trainer']}")
+
+
+def _with_addresses(config: RunConfig, folder: RunDir, ports: dict[str, int]) -> RunConfig:
+    values = config.model_dump()
+    values["env"]["rollout_server_url"] = f"http://{HOST}:{ports['api']}"
+    values["openai"]["base_url"] = f"http://{HOST}:{ports['trainer']}/v1"
+    values["tinker"]["checkpoint_dir"] = str(folder.checkpoints)
+    return configuration.build(values)
+
+
+def _engine(record: RunRecord, config: RunConfig, folder: RunDir, port: int, token: str) -> ServiceSpec:
+    command = [*PYTHON, "lachesis.engine", "--model", config.openai.model_name, "--port", str(port)]
+    return ServiceSpec(
+        "engine",
+        [*command, "--store", str(folder.engine), "--seed", str(record.seed)],
+        log=folder.log("engine"),
+        cwd=folder.path,
+        env={"LACHESIS_ENGINE_TOKEN": token, **_offline(config)},
+        port=port,
+        ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
+    )
+
+
+def _api(folder: RunDir, port: int) -> ServiceSpec:
+    return ServiceSpec(
+        "api",
+        [*PYTHON, "atroposlib.cli.run_api", "--host", HOST, "--port", str(port)],
+        log=folder.log("api"),
+        cwd=folder.path,
+        port=port,
+        ready=http_question(f"http://{HOST}:{port}/"),
+    )
+
+
+def _trainer(
+    record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
+) -> ServiceSpec:
+    url = f"http://{HOST}:{ports['trainer']}"
+    env = {"TINKER_TELEMETRY": "0", **_offline(config), **_passed("WANDB_")}
+    if record.profile == "embedded":
+        env |= {"TINKER_BASE_URL": f"http://{HOST}:{ports['engine']}", "TINKER_API_KEY": token}
+    else:
+        env |= _passed("TINKER_")
+    flags = [*(["--resume"] if resume else []), *(["--hold"] if config.tinker.final_evaluation else [])]
+    return ServiceSpec(
+        "trainer",
+        [*PYTHON, "lachesis.trainer", "--config", str(folder.config), *flags],
+        log=folder.log("trainer"),
+        cwd=folder.path,
+        env=env,
+        port=ports["trainer"],
+        ready=http_question(f"{url}/health", expect=lambda answer: answer.get("trainer_initialized") is True),
+        timeout_s=120.0 if record.profile == "embedded" else 600.0,
+        grace_s=25.0,  # it saves a checkpoint when it is told to end
+    )
+
+
+def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port: int) -> ServiceSpec:
+    wandb = _passed("WANDB_") if config.env.use_wandb else {}
+    if config.env.use_wandb and "WANDB_API_KEY" not in wandb:
+        wandb["WANDB_MODE"] = "offline"
+    return ServiceSpec(
+        "environment",
+        [*_environment_command(record), "serve", "--config", str(folder.config)],
+        log=folder.log("environment"),
+        cwd=folder.path,
+        env={**_offline(config), **wandb},
+        ready=http_question(f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}),
+        timeout_s=300.0,  # setup() may load a data set
+    )
+
+
+def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str, base_url: str) -> ServiceSpec:
+    """The environment's own `evaluate` command, against the base model or the trained one."""
+    values: dict[str, Any] = config.model_dump()
+    values["openai"]["base_url"] = base_url
+    values["env"].update(data_dir_to_save_evals=str(folder.evaluation / which), use_wandb=False)
+    file = folder.path / f"evaluate_{which}.yaml"
+    write_private(file, configuration.build(values).to_yaml())
+    return ServiceSpec(
+        f"evaluate-{which}",
+        [*_environment_command(record), "evaluate", "--config", str(file)],
+        log=folder.logs / f"evaluate_{which}_{record.run_id}.log",
+        cwd=folder.path,
+        env=_offline(config),
+        timeout_s=600.0,
+    )
+
+
+def _environment_command(record: RunRecord) -> list[str]:
+    return [*PYTHON, "lachesis.environment", "run", record.environment_file]
+
+
+def _offline(config: RunConfig) -> dict[str, str]:
+    """A local model needs no hub, and asking for it would cost retries."""
+    return {"HF_HUB_OFFLINE": "1"} if Path(config.openai.model_name).is_dir() else {}
+
+
+def _passed(prefix: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def trainer_health(plan: Plan) -> dict[str, Any]:
+    """What the trainer says about itself; empty when it does not answer."""
+    try:
+        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False)
+        content = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

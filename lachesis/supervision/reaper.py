@@ -1,0 +1,116 @@
+"""The process that starts a run's services and ends them in reverse order, whatever happens to the flow.
+
+Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {"name", "argv", "env", "cwd", "log",
+"grace_s"} from stdin, or {"stop": NAME}, and writes {"started": NAME, "pid": N}, {"refused": NAME, "error": TEXT} and
+{"exited": NAME, "code": N} to stdout. The end of stdin means that the flow has ended or died: every service is sent
+SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+POLL_S = 0.05
+
+
+def end_with_reaper():
+    """In a child: die when the reaper dies, so that even SIGKILL to it leaves no service (Linux only)."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        pass
+
+
+class Reaper:
+    def __init__(self):
+        self.services = {}  # name -> (Popen, grace in seconds), in order of start
+
+    def tell(self, **message):
+        try:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            pass  # the flow is gone; its services still have to be ended
+
+    def start(self, spec):
+        name = spec["name"]
+        try:
+            with open(spec["log"], "ab") as log:
+                process = subprocess.Popen(
+                    spec["argv"],
+                    env=spec["env"],
+                    cwd=spec["cwd"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=end_with_reaper,
+                )
+        except OSError as error:
+            self.tell(refused=name, error=str(error))
+            return
+        self.services[name] = (process, spec["grace_s"])
+        self.tell(started=name, pid=process.pid)
+
+    def report_exits(self):
+        for name, (process, _) in list(self.services.items()):
+            if process.poll() is not None:
+                self.end(name)
+
+    def end(self, name):
+        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited."""
+        process, grace_s = self.services.pop(name)
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                break
+            except PermissionError:
+                pass  # macOS answers so for a group of zombies
+            until = time.monotonic() + patience_s
+            while alive(process) and time.monotonic() < until:
+                time.sleep(POLL_S)
+            if not alive(process):
+                break
+        self.tell(exited=name, code=process.poll())
+
+    def run(self):
+        buffer = b""
+        while True:
+            ready, _, _ = select.select([0], [], [], POLL_S)
+            if ready:
+                chunk = os.read(0, 65536)
+                if not chunk:
+                    break
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    message = json.loads(line)
+                    if "stop" not in message:
+                        self.start(message)
+                    elif message["stop"] in self.services:
+                        self.end(message["stop"])
+            self.report_exits()
+        for name in reversed(list(self.services)):
+            self.end(name)
+
+
+def alive(process):
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return process.returncode is None
+    return True
+
+
+if __name__ == "__main__":
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    Reaper().run()

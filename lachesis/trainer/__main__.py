@@ -1,0 +1,190 @@
+"""`python -m lachesis.trainer --config FILE`: train through the Tinker API on batches from the Atropos API.
+
+The Tinker server and key come from TINKER_BASE_URL and TINKER_API_KEY. Options override the file. SIGTERM saves a
+checkpoint and ends. Any error ends the process with exit code 1 and its reason as the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lachesis import config as configuration
+from lachesis.config import RunConfig
+from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
+from lachesis.metrics import MetricsFile, WandbSink
+
+log = logging.getLogger("lachesis.trainer")
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m lachesis.trainer", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's YAML; the run's other files lie beside it")
+    parser.add_argument("--base-model")
+    parser.add_argument("--lora-rank", type=int)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--num-steps", type=int)
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--group-size", type=int)
+    parser.add_argument("--wandb-project")
+    parser.add_argument("--wandb-group")
+    parser.add_argument("--no-wandb", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest complete checkpoint, if there is one")
+    parser.add_argument("--hold", action="store_true", help="after the last step keep serving inference until SIGTERM")
+    return parser.parse_args(argv)
+
+
+def read_config(args: argparse.Namespace) -> RunConfig:
+    """The file with the command line's values over it. Raises ConfigError."""
+    values = RunConfig.from_yaml(args.config).model_dump()
+    overrides: dict[tuple[str, str], Any] = {
+        ("env", "tokenizer_name"): args.base_model,
+        ("openai", "model_name"): args.base_model,
+        ("tinker", "lora_rank"): args.lora_rank,
+        ("tinker", "learning_rate"): args.learning_rate,
+        ("env", "total_steps"): args.num_steps,
+        ("env", "batch_size"): args.batch_size,
+        ("env", "group_size"): args.group_size,
+        ("tinker", "wandb_project"): args.wandb_project,
+        ("tinker", "wandb_group"): args.wandb_group,
+        ("tinker", "use_wandb"): False if args.no_wandb else None,
+    }
+    for (section, name), value in overrides.items():
+        if value is not None:
+            values[section][name] = value
+    return configuration.build(values, where=str(args.config))
+
+
+def main() -> int:
+    args = parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        asyncio.run(run(read_config(args), args))
+    except LachesisError as error:
+        print(f"{error.code}: {error}", file=sys.stderr, flush=True)
+        return 1
+    except Exception as error:
+        log.exception("the trainer failed")
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+async def run(config: RunConfig, args: argparse.Namespace) -> None:
+    """Wire the parts together, serve inference, and train."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    folder = args.config.resolve().parent
+    with listener(config) as sock:
+        tokenizer = load_tokenizer(config.openai.model_name)
+        await _train(config, args, folder, sock, tokenizer, stop)
+
+
+async def _train(
+    config: RunConfig, args: argparse.Namespace, folder: Path, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
+) -> None:
+    from lachesis.trainer import inference_app
+    from lachesis.trainer.atropos import Atropos
+    from lachesis.trainer.checkpoints import Checkpoints
+    from lachesis.trainer.loop import Trainer
+    from lachesis.trainer.policy import Policy
+
+    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.folder.mkdir(exist_ok=True)
+    newest = checkpoints.newest() if args.resume else None
+    state = inference_app.TrainerState(step=newest.step if newest else 0)
+    if newest:
+        log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
+    policy = await Policy.create(config, resume_from=newest.state if newest else None)
+    await policy.publish()
+    atropos = Atropos(config.env.rollout_server_url)
+    await atropos.register(config, first_step=state.step, checkpoint_dir=checkpoints.folder)
+    wandb = _wandb(config, folder) if config.tinker.use_wandb else None
+    trainer = Trainer(
+        config,
+        policy,
+        atropos,
+        state=state,
+        checkpoints=checkpoints,
+        metrics=MetricsFile(folder / "metrics.jsonl"),
+        wandb=wandb,
+        eos_id=tokenizer.eos_token_id,
+    )
+    async with serving(inference_app.create_app(policy, tokenizer, config, state), sock):
+        await trainer.run(stop)
+        if args.hold and not stop.is_set():
+            await stop.wait()
+    if wandb:
+        await asyncio.to_thread(wandb.close)
+    await atropos.close()
+    await policy.close()
+
+
+def _wandb(config: RunConfig, folder: Path) -> WandbSink:
+    return WandbSink(
+        folder,
+        project=config.tinker.wandb_project,
+        group=config.tinker.wandb_group,
+        name=f"{config.environment}-{folder.name}",
+        config=config.model_dump(mode="json"),
+    )
+
+
+@contextlib.contextmanager
+def listener(config: RunConfig) -> Iterator[socket.socket]:
+    """The inference server's socket, bound at once so that a taken port fails before anything is loaded."""
+    address = urlsplit(config.openai.base_url)
+    host, port = address.hostname or "127.0.0.1", address.port or 80
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise PortInUseError(f"the inference server cannot listen on {host}:{port}: {error.strerror}") from error
+        yield sock
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, sock: socket.socket) -> Any:
+    """Serve `app` on `sock` inside the block; signals stay ours."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    server = Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def load_tokenizer(name: str) -> Any:
+    """Raises ModelNotFoundError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"the tokenizer of {name} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

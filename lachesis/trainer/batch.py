@@ -1,0 +1,209 @@
+"""From scored groups to training datums; pure functions on numpy arrays.
+
+A group is the G rollouts of one prompt. Suffixes name axes: _P groups, _G rollouts, _T tokens, _D datums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lachesis.errors import BatchError
+
+Array = np.ndarray[Any, Any]
+IGNORED = -100
+"""A mask entry that is not trained on; on trained positions the mask repeats the token."""
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training sequence of N positions: position i reads `tokens[i]` and predicts `targets[i]`.
+
+    `logprobs` are natural logs at sampling time, 0.0 where `trained` is false; so are `advantages`.
+    """
+
+    tokens: Array
+    targets: Array
+    logprobs: Array
+    advantages: Array
+    trained: Array
+
+
+@dataclass
+class Batch:
+    """The datums of one step and what is known about the rollouts they came from."""
+
+    datums: list[Datum] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    groups: int = 0
+    zero_signal_groups: int = 0
+    too_long: int = 0
+    distilled: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """reward/*, advantages/*, logprobs/* of the sampling side, and counts."""
+        result = {
+            "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
+            "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
+            "batch/rollouts": len(self.scores),
+            "batch/groups": self.groups,
+            "batch/zero_signal_groups": self.zero_signal_groups,
+            "batch/too_long": self.too_long,
+            "batch/datums": len(self.datums),
+            "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),
+        }
+        if self.distilled:
+            result["distil/rollouts"] = self.distilled
+        if self.datums:
+            result |= spread("logprobs", self.trained_values("logprobs"))
+            advantages = self.trained_values("advantages")
+            result |= {"advantages/mean": float(advantages.mean()), "advantages/std": float(advantages.std())}
+            if self.distilled:
+                result["distil/advantage_mean"] = float(advantages.mean())
+        return result
+
+    def trained_values(self, name: str) -> Array:
+        """The values of a datum's field on all trained positions."""
+        return np.concatenate([getattr(datum, name)[datum.trained] for datum in self.datums])
+
+
+def spread(prefix: str, values: Array, suffix: str = "") -> dict[str, float]:
+    """mean, std, min and p50 under the names of the contract."""
+    return {
+        f"{prefix}/mean{suffix}": float(values.mean()),
+        f"{prefix}/std{suffix}": float(values.std()),
+        f"{prefix}/min{suffix}": float(values.min()),
+        f"{prefix}/p50{suffix}": float(np.median(values)),
+    }
+
+
+def to_batch(groups_P: Sequence[Mapping[str, Any]], *, max_tokens: int, eos_id: int | None) -> Batch:
+    """Turn each prompt's G rollouts into at most G datums.
+
+    advantage = score - mean score of the group (GRPO without the division by the standard deviation: Liu et al. 2025,
+    arXiv:2503.20783). A group whose advantages are all zero teaches nothing and is left out; a rollout of more than
+    `max_tokens` tokens is left out; both are counted. Raises BatchError, which names the group, for data that cannot be
+    trained on.
+    """
+    batch = Batch()
+    for number, group in enumerate(groups_P):
+        tokens_G = group["tokens"]
+        if not tokens_G:
+            continue
+        batch.groups += 1
+        scores_G = _scores(number, group, len(tokens_G))
+        batch.scores += scores_G.tolist()
+        advantages_G = scores_G - scores_G.mean()
+        silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
+        if silent or not (advantages_G.any() or group.get("distill_token_ids")):
+            batch.zero_signal_groups += 1
+            continue
+        for index in range(len(tokens_G)):
+            _add_rollout(batch, group, number, index, float(advantages_G[index]), max_tokens, eos_id)
+    return batch
+
+
+def _scores(number: int, group: Mapping[str, Any], rollouts: int) -> Array:
+    scores_G = np.asarray(group["scores"], dtype=np.float64)
+    if scores_G.shape != (rollouts,):
+        raise BatchError(f"group {number} has {rollouts} rollouts but scores of shape {scores_G.shape}")
+    if not np.isfinite(scores_G).all():
+        raise BatchError(
+            f"group {number} has scores {scores_G.tolist()}; every score must be a finite number "
+            "(see the score function of the environment)"
+        )
+    return scores_G
+
+
+def _add_rollout(
+    batch: Batch, group: Mapping[str, Any], number: int, index: int, advantage: float, max_tokens: int, eos_id: int | None
+) -> None:
+    where = f"group {number}, rollout {index}"
+    tokens_T, trained_T, logprobs_T = _rollout(where, group, index)
+    advantages_T = np.full(len(tokens_T), advantage)
+    overrides = group.get("overrides") or []
+    if index < len(overrides) and (overrides[index] or {}).get("set_advantage_to_zero"):
+        advantages_T[:] = 0.0
+    if group.get("distill_token_ids") and group.get("distill_logprobs"):
+        advantages_T = _teacher_advantages(where, group, index, tokens_T, trained_T, logprobs_T)
+        batch.distilled += 1
+    keep_T = _without_doubled_eos(tokens_T, trained_T, eos_id)
+    tokens_T, trained_T, logprobs_T, advantages_T = (array[keep_T] for array in (tokens_T, trained_T, logprobs_T, advantages_T))
+    if len(tokens_T) > max_tokens:
+        batch.too_long += 1
+        return
+    trained_N = trained_T[1:]
+    if not (advantages_T[1:][trained_N]).any():
+        return
+    batch.datums.append(
+        Datum(
+            tokens=tokens_T[:-1],
+            targets=tokens_T[1:],
+            logprobs=np.where(trained_N, logprobs_T[1:], 0.0).astype(np.float32),
+            advantages=np.where(trained_N, advantages_T[1:], 0.0).astype(np.float32),
+            trained=trained_N,
+        )
+    )
+
+
+def _rollout(where: str, group: Mapping[str, Any], index: int) -> tuple[Array, Array, Array]:
+    """Tokens, which of them are trained on, and their sampling logprobs; the mask decides, not a sentinel logprob."""
+    logprobs_G = group.get("inference_logprobs")
+    if not logprobs_G:
+        raise BatchError(
+            f"{where}: the environment sent no inference_logprobs, which the loss needs; it must take them from "
+            "managed_server nodes (node.logprobs)"
+        )
+    tokens_T = np.asarray(group["tokens"][index], dtype=np.int64)
+    masks_T = np.asarray(group["masks"][index], dtype=np.int64)
+    logprobs_T = np.asarray(logprobs_G[index], dtype=np.float64)
+    if not len(tokens_T) == len(masks_T) == len(logprobs_T):
+        raise BatchError(
+            f"{where}: {len(tokens_T)} tokens, {len(masks_T)} masks and {len(logprobs_T)} logprobs; the three must have one length"
+        )
+    trained_T = masks_T != IGNORED
+    if not np.isfinite(logprobs_T[trained_T]).all():
+        raise BatchError(f"{where}: a sampling logprob on a trained token is not finite")
+    return tokens_T, trained_T, logprobs_T
+
+
+def _without_doubled_eos(tokens_T: Array, trained_T: Array, eos_id: int | None) -> Array:
+    """Atropos' chat turns append the template's end-of-turn token to a completion that already ends with it; the second,
+    untrained one is dropped. True where a position stays."""
+    keep_T = np.ones(len(tokens_T), dtype=bool)
+    if eos_id is not None:
+        is_eos = tokens_T == eos_id
+        keep_T[1:] = ~(is_eos[1:] & is_eos[:-1] & trained_T[:-1] & ~trained_T[1:])
+    return keep_T
+
+
+def _teacher_advantages(
+    where: str, group: Mapping[str, Any], index: int, tokens_T: Array, trained_T: Array, logprobs_T: Array
+) -> Array:
+    """On-policy distillation: teacher logprob - student logprob of the sampled token.
+
+    `distill_logprobs` has the shape (rollout, token, K), aligned with the tokens; K must be 1 and hold the sampled token.
+    """
+    ids = np.asarray(group["distill_token_ids"][index])
+    teacher = np.asarray(group["distill_logprobs"][index], dtype=np.float64)
+    if ids.ndim != 2 or ids.shape != teacher.shape or ids.shape[1] != 1 or len(ids) != len(tokens_T):
+        raise BatchError(
+            f"{where}: distill_token_ids has shape {ids.shape}, distill_logprobs {teacher.shape}; "
+            f"only ({len(tokens_T)}, 1) can be trained through the Tinker API (K = 1, one entry per token)"
+        )
+    if (ids[trained_T, 0] != tokens_T[trained_T]).any():
+        raise BatchError(f"{where}: distill_token_ids names other tokens than those that were sampled")
+    return np.where(trained_T, teacher[:, 0] - logprobs_T, 0.0)
+
+
+def collapse_doubled_eos(tokens: list[int], eos_id: int | None) -> list[int]:
+    """The same repair for a prompt: without it a later turn is sampled from a context that no template would build."""
+    if eos_id is None or len(tokens) < 2:
+        return tokens
+    array = np.asarray(tokens)
+    keep = np.ones(len(array), dtype=bool)
+    keep[1:] = ~((array[1:] == eos_id) & (array[:-1] == eos_id))
+    return [int(token) for token in array[keep]]

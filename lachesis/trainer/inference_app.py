@@ -1,0 +1,295 @@
+"""The HTTP server that environments sample from. Every route answers with the newest published weights; under `/base`
+stands the same with the base model, for comparison.
+
+    GET  /health            ready, phase and step of the trainer     GET /wandb_info
+    POST /generate          token-exact, the dialects of vLLM (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
+    POST /v1/completions  /v1/chat/completions                       as OpenAI
+    POST /logprobs          of a given text or token ids
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tinker
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.config import RunConfig
+from lachesis.trainer.batch import collapse_doubled_eos
+from lachesis.trainer.policy import Policy
+
+Json = dict[str, Any]
+
+
+@dataclass
+class TrainerState:
+    """What the trainer tells about itself."""
+
+    phase: str = "starting"
+    step: int = 0
+    wandb_url: str | None = None
+    extra: Json = field(default_factory=dict)
+
+
+class Sampling(BaseModel):
+    """Sampling settings under their OpenAI names; others are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    stop_token_ids: list[int] | None = None
+
+
+class Completion(Sampling):
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+
+class Chat(Sampling):
+    messages: list[Json]
+    max_completion_tokens: int | None = None
+
+
+class Generate(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    prompt: Json | str | None = None
+    input_ids: list[int] | None = None
+    text: str | None = None
+    sampling_params: Json = {}
+    prompt_logprobs: int | None = None
+
+
+class Logprobs(BaseModel):
+    input_ids: list[int] | None = None
+    prompt: str | None = None
+    messages: list[Json] | None = None
+
+
+class BadRequest(Exception):
+    """The client's fault; answered with 400."""
+
+
+class Inference:
+    """Token ids in, samples out; one for the policy and one for the base model."""
+
+    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, *, base: bool) -> None:
+        self.policy, self.tokenizer, self.config, self.base = policy, tokenizer, config, base
+
+    @property
+    def client(self) -> tinker.SamplingClient:
+        client = self.policy.base if self.base else self.policy.sampler
+        assert client is not None, "the server starts after the first weights are published"
+        return client
+
+    async def sample(self, request: Request, ids: list[int], want: Sampling) -> list[tinker.types.SampledSequence]:
+        """`want.n` samples. Ends the sampling when the client hangs up."""
+        stop = want.stop_token_ids or want.stop or None  # an empty list means the model's own end, as for OpenAI
+        params = tinker.SamplingParams(
+            max_tokens=want.max_tokens or self.config.env.max_token_length,
+            temperature=1.0 if want.temperature is None else want.temperature,
+            top_p=1.0 if want.top_p is None else want.top_p,
+            top_k=-1 if want.top_k is None else want.top_k,
+            seed=want.seed,
+            stop=[stop] if isinstance(stop, str) else stop,
+        )
+        prompt = tinker.ModelInput.from_ints(collapse_doubled_eos(ids, self.tokenizer.eos_token_id))
+        answer = await until_hang_up(request, self.client.sample_async(prompt, want.n, params))
+        return list(answer.sequences)
+
+    async def logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
+        prompt = tinker.ModelInput.from_ints(ids)
+        return list(await until_hang_up(request, self.client.compute_logprobs_async(prompt)))
+
+    def chat_ids(self, messages: list[Json]) -> list[int]:
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template raises whatever its author chose
+            raise BadRequest(f"the chat template refuses these messages: {error}") from error
+        return list(ids)
+
+    def encode(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return list(self.tokenizer.encode(prompt))
+        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+            return prompt
+        raise BadRequest("prompt must be one text or one list of token ids")
+
+    def text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+async def until_hang_up(request: Request, work: Awaitable[Any]) -> Any:
+    """Await `work`, or cancel it when the client has gone."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+async def _hung_up(request: Request) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.5)
+
+
+def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> FastAPI:
+    """The application; it is served once the policy has published its first weights."""
+    app = FastAPI(title="Lachesis inference", openapi_url=None)
+    for prefix, base in (("", False), ("/base", True)):
+        app.include_router(_router(Inference(policy, tokenizer, config, base=base), state, config), prefix=prefix)
+    app.add_exception_handler(BadRequest, _answer(400))
+    app.add_exception_handler(tinker.RequestFailedError, _answer(400))
+    app.add_exception_handler(tinker.TinkerError, _answer(502))
+    app.add_exception_handler(ClientGone, _answer(499))
+    return app
+
+
+def _answer(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        kind = "invalid_request_error" if status == 400 else "server_error"
+        return JSONResponse({"error": {"message": str(error), "type": kind}}, status)
+
+    return answer
+
+
+def _router(inference: Inference, state: TrainerState, config: RunConfig) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Json:
+        return {
+            "status": "ok",
+            "trainer_initialized": True,
+            "phase": state.phase,
+            "step": state.step,
+            "total_steps": config.env.total_steps,
+        }
+
+    @router.get("/wandb_info")
+    async def wandb_info() -> Json:
+        group = config.tinker.wandb_group or config.env.wandb_name
+        return {"project": config.tinker.wandb_project, "group": group, "url": state.wandb_url}
+
+    @router.post("/generate")
+    async def generate(body: Generate, request: Request) -> Any:
+        if body.input_ids is not None or body.text is not None:
+            return await _generate_sglang(inference, body, request)
+        return await _generate_vllm(inference, body, request)
+
+    @router.post("/v1/completions")
+    async def completions(body: Completion, request: Request) -> Json:
+        ids = inference.encode(body.prompt)
+        sequences = await inference.sample(request, ids, body)
+        choices = [
+            {"index": index, "text": inference.text(one.tokens), "finish_reason": one.stop_reason, "logprobs": None}
+            for index, one in enumerate(sequences)
+        ]
+        return _openai("text_completion", config, ids, sequences, choices)
+
+    @router.post("/v1/chat/completions")
+    async def chat(body: Chat, request: Request) -> Json:
+        ids = inference.chat_ids(body.messages)
+        want = body.model_copy(update={"max_tokens": body.max_tokens or body.max_completion_tokens})
+        sequences = await inference.sample(request, ids, want)
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": inference.text(one.tokens)},
+                "finish_reason": one.stop_reason,
+                "logprobs": None,
+            }
+            for index, one in enumerate(sequences)
+        ]
+        return _openai("chat.completion", config, ids, sequences, choices)
+
+    @router.post("/logprobs")
+    async def logprobs(body: Logprobs, request: Request) -> Json:
+        ids = body.input_ids
+        if ids is None:
+            ids = inference.chat_ids(body.messages) if body.messages else inference.encode(body.prompt)
+        return {"tokens": ids, "logprobs": await inference.logprobs(request, ids)}
+
+    return router
+
+
+async def _generate_vllm(inference: Inference, body: Generate, request: Request) -> Json:
+    """Per sample and token one {id: logprob}; the sampled token is the only entry."""
+    prompt = body.prompt.get("prompt_token_ids") if isinstance(body.prompt, dict) else body.prompt
+    ids = inference.encode(prompt)
+    want = Sampling.model_validate(body.model_extra or {})
+    sequences = await inference.sample(request, ids, want)
+    answer: Json = {
+        "text": [inference.text(one.tokens) for one in sequences],
+        "token_ids": [one.tokens for one in sequences],
+        "logprobs": [
+            [[{str(token): logprob}] for token, logprob in zip(one.tokens, one.logprobs or [], strict=True)]
+            for one in sequences
+        ],
+        "finish_reasons": [one.stop_reason for one in sequences],
+    }
+    if body.prompt_logprobs is not None:
+        values = await inference.logprobs(request, ids)
+        answer["prompt_logprobs"] = [
+            None if value is None else {str(token): value} for token, value in zip(ids, values, strict=True)
+        ]
+    return answer
+
+
+async def _generate_sglang(inference: Inference, body: Generate, request: Request) -> Json | list[Json]:
+    """One object for n = 1, else a list; per token [logprob, id, text]."""
+    ids = body.input_ids if body.input_ids is not None else inference.encode(body.text)
+    params = dict(body.sampling_params)
+    params["max_tokens"] = params.pop("max_new_tokens", params.get("max_tokens"))
+    want = Sampling.model_validate(params)
+    answers = []
+    for one in await inference.sample(request, ids, want):
+        entries = [
+            [logprob, token, inference.tokenizer.decode([token])]
+            for token, logprob in zip(one.tokens, one.logprobs or [], strict=True)
+        ]
+        meta = {
+            "output_token_logprobs": entries,
+            "finish_reason": {"type": one.stop_reason},
+            "prompt_tokens": len(ids),
+            "completion_tokens": len(one.tokens),
+        }
+        answers.append({"text": inference.text(one.tokens), "output_ids": one.tokens, "meta_info": meta})
+    return answers[0] if want.n == 1 else answers
+
+
+def _openai(kind: str, config: RunConfig, ids: list[int], sequences: list[Any], choices: list[Json]) -> Json:
+    generated = sum(len(one.tokens) for one in sequences)
+    usage = {"prompt_tokens": len(ids), "completion_tokens": generated, "total_tokens": len(ids) + generated}
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": config.openai.model_name,
+        "choices": choices,
+        "usage": usage,
+    }

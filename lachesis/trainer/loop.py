@@ -1,0 +1,109 @@
+"""The training loop: a batch of scored rollouts, one policy-gradient step, new weights for the environments."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from lachesis.config import RunConfig
+from lachesis.metrics import MetricsFile, WandbSink
+from lachesis.trainer.atropos import Atropos
+from lachesis.trainer.batch import to_batch
+from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.trainer.inference_app import TrainerState
+from lachesis.trainer.policy import Policy
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One run of the loop, from `first_step` to the configured number of steps."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Policy,
+        atropos: Atropos,
+        *,
+        state: TrainerState,
+        checkpoints: Checkpoints,
+        metrics: MetricsFile,
+        wandb: WandbSink | None,
+        eos_id: int | None,
+    ) -> None:
+        self.config, self.policy, self.atropos, self.state = config, policy, atropos, state
+        self.checkpoints, self.metrics, self.wandb, self.eos_id = checkpoints, metrics, wandb, eos_id
+        self.saved_step = state.step
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Train until the last step or until `stop`. A checkpoint is written at the end in either case, and also when an
+        error ends the loop, if the server still takes it."""
+        self.state.phase = "training"
+        try:
+            while self.state.step < self.config.env.total_steps:
+                if not await self._one_step(stop):
+                    break
+        except Exception:
+            await self._save_after_error()
+            raise
+        await self._save()
+        self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
+
+    async def _one_step(self, stop: asyncio.Event) -> bool:
+        """False when told to stop while waiting for rollouts."""
+        started = time.monotonic()
+        groups = await _unless(stop, self.atropos.next_batch())
+        if groups is None:
+            return False
+        fetched = time.monotonic()
+        batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.eos_id)
+        losses = await self.policy.train(batch)
+        trained = time.monotonic()
+        if batch.datums:
+            await self.policy.publish()
+        timing = {
+            "time/rollouts": fetched - started,
+            "time/train": trained - fetched,
+            "time/publish": time.monotonic() - trained,
+        }
+        self.state.step += 1
+        self._record({**batch.metrics(), **losses, **{key: round(value, 4) for key, value in timing.items()}})
+        if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
+            await self._save()
+        return not stop.is_set()
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        self.metrics.append(self.state.step, metrics)
+        if self.wandb:
+            self.wandb.log(self.state.step, metrics)
+            self.state.wandb_url = self.wandb.url
+        log.info("step %d/%d reward %.3f", self.state.step, self.config.env.total_steps, metrics["reward/mean"])
+
+    async def _save(self) -> None:
+        if self.state.step > self.saved_step:
+            paths = await self.policy.save(f"step-{self.state.step:06d}")
+            final = self.state.step >= self.config.env.total_steps
+            self.checkpoints.write(Manifest(step=self.state.step, final=final, **paths))
+            self.saved_step = self.state.step
+
+    async def _save_after_error(self) -> None:
+        try:
+            async with asyncio.timeout(15):
+                await self._save()
+        except Exception as error:
+            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.saved_step)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None, with `work` cancelled, when `stop` comes first."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopped.cancel()
