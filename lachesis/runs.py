@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,6 +109,10 @@ class RunStore:
             os.chmod(folder.path, 0o700)
         write_private(folder.record, record.model_dump_json(indent=2))
         return folder
+
+    def discard(self, run_id: str) -> None:
+        """Remove a run that was never submitted."""
+        shutil.rmtree(self.dir(run_id).path, ignore_errors=True)
 
     def load(self, run_id: str) -> RunRecord:
         """Raises UnknownRunError, which names the runs there are."""

@@ -6,6 +6,7 @@ Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {
 SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -14,30 +15,27 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 POLL_S = 0.05
 
 
-def end_with_reaper():
+def end_with_reaper() -> None:
     """In a child: die when the reaper dies, so that even SIGKILL to it leaves no service (Linux only)."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        pass
 
 
 class Reaper:
-    def __init__(self):
-        self.services = {}  # name -> (Popen, grace in seconds), in order of start
+    def __init__(self) -> None:
+        self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the grace in seconds, in order of start
 
-    def tell(self, **message):
-        try:
+    def tell(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
-        except OSError:
-            pass  # the flow is gone; its services still have to be ended
 
-    def start(self, spec):
+    def start(self, spec: dict[str, Any]) -> None:
         name = spec["name"]
         try:
             with open(spec["log"], "ab") as log:
@@ -57,21 +55,17 @@ class Reaper:
         self.services[name] = (process, spec["grace_s"])
         self.tell(started=name, pid=process.pid)
 
-    def report_exits(self):
+    def report_exits(self) -> None:
         for name, (process, _) in list(self.services.items()):
             if process.poll() is not None:
                 self.end(name)
 
-    def end(self, name):
+    def end(self, name: str) -> None:
         """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited."""
         process, grace_s = self.services.pop(name)
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
                 os.killpg(process.pid, number)
-            except ProcessLookupError:
-                break
-            except PermissionError:
-                pass  # macOS answers so for a group of zombies
             until = time.monotonic() + patience_s
             while alive(process) and time.monotonic() < until:
                 time.sleep(POLL_S)
@@ -79,7 +73,7 @@ class Reaper:
                 break
         self.tell(exited=name, code=process.poll())
 
-    def run(self):
+    def run(self) -> None:
         buffer = b""
         while True:
             ready, _, _ = select.select([0], [], [], POLL_S)
@@ -99,7 +93,7 @@ class Reaper:
             self.end(name)
 
 
-def alive(process):
+def alive(process: subprocess.Popen[bytes]) -> bool:
     process.poll()
     try:
         os.killpg(process.pid, 0)

@@ -63,8 +63,8 @@ class Atropos:
             raise ServerDownError(f"the Atropos API at {self.url} does not answer {path}: {type(error).__name__}") from error
         if answer.status_code == 500 and path == "/batch":
             raise BatchError(
-                "the Atropos API could not send a batch (HTTP 500) and has lost it: a group held a score that is NaN or infinite; "
-                "see the score function of the environment"
+                "the Atropos API could not send a batch (HTTP 500) and has lost it: a group held a score that is NaN or "
+                "infinite; see the score function of the environment"
             )
         if answer.status_code != 200:
             raise ServerDownError(f"the Atropos API answered {path} with HTTP {answer.status_code}: {answer.text[:300]}")

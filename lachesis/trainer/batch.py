@@ -162,7 +162,8 @@ def _rollout(where: str, group: Mapping[str, Any], index: int) -> tuple[Array, A
     logprobs_T = np.asarray(logprobs_G[index], dtype=np.float64)
     if not len(tokens_T) == len(masks_T) == len(logprobs_T):
         raise BatchError(
-            f"{where}: {len(tokens_T)} tokens, {len(masks_T)} masks and {len(logprobs_T)} logprobs; the three must have one length"
+            f"{where}: {len(tokens_T)} tokens, {len(masks_T)} masks and {len(logprobs_T)} logprobs; "
+            "the three must have one length"
         )
     trained_T = masks_T != IGNORED
     if not np.isfinite(logprobs_T[trained_T]).all():

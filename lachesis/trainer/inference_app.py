@@ -153,7 +153,7 @@ class ClientGone(Exception):
 
 
 async def _hung_up(request: Request) -> None:
-    while not await request.is_disconnected():
+    while not await request.is_disconnected():  # noqa: ASYNC110 - the server has no event for it
         await asyncio.sleep(0.5)
 
 

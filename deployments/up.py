@@ -1,0 +1,181 @@
+"""The launcher: a local Prefect server on SQLite and our runner, ended in the right order.
+
+`python -m deployments.up [--port N] [--until-stdin-closes]`, from the checkout. With PREFECT_API_URL set, that server is
+used and only the runner is started. Prefect itself is not imported here: a process that has imported it can hang at exit
+when its server is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lachesis import paths
+from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
+from lachesis.prefect_api import PrefectApi, server_file
+from lachesis.runs import now, write_private
+from lachesis.supervision.process import check_port, free_ports, tail
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SERVER_TIMEOUT_S = 120.0
+RUNNER_TIMEOUT_S = 60.0
+PREFERRED_PORT = 4200
+READY_LINE = "runner is ready"
+SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
+    "PREFECT_SERVER_UI_API_URL": "/api",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "1209600",
+    "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+    "PREFECT_CLIENT_MAX_RETRIES": "8",  # the runner outlives a server that is away for minutes
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "lachesis",
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+
+class Launcher:
+    """Server, then runner; ended as runner, then server."""
+
+    def __init__(self, home: Path, port: int | None) -> None:
+        self.home, self.port = home, port
+        self.logs = home / "logs"
+        self.children: list[tuple[str, subprocess.Popen[bytes], float]] = []
+        self.stop = threading.Event()
+
+    def run(self) -> int:
+        """Until told to end, or until a part dies. Exit code 0 in the first case."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.stop.set())
+        try:
+            with self._alone():
+                self._start()
+                while not self.stop.wait(0.5):
+                    for name, process, _ in self.children:
+                        if process.poll() is not None:
+                            raise ProcessExitedError(self._death(name, process))
+            return 0
+        except LachesisError as error:
+            print(f"{error.code}: {error}", file=sys.stderr, flush=True)
+            return 1
+        finally:
+            self._end()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One launcher per home."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "launcher.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunStateError(f"another launcher runs in {self.home}; `lachesis doctor` shows where") from None
+            yield
+
+    def _start(self) -> None:
+        url = os.environ.get("PREFECT_API_URL")
+        if not url:
+            url = f"http://127.0.0.1:{self._start_server()}/api"
+        env = {"PREFECT_API_URL": url}
+        log = self._spawn("runner", [sys.executable, "-m", "deployments.runner"], env, grace_s=60.0)
+        self._wait("runner", lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
+        content = {"api_url": url, "ui_url": url.removesuffix("/api"), "pid": os.getpid(), "started_at": now()}
+        write_private(server_file(self.home), json.dumps(content))
+        print(f"ready: {content['ui_url']}", flush=True)
+
+    def _start_server(self) -> int:
+        if self.port is not None:
+            check_port(self.port)
+        port = self.port or _preferred_port()
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        self._spawn("server", command, {}, grace_s=10.0)
+        api = PrefectApi(f"http://127.0.0.1:{port}/api")
+        self._wait("server", api.healthy, SERVER_TIMEOUT_S)
+        return port
+
+    def _spawn(self, name: str, command: list[str], env: dict[str, str], grace_s: float) -> Path:
+        log = self.logs / f"{name}.log"
+        log.unlink(missing_ok=True)
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                command,
+                cwd=CHECKOUT,
+                env={**os.environ, **SETTINGS, "PREFECT_HOME": str(self.home / "prefect"), **env},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        self.children.append((name, process, grace_s))
+        return log
+
+    def _wait(self, name: str, ready: object, timeout_s: float) -> None:
+        process = next(process for known, process, _ in self.children if known == name)
+        until = time.monotonic() + timeout_s
+        while not ready():  # type: ignore[operator]
+            if process.poll() is not None:
+                raise ProcessExitedError(self._death(name, process))
+            if self.stop.is_set():
+                raise RunStateError("told to end while starting")
+            if time.monotonic() > until:
+                raise ProcessExitedError(f"the {name} is not ready after {timeout_s:.0f} s, see {self.logs / name}.log")
+            time.sleep(0.1)
+
+    def _death(self, name: str, process: subprocess.Popen[bytes]) -> str:
+        log = self.logs / f"{name}.log"
+        return f"the Prefect {name} exited with code {process.returncode}, see {log}; its last lines:\n{tail(log)}"
+
+    def _end(self) -> None:
+        """Runner, wait, server: the runner needs the server to tell how its runs ended."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
+                server_file(self.home).unlink()
+        for _, process, grace_s in reversed(self.children):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _preferred_port() -> int:
+    """Prefect's usual port, so that the address of the UI is known; another one when it is taken."""
+    try:
+        check_port(PREFERRED_PORT)
+    except PortInUseError:
+        return free_ports(1)[0]
+    return PREFERRED_PORT
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m deployments.up", description=__doc__)
+    parser.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started this one is gone")
+    args = parser.parse_args()
+    launcher = Launcher(paths.home(), args.port)
+    if args.until_stdin_closes:
+
+        def watch() -> None:
+            sys.stdin.buffer.read()
+            launcher.stop.set()
+
+        threading.Thread(target=watch, daemon=True).start()
+    return launcher.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

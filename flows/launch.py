@@ -1,0 +1,175 @@
+"""The flow `launch-training`: one flow run is one training run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, State
+
+from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
+from lachesis.metrics import MetricsFile
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import RunRecord, RunStore, Status, now
+from lachesis.supervision.evaluation import read_evaluation
+from lachesis.supervision.group import ServiceGroup, death_note
+from lachesis.supervision.plan import Plan, make_plan, trainer_health
+from lachesis.trainer.checkpoints import Checkpoints
+from tasks.processes import start_service, wait_for_end, wait_for_service
+from tasks.report import Progress, publish_report
+
+log = logging.getLogger("lachesis.flow")
+
+POLL_S = 0.5
+WATCH_S = 3.0
+
+
+@flow(name="launch-training", retries=0)
+def launch(run_id: str, home: str) -> State[Any] | None:
+    """Start the services in order, supervise them to the end, and end them in reverse order however this is left."""
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
+    store = RunStore(Path(home))
+    record = _begin(store, run_id)
+    try:
+        with ServiceGroup() as group:
+            try:
+                run = _Run(store, record, group)
+                run.start()
+                run.supervise()
+                run.evaluate()
+            finally:
+                store.update(run_id, status="stopping", phase="stopping")
+    except StopRequested as request:
+        _end(store, run_id, "stopped")
+        return Cancelled(message=f"stopped: {request}")
+    except TerminationSignal:
+        _end(store, run_id, "stopped")
+        raise
+    except BaseException as error:
+        _end(store, run_id, "failed", error)
+        raise
+    publish_report(store.load(run_id), MetricsFile(store.dir(run_id).metrics), runtime.flow_run.id)
+    _end(store, run_id, "completed")
+    return None
+
+
+class StopRequested(Exception):
+    """The server says that this run shall end. Cancellation normally comes as a signal; after an outage it may not."""
+
+
+def _begin(store: RunStore, run_id: str) -> RunRecord:
+    record = store.load(run_id)
+    return store.update(
+        run_id,
+        status="starting",
+        phase="preparing",
+        error=None,
+        started_at=now(),
+        healthy_at=None,
+        ended_at=None,
+        services={},
+        evaluation={},
+        attempt=record.attempt + (record.started_at is not None),
+        flow_run_id=str(runtime.flow_run.id) if runtime.flow_run.id else None,
+        flow_pid=os.getpid(),
+    )
+
+
+def _end(store: RunStore, run_id: str, status: Status, error: BaseException | None = None) -> None:
+    """Write how the run ended into its record."""
+    for name, service in store.load(run_id).services.items():
+        if service.state in ("starting", "running"):
+            store.update_service(run_id, name, state="ended")
+    reason = None
+    if error is not None:
+        reason = str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}"
+    store.update(run_id, status=status, phase=status, error=reason, ended_at=now())
+
+
+class _Run:
+    """The steps of one run, in order."""
+
+    def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
+        self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
+        self.folder = store.dir(record.run_id)
+        resume = Checkpoints(self.folder.checkpoints).newest() is not None
+        self.plan: Plan = make_plan(record, self.folder, resume=resume)
+        self.flow_run_id: str | None = runtime.flow_run.id
+
+    def start(self) -> None:
+        """Each service needs those before it, except that the API needs no engine: these two start together."""
+        waiting = []
+        for spec in self.plan.services:
+            if spec.name not in ("engine", "api"):
+                self._wait(waiting)
+            start_service(self.group, spec, self.store, self.run_id)
+            waiting.append(spec)
+        self._wait(waiting)
+        self.store.update(self.run_id, status="running", phase="training", healthy_at=now())
+
+    def _wait(self, waiting: list[Any]) -> None:
+        while waiting:
+            spec = waiting.pop(0)
+            self.store.update(self.run_id, phase=f"waiting for {spec.name}")
+            wait_for_service(self.group, spec, self.store, self.run_id)
+
+    def supervise(self) -> None:
+        """Until the trainer has made its last step. Raises when a service dies too early, or when told to stop."""
+        progress = Progress(self.run_id, self.flow_run_id)
+        total, watched = self.plan.config.env.total_steps, time.monotonic()
+        while True:
+            health = trainer_health(self.plan)
+            progress.publish(int(health.get("step") or 0), total)
+            if health.get("wandb_url"):
+                self.store.update(self.run_id, wandb_url=health["wandb_url"])
+            if health.get("phase") == "finished" or self._ended():
+                progress.publish(total, total, force=True)
+                return
+            if time.monotonic() - watched > WATCH_S:
+                watched = time.monotonic()
+                _check_own_state(self.flow_run_id)
+            time.sleep(POLL_S)
+
+    def _ended(self) -> bool:
+        """True when the trainer has ended well. An environment that has made its last rollout may end before it."""
+        for name, code in self.group.exited().items():
+            self.store.update_service(self.run_id, name, state=f"exited ({code})")
+            if name == "trainer" and code == 0:
+                return True
+            if not (name == "environment" and code == 0):
+                raise ProcessExitedError(death_note(self.plan.service(name), code))
+        return False
+
+    def evaluate(self) -> None:
+        """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed."""
+        if not self.plan.evaluations or not self.group.running("trainer"):
+            return
+        self.store.update(self.run_id, phase="evaluating")
+        self.group.stop("environment")
+        for spec in self.plan.evaluations.values():
+            self.group.start(spec)
+        for which, spec in self.plan.evaluations.items():
+            try:
+                wait_for_end(self.group, spec)
+                found = {**self.store.load(self.run_id).evaluation, which: read_evaluation(self.folder.evaluation / which)}
+                self.store.update(self.run_id, evaluation=found)
+            except LachesisError as error:
+                log.warning("no evaluation %s training: %s", which, error)
+
+
+def _check_own_state(flow_run_id: str | None) -> None:
+    """Raises StopRequested when the server has this run cancelled or given up."""
+    if flow_run_id is None:
+        return
+    try:
+        state = ((PrefectApi().flow_run(flow_run_id) or {}).get("state") or {}).get("type")
+    except ServerDownError:
+        return  # an outage is no reason to stop training
+    if state in ("CANCELLING", "CANCELLED", "CRASHED", "FAILED"):
+        raise StopRequested(str(state).lower())

@@ -1,0 +1,164 @@
+"""What each command does: ask the service, show the answer, or print it as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lachesis import launcher, models, paths, weights
+from lachesis.cli import demo, doctor, show, watch
+from lachesis.fields import parse_assignment
+from lachesis.service import Launch, Service
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    handler = {
+        "demo": demo_command,
+        "serve": serve,
+        "model": model,
+        "envs": envs,
+        "train": train,
+        "runs": runs,
+        "status": status,
+        "stop": stop,
+        "results": results,
+        "logs": logs,
+        "weights": export,
+        "doctor": doctor_command,
+    }[args.command]
+    return handler(args) or 0
+
+
+def out(args: argparse.Namespace, answer: Any, view: Any) -> None:
+    """JSON for a program, else `view` for a person."""
+    if args.json:
+        print(json.dumps(answer, indent=2, default=str))
+    else:
+        show.console.print(view)
+
+
+def demo_command(args: argparse.Namespace) -> int:
+    return demo.run(Service(), seed=args.seed, steps=args.steps, as_json=args.json)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Becomes the launcher, so that signals reach it."""
+    command = launcher.serve_command(*(["--port", str(args.port)] if args.port is not None else []))
+    show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
+    os.chdir(paths.checkout())
+    os.execv(command[0], command)
+    return 1
+
+
+def model(args: argparse.Namespace) -> None:
+    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+        path = models.build(models.Recipe(), progress=advance)
+    out(args, {"path": str(path)}, f"the model is at {path}")
+
+
+def envs(args: argparse.Namespace) -> None:
+    service = Service()
+    if args.name:
+        found = service.describe(args.name, args.profile)
+        out(args, found, show.environment(found))
+        return
+    scan = service.environments()
+    answer = {"environments": [asdict(one) for one in scan.environments], "problems": scan.problems}
+    out(args, answer, show.environments(scan))
+
+
+def train(args: argparse.Namespace) -> int:
+    service = Service()
+    if args.resume:
+        record = service.resume(args.resume)
+    else:
+        wanted = Launch(
+            args.environment, args.profile, tuple(parse_assignment(text) for text in args.edits), args.model, args.seed
+        )
+        if args.profile == "embedded" and args.model is None:
+            with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+                models.build(models.Recipe(), progress=advance)
+        record = service.start(wanted)
+    if args.watch:
+        record = watch.until_end(service, record.run_id, quiet=args.json)
+        out(args, service.results(record.run_id), show.results(service.results(record.run_id)))
+        return 0 if record.status == "completed" else 1
+    answer = {
+        "run_id": record.run_id,
+        "status": record.status,
+        "environment": record.environment,
+        "config_path": str(service.store.dir(record.run_id).config),
+        "ui_url": launcher.ui_url(record),
+    }
+    out(args, answer, show.started(answer))
+    return 0
+
+
+def runs(args: argparse.Namespace) -> None:
+    records = Service().runs()
+    rows = [
+        record.model_dump(include={"run_id", "environment", "status", "wandb_run_name", "created_at"}) for record in records
+    ]
+    out(args, {"runs": rows, "count": len(rows)}, show.runs(rows))
+
+
+def status(args: argparse.Namespace) -> None:
+    answer = Service().status(args.run)
+    out(args, answer, show.status(answer))
+
+
+def stop(args: argparse.Namespace) -> None:
+    """Waits until the run has ended, at most a minute: people expect it to be over."""
+    service = Service()
+    answer = service.stop(args.run)
+    launcher.wait_for(lambda: service.get(args.run).ended, timeout_s=60)
+    answer["status"] = service.get(args.run).status
+    out(args, answer, f"{answer['message']}; it is now {answer['status']}")
+
+
+def results(args: argparse.Namespace) -> None:
+    answer = Service().results(args.run)
+    out(args, answer, show.results(answer))
+
+
+def logs(args: argparse.Namespace) -> None:
+    service = Service()
+    path, text = service.log(args.run, args.service, args.lines)
+    if args.json:
+        print(
+            json.dumps({"run_id": args.run, "service": args.service, "path": str(path), "lines": text.splitlines()}, indent=2)
+        )
+        return
+    print(text or f"{path} is empty or not there yet")
+    position = path.stat().st_size if path.exists() else 0
+    while args.follow and not service.get(args.run).ended:
+        position = _print_from(path, position)
+        time.sleep(0.5)
+
+
+def _print_from(path: Path, position: int) -> int:
+    if not path.exists():
+        return position
+    with path.open("rb") as file:
+        file.seek(position)
+        print(file.read().decode(errors="replace"), end="", flush=True)
+        return file.tell()
+
+
+def export(args: argparse.Namespace) -> None:
+    service = Service()
+    record = service.get(args.run)
+    note = weights.export(record, service.store.dir(args.run), Path(args.to).expanduser())
+    out(args, note, show.exported(note))
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    checks = doctor.examine()
+    out(args, {"checks": [asdict(check) for check in checks]}, show.checks(checks))
+    return 0 if all(check.ok or not check.needed for check in checks) else 1

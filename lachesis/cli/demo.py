@@ -1,0 +1,83 @@
+"""`lachesis demo`: the whole chain on a tiny model, from nothing to weights that `peft` loads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lachesis import launcher, models
+from lachesis.cli import show, watch
+from lachesis.runs import RunRecord
+from lachesis.service import Launch, Service
+
+ENVIRONMENT = "arithmetic"
+
+
+def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int:
+    """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was started here."""
+    with show.steps_bar("building a tiny model", quiet=as_json) as advance:
+        model = models.build(models.Recipe(), progress=advance)
+    show.notice(f"model: {model}")
+    with contextlib.ExitStack() as stack:
+        server = launcher.running_server()
+        if server is None:
+            show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s)")
+            stack.enter_context(launcher.Serving())
+            server = launcher.running_server() or {}
+        show.notice(f"Prefect UI: {server.get('ui_url')}")
+        edits: list[tuple[str, Any]] = [("data_seed", seed)]
+        if steps is not None:
+            edits.append(("total_steps", steps))
+        record = service.start(Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed))
+        record = _watch(service, record, as_json=as_json)
+        launcher.wait_gone(record)
+    answer = service.results(record.run_id)
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _show(service, record, answer)
+    return 0 if record.status == "completed" else 1
+
+
+def _watch(service: Service, record: RunRecord, *, as_json: bool) -> RunRecord:
+    try:
+        return watch.until_end(service, record.run_id, quiet=as_json)
+    except KeyboardInterrupt:
+        show.notice(f"stopping run {record.run_id}; it saves a checkpoint first")
+        service.stop(record.run_id)
+        launcher.wait_for(lambda: service.get(record.run_id).ended, timeout_s=60)
+        launcher.wait_gone(service.get(record.run_id))
+        raise
+
+
+def _show(service: Service, record: RunRecord, answer: dict[str, Any]) -> None:
+    samples = _samples(service.store.dir(record.run_id).evaluation)
+    if samples:
+        table = Table(
+            "held-out sum", "before training", "after training", "right", title="sampled answers", title_justify="left"
+        )
+        for question, before, after, right in samples:
+            table.add_row(question, before, Text(after, style="green" if after == right else "red"), right)
+        show.console.print(table)
+    show.console.print(Text(f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.ui_url(record)}", style="dim"))
+    show.console.print(Text(f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums", style="dim"))
+    show.console.print(show.results(answer))
+
+
+def _samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
+    """Question, first answer before, first answer after, right answer, of some held-out items."""
+    answers: dict[str, dict[str, tuple[str, str]]] = {}
+    for which in ("before", "after"):
+        with contextlib.suppress(OSError):
+            for line in (folder / which / "samples.jsonl").read_text().splitlines():
+                one = json.loads(line)
+                answers.setdefault(one["question"], {}).setdefault(which, (one["model_answer"], one["answer"]))
+    both = {question: found for question, found in answers.items() if len(found) == 2}
+    chosen = random.Random(0).sample(sorted(both), min(count, len(both)))
+    return [(question, both[question]["before"][0], *both[question]["after"]) for question in chosen]

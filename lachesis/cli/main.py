@@ -1,0 +1,114 @@
+"""The command `lachesis`: arguments, exit codes. What a command does is in `commands`, how it looks in `show`.
+
+Exit codes: 0 done, 1 an error (its code and reason on stderr; with --json as JSON on stdout), 2 wrong arguments,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from lachesis import __version__
+from lachesis.errors import LachesisError, as_payload
+
+EPILOG = (
+    "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\
+`lachesis train arithmetic --watch` in another. Everything is kept under $LACHESIS_HOME."
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and its options."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON for a program")
+    top = argparse.ArgumentParser(
+        prog="lachesis",
+        description="Train language models by reinforcement: discover, launch, watch, stop, hand over.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"lachesis {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    demo = add("demo", "Build a tiny model, serve, train it on sums, and compare it before and after.")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
+    serve = add("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
+    serve.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
+    model = add("model", "Build the tiny model that learns on a laptop.")
+    model.add_argument("action", choices=["build"])
+    envs = add("envs", "List environments; with a name, show its fields.")
+    envs.add_argument("name", nargs="?")
+    _profile(envs)
+    _add_train(add("train", "Start a run on an environment, or resume one."))
+    add("runs", "List all runs.")
+    for name, text in (
+        ("status", "Show one run: phase, processes, metrics."),
+        ("stop", "End a run; it saves a checkpoint first."),
+        ("results", "Show what came of a run: rewards, evaluation, weights."),
+    ):
+        add(name, text).add_argument("run")
+    logs = add("logs", "Show the log of one process of a run.")
+    logs.add_argument("run")
+    logs.add_argument("service", nargs="?", default="trainer", choices=["trainer", "env", "api", "engine"])
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("-n", "--lines", type=int, default=50)
+    weights = add("weights", "Export a run's adapter for PEFT.")
+    weights.add_argument("run")
+    weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
+    add("doctor", "Check what this machine has and say how to get what is missing.")
+    return top
+
+
+def _profile(command: argparse.ArgumentParser) -> None:
+    default = os.environ.get("LACHESIS_PROFILE", "embedded")
+    command.add_argument("--profile", default=default, help="embedded, tinker or custom (default: %(default)s)")
+
+
+def _add_train(command: argparse.ArgumentParser) -> None:
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("environment", nargs="?", help="a name from `lachesis envs`")
+    what.add_argument("--resume", metavar="RUN", help="continue an ended run from its newest checkpoint")
+    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
+    command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
+    command.add_argument("--seed", type=int)
+    command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
+    _profile(command)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = parser().parse_args(argv)
+    from lachesis.cli import commands
+
+    signal.signal(signal.SIGTERM, _interrupt)  # so that `demo` ends what it has started
+    try:
+        return commands.run(args)
+    except LachesisError as error:
+        if args.json:
+            print(json.dumps(as_payload(error), indent=2, default=str))
+        else:
+            print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

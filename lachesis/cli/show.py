@@ -1,0 +1,177 @@
+"""How answers look to a person."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from lachesis.cli.doctor import Check
+    from lachesis.discovery import Scan
+
+Json = dict[str, Any]
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"completed": "green", "failed": "red", "stopped": "yellow"}
+
+
+def notice(text: str) -> None:
+    """Something for a person only; a program reads stdout."""
+    _err.print(Text(text, style="dim"))
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The values from 0 to 1 as blocks, the mean of equal parts when there are more than `width`."""
+    if not values:
+        return ""
+    parts = min(width, len(values))
+    bounds = [round(index * len(values) / parts) for index in range(parts + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    return "".join(_BLOCKS[min(7, max(0, int(value * 8)))] for value in means)
+
+
+@contextlib.contextmanager
+def steps_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears with the first step, so that nothing is shown when there is nothing to do."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    progress = Progress(*columns, console=_err, disable=quiet)
+    task = progress.add_task(text, total=None, visible=False)
+
+    def advance(done: int, total: int) -> None:
+        if not progress.live.is_started:
+            progress.start()
+        progress.update(task, completed=done, total=total, visible=True)
+
+    try:
+        yield advance
+    finally:
+        progress.stop()
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=index == 0)  # names are for copying
+    return table
+
+
+def _pairs(rows: Sequence[tuple[str, Any]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        if value not in (None, "", {}, []):
+            table.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    return table
+
+
+def _status_text(status: str) -> Text:
+    return Text(status, style=_COLOURS.get(status, "cyan"))
+
+
+def environments(scan: Scan) -> RenderableType:
+    table = _table("name", "what it is", "file")
+    for one in scan.environments:
+        table.add_row(one.name, one.description, one.file_path)
+    problems = [Text(f"{file} does not parse: {reason}", style="red") for file, reason in scan.problems.items()]
+    return Group(table, *problems, Text("lachesis envs NAME shows the fields of one", style="dim"))
+
+
+def environment(found: Json) -> RenderableType:
+    table = _table("field", "type", "value", "what it is")
+    locked = _table("locked field", "value", "why")
+    for field in found["fields"]:
+        if field["locked"]:
+            locked.add_row(f"{field['section']}.{field['name']}", str(field["current_value"]), field["locked"])
+        else:
+            table.add_row(
+                f"{field['section']}.{field['name']}", field["type"], str(field["current_value"]), field["description"]
+            )
+    warning = [Text(found["warning"], style="yellow")] if found["warning"] else []
+    head = Text(f"{found['name']} ({found['class_name']}): {found['description']}\n{found['file_path']}\n")
+    return Group(head, *warning, table, Text(""), locked)
+
+
+def started(answer: Json) -> RenderableType:
+    run = answer["run_id"]
+    return _pairs(
+        [
+            ("run", run),
+            ("status", _status_text(answer["status"])),
+            ("page", answer["ui_url"]),
+            ("configuration", answer["config_path"]),
+            ("next", f"lachesis status {run} · lachesis logs {run} -f · lachesis stop {run}"),
+        ]
+    )
+
+
+def runs(rows: Sequence[Json]) -> RenderableType:
+    if not rows:
+        return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
+    table = _table("run", "environment", "status", "created (UTC)")
+    for row in rows:
+        table.add_row(row["run_id"], row["environment"], _status_text(row["status"]), row["created_at"][:19].replace("T", " "))
+    return table
+
+
+def status(answer: Json) -> RenderableType:
+    progress = answer["progress"]
+    reward = answer["metrics"]["reward_mean"]
+    return _pairs(
+        [
+            ("run", answer["run_id"]),
+            ("environment", answer["environment"]),
+            ("status", _status_text(answer["status"])),
+            ("phase", answer["phase"]),
+            ("step", f"{progress['step']} of {progress['total']}"),
+            ("reward/mean", None if reward is None else f"{reward:.3f}"),
+            ("minutes", answer["running_time_minutes"]),
+            ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
+            ("error", Text(answer.get("error", ""), style="red")) if answer.get("error") else ("error", None),
+            ("page", answer["ui_url"]),
+            ("next", " · ".join(answer["next_steps"])),
+        ]
+    )
+
+
+def results(answer: Json) -> RenderableType:
+    """The last lines name run, rewards, held-out accuracy and weights, as `results --json` has them."""
+    reward, held_out = answer["reward"], answer["held_out"]
+    return _pairs(
+        [
+            ("run", answer["run_id"]),
+            ("status", _status_text(answer["status"])),
+            ("error", answer.get("error")),
+            ("steps", answer["final_metrics"].get("step")),
+            ("W&B", answer.get("wandb_url")),
+            ("reward/mean", f"first {reward['first']:.3f}, last {reward['last']:.3f}" if reward else None),
+            ("held-out accuracy", ", ".join(f"{which} {_number(value)}" for which, value in held_out.items())),
+            ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
+        ]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def exported(note: Json) -> RenderableType:
+    code = f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({note['base_model']!r}), {note['path']!r})"
+    return _pairs([("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"]), ("load", code)])
+
+
+def checks(found: Sequence[Check]) -> RenderableType:
+    table = _table("", "what", "found", "how to get it")
+    for check in found:
+        mark = Text("ok", style="green") if check.ok else Text("missing", style="red" if check.needed else "yellow")
+        table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
+    return table

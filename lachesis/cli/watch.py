@@ -1,0 +1,85 @@
+"""Watch a run until it ends: phase, progress, reward and its curve."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.cli import show
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunRecord, seconds_between
+from lachesis.service import Service
+
+REFRESH_S = 0.5
+ASK_SERVER_S = 2.0
+
+
+def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecord:
+    """The record of the run once it has ended. On a terminal the view is redrawn, elsewhere a line is printed now and then."""
+    record = service.get(run_id)
+    asked = time.monotonic()
+    with _view(quiet=quiet) as draw:
+        while not record.ended:
+            draw(service, record)
+            time.sleep(REFRESH_S)
+            if time.monotonic() - asked > ASK_SERVER_S:
+                asked, record = time.monotonic(), service.get(run_id)
+            else:
+                record = service.store.load(run_id)
+        draw(service, record)
+    return record
+
+
+class _Lines:
+    """For a log file: one line when the phase changes and every ten steps."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def __call__(self, service: Service, record: RunRecord) -> None:
+        steps = MetricsFile(service.store.dir(record.run_id).metrics).read()
+        step = steps[-1]["step"] if steps else 0
+        key = f"{record.phase} {step // 10}"
+        if key != self.last:
+            self.last = key
+            reward = f", reward/mean {_recent(steps):.3f}" if steps else ""
+            show.console.print(f"{_elapsed(record):6.1f} s  {record.phase}, step {step} of {record.total_steps}{reward}")
+
+
+@contextlib.contextmanager
+def _view(*, quiet: bool) -> Iterator[object]:
+    if quiet:
+        yield lambda service, record: None
+    elif show.console.is_terminal:
+        with Live(console=show.console, auto_refresh=False) as live:
+            yield lambda service, record: live.update(_panel(service, record), refresh=True)
+    else:
+        yield _Lines()
+
+
+def _panel(service: Service, record: RunRecord) -> RenderableType:
+    steps = MetricsFile(service.store.dir(record.run_id).metrics).read()
+    step = steps[-1]["step"] if steps else 0
+    table = Table.grid(padding=(0, 2))
+    table.add_row(f"run {record.run_id}", record.environment, record.phase, f"{_elapsed(record):.0f} s")
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(total=record.total_steps, completed=step, width=40), f"step {step} of {record.total_steps}")
+    rewards = [one["reward/mean"] for one in steps]
+    curve = Text(f"reward {_recent(steps):.3f}  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts")
+    return Group(table, bar, curve)
+
+
+def _recent(steps: list[dict[str, float]]) -> float:
+    last = [one["reward/mean"] for one in steps[-5:]]
+    return sum(last) / len(last)
+
+
+def _elapsed(record: RunRecord) -> float:
+    return seconds_between(record.created_at, record.ended_at if record.ended else None)

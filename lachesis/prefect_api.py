@@ -1,0 +1,99 @@
+"""The few calls to a Prefect server that this project needs, by plain HTTP with a short time limit.
+
+Prefect's own client is not used here: importing it takes two seconds, and during an outage of the server it blocks for
+minutes, in which a flow could not look after its services.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lachesis import paths
+from lachesis.errors import ServerDownError
+
+TIMEOUT_S = 5.0
+Json = dict[str, Any]
+
+
+def server_file(home: Path | None = None) -> Path:
+    """Written by the launcher: where its Prefect server listens, and its process ids."""
+    return (home or paths.home()) / "server.json"
+
+
+def api_url(home: Path | None = None) -> str | None:
+    """`$PREFECT_API_URL`, else the address of the launcher that runs in this home; None when there is neither."""
+    named = os.environ.get("PREFECT_API_URL")
+    if named:
+        return named.rstrip("/")
+    try:
+        return str(json.loads(server_file(home).read_text())["api_url"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+class PrefectApi:
+    """One server. Every method raises ServerDownError when it does not answer in time."""
+
+    def __init__(self, url: str | None = None) -> None:
+        found = url or api_url()
+        if found is None:
+            raise ServerDownError("no Prefect server is known: start one with `lachesis serve`, or set PREFECT_API_URL")
+        self.url = found
+        user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
+        self._auth = (user, password) if user else None
+
+    def healthy(self) -> bool:
+        try:
+            return bool(self._ask("GET", "/health"))
+        except ServerDownError:
+            return False
+
+    def deployment(self, flow: str, name: str) -> Json | None:
+        """The deployment, or None when it is not registered."""
+        return self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
+
+    def create_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
+        """Schedule a flow run for now; the same `key` gives the same run."""
+        body = {
+            "name": name,
+            "parameters": parameters,
+            "tags": tags,
+            "idempotency_key": key,
+            "state": {"type": "SCHEDULED", "message": "submitted"},
+        }
+        return self._ask("POST", f"/deployments/{deployment_id}/create_flow_run", body) or {}
+
+    def flow_run(self, flow_run_id: str) -> Json | None:
+        return self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
+
+    def cancel(self, flow_run_id: str, message: str) -> Json:
+        """Ask the runner to end the run; a run that has not started ends at once."""
+        state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
+        return self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
+
+    def create_artifact(self, flow_run_id: str, *, key: str, kind: str, data: Any, description: str = "") -> str:
+        body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": flow_run_id}
+        return str((self._ask("POST", "/artifacts/", body) or {}).get("id"))
+
+    def update_artifact(self, artifact_id: str, data: Any) -> None:
+        self._ask("PATCH", f"/artifacts/{artifact_id}", {"data": data})
+
+    def _ask(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
+        try:
+            answer = httpx.request(
+                method, self.url + path, json=body, timeout=TIMEOUT_S, auth=self._auth, trust_env=False, follow_redirects=True
+            )
+        except httpx.HTTPError as error:
+            raise ServerDownError(
+                f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"
+            ) from error
+        if answer.status_code == 404 and missing_ok:
+            return None
+        if answer.status_code >= 400:
+            raise ServerDownError(f"the Prefect server answered {path} with HTTP {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.content else None

@@ -1,0 +1,260 @@
+"""The use cases behind the command line and every other surface. Everything that lasts is on disk or in Prefect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis import config as configuration
+from lachesis import discovery, launcher, models
+from lachesis.config import PROFILES, RunConfig
+from lachesis.discovery import Environment, Scan
+from lachesis.errors import FieldValueError, MissingDependencyError, MissingKeyError, RunStateError
+from lachesis.fields import Fields
+from lachesis.metrics import MetricsFile, history
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import RunRecord, RunStore, seconds_between, write_private
+from lachesis.supervision.process import tail
+from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.weights import adapter_folder
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What somebody wants to train."""
+
+    environment: str
+    profile: str = "embedded"
+    edits: tuple[tuple[str, Any], ...] = ()
+    model: str | None = None
+    seed: int | None = None
+
+
+class Service:
+    """One home folder. Every method raises LachesisError and nothing else that a user could cause."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.store = RunStore(home)
+
+    # --- environments -----------------------------------------------------------------------------------------------
+
+    def environments(self) -> Scan:
+        return discovery.scan()
+
+    def describe(self, name: str, profile: str = "embedded") -> Json:
+        """One environment and its fields, with the value that a run would have now."""
+        environment = discovery.find(name)
+        schema = discovery.schema(environment)
+        fields = Fields(profile, schema)
+        preview = configuration.resolve(name, profile, {}, defaults=schema.values).model_dump()
+        described = [
+            {
+                "name": field.name,
+                "section": field.section,
+                "type": field.type,
+                "default": field.default,
+                "description": field.description,
+                "current_value": preview[field.section].get(field.name),
+                "locked": field.locked,
+            }
+            for field in fields.by_name.values()
+        ]
+        return {**asdict(environment), "profile": profile, "fields": described, "warning": schema.warning}
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
+        """The checked configuration of a launch, before anything is started."""
+        environment = discovery.find(launch.environment)
+        check_profile(launch.profile)
+        schema = discovery.schema(environment)
+        fields = Fields(launch.profile, schema)
+        model = self._model(launch)
+        base = configuration.resolve(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
+        edits: dict[str, dict[str, Any]] = {}
+        own: dict[str, Any] = {}
+        for name, value in launch.edits:
+            field, checked = fields.edit(name, value, base)
+            edits.setdefault(field.section, {})[field.name] = checked
+            if field.section == "env" and field.name not in configuration.EnvSection.model_fields:
+                own[field.name] = checked
+        if launch.seed is not None:
+            edits.setdefault("tinker", {})["seed"] = launch.seed
+        config = configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
+        if own:  # validators of the environment's own class run in its own process only
+            complaints = discovery.check_values(environment, own)
+            if complaints:
+                raise FieldValueError(f"{environment.name} refuses its configuration: {'; '.join(complaints)}")
+        return environment, config
+
+    def start(self, launch: Launch) -> RunRecord:
+        """Create a run and submit it. Nothing is left behind when this raises."""
+        environment, config = self.resolve(launch)
+        PrefectApi()  # a missing server is told before anything is made
+        run_id = self.store.new_id()
+        record = RunRecord(
+            run_id=run_id,
+            environment=environment.name,
+            environment_file=environment.file_path,
+            profile=launch.profile,
+            base_model=config.openai.model_name,
+            total_steps=config.env.total_steps,
+            seed=config.tinker.seed,
+            wandb_project=config.tinker.wandb_project,
+            wandb_run_name=f"{environment.name}-{run_id}",
+        )
+        folder = self.store.create(record)
+        try:
+            write_private(folder.config, config.to_yaml())
+            return launcher.submit(self.store, record)
+        except BaseException:
+            self.store.discard(run_id)
+            raise
+
+    def resume(self, run_id: str) -> RunRecord:
+        """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is."""
+        record = self.get(run_id)
+        if not record.ended:
+            return record
+        if record.status == "completed":
+            raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
+        check_profile(record.profile)
+        record = self.store.update(run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1)
+        return launcher.submit(self.store, record)
+
+    def get(self, run_id: str) -> RunRecord:
+        return launcher.refresh(self.store, self.store.load(run_id))
+
+    def runs(self) -> list[RunRecord]:
+        return [launcher.refresh(self.store, record) for record in self.store.all()]
+
+    def status(self, run_id: str) -> Json:
+        """The keys of the contract, and phase, progress and next steps."""
+        record = self.get(run_id)
+        steps = MetricsFile(self.store.dir(run_id).metrics).read()
+        last = steps[-1] if steps else {}
+        started = record.started_at or record.created_at
+        minutes = seconds_between(started, record.ended_at if record.ended else None) / 60
+        status: Json = {
+            "run_id": run_id,
+            "status": record.status,
+            "phase": record.phase,
+            "environment": record.environment,
+            "running_time_minutes": round(minutes, 2),
+            "processes": {self._short(name): service.state for name, service in record.services.items()},
+            "progress": {"step": last.get("step", 0), "total": record.total_steps},
+            "wandb_project": record.wandb_project,
+            "wandb_run_name": record.wandb_run_name,
+            "logs": {self._short(name): service.log for name, service in record.services.items()},
+            "metrics": {
+                "step": last.get("step", 0),
+                "reward_mean": last.get("reward/mean"),
+                "percent_correct": record.evaluation.get("after", {}).get("train/percent_correct"),
+                "eval_percent_correct": record.evaluation.get("after", {}).get("eval/percent_correct"),
+            },
+            "ui_url": launcher.ui_url(record),
+            "next_steps": _next_steps(record),
+        }
+        if record.wandb_url:
+            status["wandb_url"] = record.wandb_url
+        if record.error:
+            status["error"] = record.error
+        return status
+
+    def stop(self, run_id: str) -> Json:
+        """Ask the run to save a checkpoint and end; returns at once."""
+        record = self.get(run_id)
+        if record.ended:
+            return {"message": f"run {run_id} is not running", "run_id": run_id, "status": record.status}
+        launcher.cancel(self.store, record)
+        return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
+
+    def results(self, run_id: str) -> Json:
+        """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
+        record = self.get(run_id)
+        folder = self.store.dir(run_id)
+        steps = MetricsFile(folder.metrics).read()
+        newest = Checkpoints(folder.checkpoints).newest()
+        weights: Json = {}
+        if newest is not None:
+            adapter = adapter_folder(folder, newest)
+            weights = {
+                "step": newest.step,
+                "sampler_weights": newest.sampler_weights,
+                "state": newest.state,
+                "adapter": str(adapter) if adapter else None,
+            }
+        result: Json = {
+            "run_id": run_id,
+            "status": record.status,
+            "environment": record.environment,
+            "base_model": record.base_model,
+            "wandb_project": record.wandb_project,
+            "wandb_run_name": record.wandb_run_name,
+            "reward": {"first": steps[0]["reward/mean"], "last": steps[-1]["reward/mean"]} if steps else {},
+            "held_out": {which: _accuracy(found) for which, found in record.evaluation.items()},
+            "weights": weights,
+            "final_metrics": steps[-1] if steps else {},
+            "history": history(steps),
+            "metrics_file": str(folder.metrics),
+        }
+        return {**result, **({"wandb_url": record.wandb_url} if record.wandb_url else {}), **_error(record)}
+
+    def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str]:
+        """The file and its last lines. `service` is a name of the plan, or one of the short ones."""
+        self.store.load(run_id)
+        path = self.store.dir(run_id).log(service)
+        return path, tail(path, lines)
+
+    def _model(self, launch: Launch) -> str | None:
+        if launch.model is None:
+            return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
+        folder = Path(launch.model).expanduser()
+        return str(folder.resolve()) if folder.exists() or launch.model.startswith(("/", ".", "~")) else launch.model
+
+    @staticmethod
+    def _short(name: str) -> str:
+        return {"environment": "env"}.get(name, name)
+
+
+def check_profile(profile: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile lacks."""
+    configuration.profile_values(profile)
+    missing = [key for key in PROFILES[profile].keys if not environ.get(key)]
+    if missing:
+        raise MissingKeyError(f"profile {profile} needs {', '.join(missing)} in the environment", missing=missing)
+    if profile == "embedded":
+        absent = missing_modules(("torch", "transformers", "peft"))
+        if absent:
+            raise MissingDependencyError(
+                f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
+            )
+
+
+def missing_modules(names: Iterable[str]) -> list[str]:
+    """Those that cannot be imported, without importing them."""
+    from importlib.util import find_spec
+
+    return [name for name in names if find_spec(name) is None]
+
+
+def _accuracy(metrics: Mapping[str, float]) -> float | None:
+    return metrics.get("eval/percent_correct", next(iter(metrics.values()), None))
+
+
+def _error(record: RunRecord) -> Json:
+    return {"error": record.error} if record.error else {}
+
+
+def _next_steps(record: RunRecord) -> list[str]:
+    run = record.run_id
+    if record.status == "completed":
+        return [f"lachesis results {run}", f"lachesis weights {run} --to DIR"]
+    if record.status in ("failed", "stopped"):
+        return [f"lachesis logs {run} trainer", f"lachesis train --resume {run}", f"lachesis results {run}"]
+    return [f"lachesis status {run}", f"lachesis logs {run} trainer -f", f"lachesis stop {run}"]

@@ -1,0 +1,20 @@
+"""Read what Atropos' `evaluate` command has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lachesis.errors import RunStateError
+
+
+def read_evaluation(folder: Path) -> dict[str, float]:
+    """The metrics of `folder`/metrics.json. Raises RunStateError when the environment wrote none."""
+    file = folder / "metrics.json"
+    try:
+        found = json.loads(file.read_text())["results"]["all"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunStateError(
+            f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
+        ) from error
+    return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}

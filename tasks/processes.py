@@ -1,0 +1,37 @@
+"""Tasks around one service: start it, wait until it is healthy, run it to its end."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from lachesis.errors import HealthTimeoutError, ProcessExitedError
+from lachesis.runs import RunStore
+from lachesis.supervision.group import ServiceGroup, death_note
+from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.process import ServiceSpec
+
+
+@task(task_run_name="start {spec.name}", cache_policy=NO_CACHE)
+def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> int:
+    """Start the service; its process id."""
+    pid = group.start(spec)
+    store.update_service(run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting")
+    return pid
+
+
+@task(task_run_name="wait for {spec.name}", cache_policy=NO_CACHE)
+def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> float:
+    """Seconds until the service was healthy; fails at once when it dies."""
+    waited = wait_healthy(group, spec)
+    store.update_service(run_id, spec.name, state="running")
+    return waited
+
+
+@task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
+def wait_for_end(group: ServiceGroup, spec: ServiceSpec) -> None:
+    """Wait until a process that ends by itself has ended well."""
+    if group.wait(spec.name, spec.timeout_s) is None:
+        raise HealthTimeoutError(f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}")
+    if group.exit_code(spec.name) != 0:
+        raise ProcessExitedError(death_note(spec, group.exit_code(spec.name)))
