@@ -45,6 +45,8 @@ def launch(run_id: str, home: str) -> State[Any] | None:
                 run.evaluate()
             finally:
                 store.update(run_id, status="stopping", phase="stopping")
+                group.close()
+                _note_exits(store, run_id, group)
     except StopRequested as request:
         _end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {request}")
@@ -81,11 +83,15 @@ def _begin(store: RunStore, run_id: str) -> RunRecord:
     )
 
 
+def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
+    known = store.load(run_id).services
+    for name, code in group.exited().items():
+        if name in known:
+            store.update_service(run_id, name, state=f"exited ({code})")
+
+
 def _end(store: RunStore, run_id: str, status: Status, error: BaseException | None = None) -> None:
     """Write how the run ended into its record."""
-    for name, service in store.load(run_id).services.items():
-        if service.state in ("starting", "running"):
-            store.update_service(run_id, name, state="ended")
     reason = None
     if error is not None:
         reason = str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}"

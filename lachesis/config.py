@@ -223,7 +223,7 @@ PROFILES: dict[str, Profile] = {
         "the engine of this project on this machine; no key, no cost",
         values={
             "env": {
-                "total_steps": 120,
+                "total_steps": 300,
                 "use_wandb": False,
                 "max_token_length": 128,
                 "max_num_workers": 64,

@@ -22,6 +22,8 @@ from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.weights import adapter_folder
 
 Json = dict[str, Any]
+REWARD_STEPS = 5
+"""The first and the last reward of a run are means over this many steps; one step has few prompts."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ class Service:
             "base_model": record.base_model,
             "wandb_project": record.wandb_project,
             "wandb_run_name": record.wandb_run_name,
-            "reward": {"first": steps[0]["reward/mean"], "last": steps[-1]["reward/mean"]} if steps else {},
+            "reward": {"first": _mean_reward(steps[:REWARD_STEPS]), "last": _mean_reward(steps[-REWARD_STEPS:])}
+            if steps
+            else {},
             "held_out": {which: _accuracy(found) for which, found in record.evaluation.items()},
             "weights": weights,
             "final_metrics": steps[-1] if steps else {},
@@ -241,6 +245,10 @@ def missing_modules(names: Iterable[str]) -> list[str]:
     from importlib.util import find_spec
 
     return [name for name in names if find_spec(name) is None]
+
+
+def _mean_reward(steps: list[Json]) -> float:
+    return round(sum(one["reward/mean"] for one in steps) / len(steps), 4)
 
 
 def _accuracy(metrics: Mapping[str, float]) -> float | None:

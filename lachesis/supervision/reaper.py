@@ -18,10 +18,14 @@ import time
 from typing import Any
 
 POLL_S = 0.05
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def end_with_reaper() -> None:
-    """In a child: die when the reaper dies, so that even SIGKILL to it leaves no service (Linux only)."""
+def prepare_child() -> None:
+    """In a child: hear the signals that the reaper ignores, and die when the reaper dies, so that even SIGKILL to it leaves
+    no service (the latter on Linux only)."""
+    for one in IGNORED:
+        signal.signal(one, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -47,7 +51,7 @@ class Reaper:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=end_with_reaper,
+                    preexec_fn=prepare_child,
                 )
         except OSError as error:
             self.tell(refused=name, error=str(error))
@@ -105,6 +109,6 @@ def alive(process: subprocess.Popen[bytes]) -> bool:
 
 
 if __name__ == "__main__":
-    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for one in IGNORED:
         signal.signal(one, signal.SIG_IGN)
     Reaper().run()

@@ -122,14 +122,19 @@ async def _train(
         wandb=wandb,
         eos_id=tokenizer.eos_token_id,
     )
-    async with serving(inference_app.create_app(policy, tokenizer, config, state), sock):
-        await trainer.run(stop)
-        if args.hold and not stop.is_set():
-            await stop.wait()
-    if wandb:
-        await asyncio.to_thread(wandb.close)
-    await atropos.close()
-    await policy.close()
+    try:
+        async with serving(inference_app.create_app(policy, tokenizer, config, state), sock):
+            await trainer.run(stop)
+            if args.hold and not stop.is_set():
+                await stop.wait()
+    except BaseException:
+        await policy.close("errored")
+        raise
+    finally:
+        if wandb:
+            await asyncio.to_thread(wandb.close)
+        await atropos.close()
+    await policy.close("success")
 
 
 def _wandb(config: RunConfig, folder: Path) -> WandbSink:

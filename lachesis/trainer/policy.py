@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import tinker
 
@@ -96,9 +94,9 @@ class Policy:
             "sampler_weights": (await weights.result_async()).path,
         }
 
-    async def close(self) -> None:
+    async def close(self, status: Literal[success, errored, interrupted]) -> None:
         """End the session, which frees what it holds on the server."""
-        await asyncio.to_thread(self.service.close)
+        await self.service.close(status)
 
 
 def _optimizer_metrics(metrics: dict[str, float] | None) -> dict[str, float]:

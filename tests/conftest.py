@@ -1,0 +1,113 @@
+"""Fixtures: a home of its own, free ports, real child processes, a random tiny model and a real engine that serves it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lachesis import models
+from lachesis.supervision.process import free_ports
+
+os.environ["TINKER_TELEMETRY"] = "0"
+os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # an accidental server fails instead of starting
+TOKEN = "tml-test"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has its own home and none of the developer's keys."""
+    for name in list(os.environ):
+        if name.startswith(("TINKER_API", "TINKER_BASE", "WANDB_", "PREFECT_API", "LACHESIS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A two-layer model with random weights."""
+    return str(models.build(models.Recipe(steps=0), tmp_path_factory.mktemp("random")))
+
+
+@dataclass
+class RunningEngine:
+    url: str
+    model: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    store: Path
+    token: str = TOKEN
+
+
+@pytest.fixture(scope="session")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningEngine]]:
+    """A factory of real engines; what it has started is ended."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(model: str, store: Path | None = None) -> RunningEngine:
+        folder = tmp_path_factory.mktemp("engine")
+        store = store or folder / "store"
+        port = free_ports(1)[0]
+        log = folder / "engine.log"
+        command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", str(store)]
+        with log.open("wb") as stream:
+            env = {**os.environ, "LACHESIS_ENGINE_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}
+            process = subprocess.Popen(command, stdout=stream, stderr=stream, env=env, start_new_session=True)
+        started.append(process)
+        url = f"http://127.0.0.1:{port}"
+        wait_http(f"{url}/api/v1/healthz", process, headers={"X-API-Key": TOKEN})
+        return RunningEngine(url, model, process, log, store)
+
+    yield start
+    for process in started:
+        end(process)
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine: Callable[..., RunningEngine], random_model: str) -> RunningEngine:
+    """One engine for all tests that do not restart it."""
+    return start_engine(random_model)
+
+
+def wait_http(url: str, process: subprocess.Popen[bytes], timeout_s: float = 60, **options: object) -> None:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        assert process.poll() is None, f"the process has ended with {process.returncode}"
+        try:
+            if httpx.get(url, trust_env=False, **options).status_code == 200:  # type: ignore[arg-type]
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"{url} is not ready after {timeout_s} s")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[str]:
+    """A real Atropos API; its address."""
+    port = free_ports(1)[0]
+    with (tmp_path / "api.log").open("wb") as stream:
+        command = [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
+    wait_http(f"http://127.0.0.1:{port}/", process)
+    yield f"http://127.0.0.1:{port}"
+    end(process)

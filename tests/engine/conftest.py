@@ -1,0 +1,22 @@
+"""The real SDK against our engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tinker
+
+
+@pytest.fixture(scope="session")
+def service(engine: Any) -> Iterator[tinker.ServiceClient]:
+    client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
+    yield client
+    client.close("success").result()
+
+
+@pytest.fixture
+def training(service: tinker.ServiceClient, engine: Any) -> tinker.TrainingClient:
+    """A fresh adapter of rank 8."""
+    return service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result()

@@ -1,0 +1,161 @@
+"""Sampling through the real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+
+PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
+END = 258
+
+
+@pytest.fixture(scope="module")
+def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient:
+    return service.create_sampling_client(base_model=engine.model).result()
+
+
+def sample(sampler: tinker.SamplingClient, n: int = 1, **params: Any) -> list[tinker.SampledSequence]:
+    wanted = {"max_tokens": 12, "temperature": 1.0, "stop": [], **params}
+    return list(sampler.sample(PROMPT, n, tinker.SamplingParams(**wanted)).result().sequences)
+
+
+def test_samples_differ_and_are_cut_at_the_limit(sampler: tinker.SamplingClient) -> None:
+    found = sample(sampler, n=8)
+    assert len({tuple(one.tokens) for one in found}) > 1
+    assert all(len(one.tokens) == len(one.logprobs or []) == 12 for one in found)
+    assert {one.stop_reason for one in found} == {"length"}
+
+
+def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(sampler: tinker.SamplingClient) -> None:
+    alone = [one.tokens for one in sample(sampler, n=3, seed=5)]
+    params = tinker.SamplingParams(max_tokens=12, temperature=1.0, stop=[], seed=5)
+    other = tinker.ModelInput.from_ints([1, 2, 3])
+    crowd = [sampler.sample(other, 4, tinker.SamplingParams(max_tokens=20, stop=[])) for _ in range(5)]
+    together = sampler.sample(PROMPT, 3, params).result()
+    for one in crowd:
+        one.result()
+    assert [one.tokens for one in together.sequences] == alone
+    assert alone[0] != alone[1]
+
+
+def test_temperature_zero_and_top_k_one_are_greedy(sampler: tinker.SamplingClient) -> None:
+    greedy = sample(sampler, n=2, temperature=0.0)
+    assert greedy[0].tokens == greedy[1].tokens == sample(sampler, top_k=1)[0].tokens
+
+
+def test_a_small_top_p_leaves_only_the_likeliest(sampler: tinker.SamplingClient) -> None:
+    assert sample(sampler, top_p=1e-6)[0].tokens == sample(sampler, temperature=0.0)[0].tokens
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_logprobs_are_those_of_the_scaled_distribution(sampler: tinker.SamplingClient, temperature: float) -> None:
+    """From prompt logprobs at temperature 1 of all 260 continuations, scaled by hand."""
+    (one,) = sample(sampler, max_tokens=1, temperature=temperature)
+    prompt = PROMPT.to_ints()
+    waiting = [sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token])) for token in range(260)]
+    raw = np.array([future.result()[-1] for future in waiting], dtype=np.float64) / temperature
+    scaled = raw - np.log(np.exp(raw).sum())
+    assert (one.logprobs or [])[0] == pytest.approx(scaled[one.tokens[0]], abs=1e-3)
+
+
+def test_samples_follow_the_distribution(sampler: tinker.SamplingClient) -> None:
+    """The mean logprob of many samples is minus the entropy of the first token's distribution."""
+    found = sample(sampler, n=2000, max_tokens=1, seed=1)
+    prompt = PROMPT.to_ints()
+    waiting = [sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token])) for token in range(260)]
+    logs = np.array([future.result()[-1] for future in waiting], dtype=np.float64)
+    entropy = -(np.exp(logs) * logs).sum()
+    assert np.mean([one.logprobs[0] for one in found if one.logprobs]) == pytest.approx(-entropy, abs=0.05)
+
+
+def test_sampling_logprobs_are_those_of_the_trainer(sampler: tinker.SamplingClient) -> None:
+    """What is sampled with a cache has the logprob that one pass over the whole sequence gives."""
+    (one,) = sample(sampler, max_tokens=10)
+    whole = sampler.compute_logprobs(tinker.ModelInput.from_ints([*PROMPT.to_ints(), *one.tokens])).result()
+    np.testing.assert_allclose(np.array(one.logprobs), np.array(whole[-10:], dtype=np.float64), atol=1e-3)
+
+
+def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler: tinker.SamplingClient) -> None:
+    first = sample(sampler, temperature=0.0)[0].tokens
+    (one,) = sample(sampler, temperature=0.0, stop=[first[2]])
+    assert one.stop_reason == "stop"
+    assert one.tokens == first[: first.index(first[2]) + 1]
+
+
+def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> None:
+    """A byte-level vocabulary spells every word over several tokens."""
+    from lachesis.models import tokenizer
+
+    free = sample(sampler, n=200, max_tokens=12, seed=11)
+    texts = [tokenizer().decode(one.tokens) for one in free]
+    index = next(i for i, text in enumerate(texts) if text[:8].isascii() and len(text) >= 8 and "<" not in text[:8])
+    word = texts[index][3:6]
+    found = sample(sampler, n=200, max_tokens=12, seed=11, stop=word)[index]
+    assert found.stop_reason == "stop"
+    assert tokenizer().decode(found.tokens).endswith(word)
+    assert len(found.tokens) < 12
+
+
+def test_prompt_logprobs_come_with_a_sample(sampler: tinker.SamplingClient) -> None:
+    params = tinker.SamplingParams(max_tokens=2, stop=[])
+    answer = sampler.sample(PROMPT, 2, params, include_prompt_logprobs=True).result()
+    assert answer.prompt_logprobs is not None
+    assert answer.prompt_logprobs[0] is None
+    alone = sampler.compute_logprobs(PROMPT).result()
+    np.testing.assert_allclose(answer.prompt_logprobs[1:], alone[1:], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "message"),
+    [
+        ([], {}, "the prompt is empty"),
+        ([0] * 512, {}, "the prompt has 512 tokens; the context holds 512"),
+        ([99999], {}, "token id outside the vocabulary"),
+        ([1], {"temperature": -1.0}, "temperature is -1.0"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_a_request_that_cannot_be_served_says_why(
+    sampler: tinker.SamplingClient, tokens: list[int], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(tinker.RequestFailedError, match=message):
+        sampler.sample(tinker.ModelInput.from_ints(tokens), 1, tinker.SamplingParams(**params)).result()
+
+
+def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> None:
+    answer = sampler.sample(tinker.ModelInput.from_ints([1] * 508), 1, tinker.SamplingParams(max_tokens=100, stop=[])).result()
+    assert len(answer.sequences[0].tokens) == 4
+    assert answer.sequences[0].stop_reason == "length"
+
+
+async def test_a_cancelled_sample_frees_the_engine(service: tinker.ServiceClient, engine: Any) -> None:
+    """Its rows leave the batch, so the next sample need not wait for them."""
+    sampler = await service.create_sampling_client_async(base_model=engine.model)
+    long = asyncio.create_task(sampler.sample_async(PROMPT, 256, tinker.SamplingParams(max_tokens=500, stop=[])))
+    await asyncio.sleep(0.5)
+    long.cancel()
+    started = time.monotonic()
+    await sampler.sample_async(PROMPT, 1, tinker.SamplingParams(max_tokens=1, stop=[]))
+    short = time.monotonic() - started
+    whole = time.monotonic()
+    await sampler.sample_async(PROMPT, 256, tinker.SamplingParams(max_tokens=500, stop=[]))
+    assert short < 0.7 * (time.monotonic() - whole)
+
+
+def test_an_ended_session_frees_its_samplers(engine: Any) -> None:
+    client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
+    training = client.create_lora_training_client(base_model=engine.model, rank=4).result()
+    sampler_id = training.save_weights_and_get_sampling_client().result()._sampling_session_id
+    headers = {"X-API-Key": engine.token}
+    assert httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code == 200
+    client.close("success").result()
+    until = time.monotonic() + 10
+    while httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code != 404:
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -1,0 +1,83 @@
+"""Our protobuf messages against the SDK's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinker.proto import tinker_public_pb2 as public
+
+from lachesis.engine import wire
+from lachesis.errors import EngineRequestError
+
+
+def request_with(**tensors: public.Tensor) -> bytes:
+    datum = public.Datum(
+        model_input=[public.Chunk(encoded_text=public.EncodedTextChunk(tokens=np.arange(3, dtype="<i4").tobytes()))]
+    )
+    for name, tensor in tensors.items():
+        datum.loss_fn_inputs[name].CopyFrom(tensor)
+    message = public.ForwardBackwardRequest(model_id="s:train:0", seq_id=7, data=[datum], loss_fn="ppo", forward_only=True)
+    message.loss_fn_config_v2["clip_low_threshold"].number = 0.7
+    return bytes(message.SerializeToString())
+
+
+def dense(array: np.ndarray, dtype: int) -> public.Tensor:
+    return public.Tensor(dense=array.tobytes(), dtype=dtype, shape=array.shape)
+
+
+def test_a_request_of_the_sdk_is_read() -> None:
+    body = request_with(
+        advantages=dense(np.array([0.0, 1.5, -2.0], "<f4"), 1), target_tokens=dense(np.array([1, 2, 3], "<i8"), 2)
+    )
+    request = wire.parse_forward_backward(body)
+    assert (request.model_id, request.seq_id, request.loss_fn, request.forward_only) == ("s:train:0", 7, "ppo", True)
+    assert request.loss_config == {"clip_low_threshold": 0.7}
+    (datum,) = wire.decode_data(request)
+    assert datum.tokens.tolist() == [0, 1, 2]
+    assert datum.inputs["advantages"].tolist() == [0.0, 1.5, -2.0]
+    assert datum.inputs["target_tokens"].tolist() == [1, 2, 3]
+
+
+def test_sparse_tensors_are_filled_with_zeros() -> None:
+    sparse = public.SparseCsr(
+        values=np.array([5.0, 7.0], "<f4").tobytes(),
+        crow_indices=np.array([0, 1, 1, 2], "<i8").tobytes(),
+        col_indices=np.array([1, 0], "<i8").tobytes(),
+    )
+    body = request_with(weights=public.Tensor(sparse_csr=sparse, dtype=1, shape=[3, 2]))
+    (datum,) = wire.decode_data(wire.parse_forward_backward(body))
+    assert datum.inputs["weights"].tolist() == [[0.0, 5.0], [0.0, 0.0], [7.0, 0.0]]
+
+
+def test_a_tensor_that_does_not_fill_its_shape_is_refused() -> None:
+    body = request_with(advantages=public.Tensor(dense=b"\0" * 8, dtype=1, shape=[3]))
+    with pytest.raises(EngineRequestError, match=r"advantages does not fill its shape \(3,\)"):
+        wire.decode_data(wire.parse_forward_backward(body))
+
+
+def test_an_image_is_refused() -> None:
+    message = public.ForwardBackwardRequest(data=[public.Datum(model_input=[public.Chunk(image=public.ImageChunk(data=b"x"))])])
+    with pytest.raises(EngineRequestError, match="trains on text tokens only"):
+        wire.decode_data(wire.parse_forward_backward(message.SerializeToString()))
+
+
+def test_a_body_that_is_no_message_is_refused() -> None:
+    with pytest.raises(EngineRequestError, match="not a ForwardBackwardRequest"):
+        wire.parse_forward_backward(b"\xff\xff\xff")
+
+
+def test_answers_are_read_by_the_sdk() -> None:
+    """Ragged logprobs of two ranks, in the order of the datums."""
+    arrays = [np.array([-1.0, -2.0]), np.array([-3.0]), np.array([[-4.0, -5.0]])]
+    output = public.ForwardBackwardOutput()
+    output.ParseFromString(wire.encode_forward_backward(arrays, {"loss:sum": 2.5}))
+    assert dict(output.metrics) == {"loss:sum": 2.5}
+    first, second = output.loss_fn_outputs
+    assert (first.num_datums, second.num_datums) == (2, 1)
+    assert np.frombuffer(first.fields["logprobs"].offsets, "<i8").tolist() == [0, 8, 12]
+    assert list(second.fields["logprobs"].trailing_shape) == [2]
+    sampled = public.SampleResponse()
+    sampled.ParseFromString(wire.encode_sample([([1, 2], [-0.5, -0.25], True), ([3], [-1.0], False)], np.array([np.nan, -2.0])))
+    assert [one.stop_reason for one in sampled.sequences] == [0, 1]
+    assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
+    assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])

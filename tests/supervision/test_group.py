@@ -1,0 +1,141 @@
+"""Services end in reverse order, whatever happens to the process that started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lachesis.errors import HealthTimeoutError, ProcessExitedError
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import http_question, wait_healthy
+from lachesis.supervision.process import ServiceSpec, free_ports
+
+CHILD = str(Path(__file__).parents[1] / "child.py")
+
+
+def spec(name: str, tmp_path: Path, *argv: str, **options: object) -> ServiceSpec:
+    values = {"log": tmp_path / f"{name}.log", "cwd": tmp_path, **options}
+    return ServiceSpec(name, [sys.executable, CHILD, *argv], **values)  # type: ignore[arg-type]
+
+
+def wait_for(condition: object, timeout_s: float = 10) -> bool:
+    until = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_services_end_in_reverse_order(tmp_path: Path) -> None:
+    """The last one started is told to end first, and each has ended before the next is told."""
+    notes = tmp_path / "notes"
+    with ServiceGroup() as group:
+        for name in ("first", "second", "third"):
+            group.start(spec(name, tmp_path, "note", str(notes), name))
+        assert wait_for(lambda: all("child note" in (tmp_path / f"{n}.log").read_text() for n in ("first", "second", "third")))
+        time.sleep(0.2)  # the handlers are installed right after that line
+    assert notes.read_text().split() == ["third", "second", "first"]
+
+
+def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path) -> None:
+    """We do not sit out the timeout of a process that has already exited."""
+    port = free_ports(1)[0]
+    with ServiceGroup() as group:
+        one = spec("trainer", tmp_path, "exit", "3", ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=50)
+        group.start(one)
+        started = time.monotonic()
+        with pytest.raises(ProcessExitedError, match=r"trainer exited with code 3, see .*trainer\.log.*\n.*\nthe reason"):
+            wait_healthy(group, one)
+        assert time.monotonic() - started < 10
+
+
+def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
+    """The message holds what it answered last."""
+    port = free_ports(1)[0]
+    with ServiceGroup() as group:
+        one = spec("api", tmp_path, "sleep", ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=0.5)
+        group.start(one)
+        with pytest.raises(HealthTimeoutError, match=r"api is not healthy after 0 s \(it answered: ConnectError"):
+            wait_healthy(group, one)
+
+
+def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    with ServiceGroup() as group:
+        one = spec("api", tmp_path, "serve", str(port), ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=20)
+        pid = group.start(one)
+        assert wait_healthy(group, one) < 20
+        assert alive(pid)
+    assert not alive(pid)
+
+
+def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
+    """A child that ignores SIGTERM, and its own child, are gone when the group is."""
+    pids = tmp_path / "pids"
+    with ServiceGroup() as group:
+        group.start(spec("environment", tmp_path, "family", str(pids), grace_s=0.5))
+        assert wait_for(pids.exists)
+        time.sleep(0.3)
+        family = [int(pid) for pid in pids.read_text().split()]
+    assert not any(alive(pid) for pid in family)
+
+
+def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with (
+        ServiceGroup() as group,
+        pytest.raises(ProcessExitedError, match=r"engine could not be started: .*No such file"),
+    ):
+        group.start(ServiceSpec("engine", ["/no/such/program"], log=tmp_path / "x.log", cwd=tmp_path))
+
+
+def test_one_service_can_be_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+    with ServiceGroup() as group:
+        group.start(spec("one", tmp_path, "sleep"))
+        group.start(spec("two", tmp_path, "sleep"))
+        assert group.stop("one") == -signal.SIGTERM
+        assert group.running("two")
+        assert group.exited() == {"one": -signal.SIGTERM}
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.process import ServiceSpec
+with ServiceGroup() as group:
+    argv = [sys.executable, sys.argv[1], "sleep"]
+    specs = [ServiceSpec(n, argv, log=Path(sys.argv[2]) / n, cwd=Path("/"), grace_s=1) for n in ("a", "b")]
+    pids = [group.start(spec) for spec in specs]
+    Path(sys.argv[2], "pids").write_text(" ".join(map(str, [*pids, group._reaper.pid])))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["parent", "reaper"])
+def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path: Path, victim: str) -> None:
+    """SIGKILL leaves no chance to clean up, so somebody else has to."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)])
+    file = tmp_path / "pids"
+    try:
+        assert wait_for(lambda: file.exists() and len(file.read_text().split()) == 3)
+        *services, reaper = [int(pid) for pid in file.read_text().split()]
+        os.kill(parent.pid if victim == "parent" else reaper, signal.SIGKILL)
+        assert wait_for(lambda: not any(alive(pid) for pid in services))
+    finally:
+        parent.kill()
+        parent.wait()

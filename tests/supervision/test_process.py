@@ -1,0 +1,51 @@
+"""What a child may see, and which ports it gets."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lachesis.errors import PortInUseError
+from lachesis.supervision.process import check_port, child_environment, free_ports
+
+
+def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
+    """A child gets a secret only when it is handed to it by name."""
+    source = {
+        "PATH": "/bin",
+        "TINKER_API_KEY": "s",
+        "WANDB_API_KEY": "s",
+        "DB_PASSWORD": "s",
+        "MY_SECRET": "s",
+        "SLURM_JOB_NODELIST": "n",
+        "ATROPOS_PROXY_URL": "u",
+        "OPENAI_BASE_URL": "u",
+        "PREFECT_API_URL": "u",
+        "LACHESIS_HOME": "h",
+    }
+    assert child_environment({"EXTRA": "1"}, source) == {"PATH": "/bin", "LACHESIS_HOME": "h", "EXTRA": "1"}
+    assert child_environment({"TINKER_API_KEY": "t"}, source)["TINKER_API_KEY"] == "t"
+
+
+def test_free_ports_differ_and_are_free() -> None:
+    ports = free_ports(5)
+    assert len(set(ports)) == 5
+    for port in ports:
+        check_port(port)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
+def test_a_port_out_of_range_is_refused(port: int) -> None:
+    """The Atropos API would listen on another port without a word."""
+    with pytest.raises(PortInUseError, match="allowed: 1 to 65535"):
+        check_port(port)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use"):
+            check_port(port)
