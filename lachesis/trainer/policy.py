@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import tinker
 
@@ -94,7 +96,7 @@ class Policy:
             "sampler_weights": (await weights.result_async()).path,
         }
 
-    async def close(self, status: Literal[success, errored, interrupted]) -> None:
+    async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
         await self.service.close(status)
 
