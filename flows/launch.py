@@ -66,7 +66,6 @@ class StopRequested(Exception):
 
 
 def _begin(store: RunStore, run_id: str) -> RunRecord:
-    record = store.load(run_id)
     return store.update(
         run_id,
         status="starting",
@@ -77,7 +76,6 @@ def _begin(store: RunStore, run_id: str) -> RunRecord:
         ended_at=None,
         services={},
         evaluation={},
-        attempt=record.attempt + (record.started_at is not None),
         flow_run_id=str(runtime.flow_run.id) if runtime.flow_run.id else None,
         flow_pid=os.getpid(),
     )

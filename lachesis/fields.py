@@ -1,7 +1,7 @@
 """The fields of an environment as a person or an agent sees them, and edits to them.
 
-A field is named bare (`group_size`) or with its section (`tinker.learning_rate`); `env` is searched first. The
-environment's own fields come from its own configuration class.
+A field is named bare (`group_size`) or with its section (`tinker.learning_rate`). A bare name that several sections have
+means the one that can be edited, `env` before `tinker`. The environment's own fields come from its own configuration class.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class Fields:
 
     def find(self, name: str) -> Field:
         """Raises UnknownFieldError with the fields that can be edited."""
-        for candidate in (name, *(f"{section}.{name}" for section in SECTIONS)):
-            if candidate in self.by_name:
-                return self.by_name[candidate]
+        names = (name, *(f"{section}.{name}" for section in SECTIONS))
+        found = [self.by_name[one] for one in names if one in self.by_name]
+        if found:
+            return next((field for field in found if field.locked is None), found[0])
         available = [field.name for field in self.by_name.values() if field.locked is None]
         raise UnknownFieldError(
             f"there is no field {name!r}; fields that can be edited: {', '.join(available)}", available_fields=available

@@ -26,7 +26,8 @@ ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
 
 
 class ServiceRecord(BaseModel):
-    """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a negative code is the signal that ended it."""
+    """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a negative code is the signal
+    that ended it."""
 
     pid: int | None = None
     port: int | None = None

@@ -138,7 +138,7 @@ class Service:
     def status(self, run_id: str) -> Json:
         """The keys of the contract, and phase, progress and next steps."""
         record = self.get(run_id)
-        steps = MetricsFile(self.store.dir(run_id).metrics).read()
+        steps = self.metrics(run_id)
         last = steps[-1] if steps else {}
         started = record.started_at or record.created_at
         minutes = seconds_between(started, record.ended_at if record.ended else None) / 60
@@ -168,6 +168,11 @@ class Service:
             status["error"] = record.error
         return status
 
+    def metrics(self, run_id: str) -> list[Json]:
+        """Every step of the run."""
+        self.store.load(run_id)
+        return MetricsFile(self.store.dir(run_id).metrics).read()
+
     def stop(self, run_id: str) -> Json:
         """Ask the run to save a checkpoint and end; returns at once."""
         record = self.get(run_id)
@@ -180,7 +185,7 @@ class Service:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
         record = self.get(run_id)
         folder = self.store.dir(run_id)
-        steps = MetricsFile(folder.metrics).read()
+        steps = self.metrics(run_id)
         newest = Checkpoints(folder.checkpoints).newest()
         weights: Json = {}
         if newest is not None:

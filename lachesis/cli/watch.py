@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.cli import show
-from lachesis.metrics import MetricsFile
 from lachesis.runs import RunRecord, seconds_between
 from lachesis.service import Service
 
@@ -44,7 +43,7 @@ class _Lines:
         self.last = ""
 
     def __call__(self, service: Service, record: RunRecord) -> None:
-        steps = MetricsFile(service.store.dir(record.run_id).metrics).read()
+        steps = service.metrics(record.run_id)
         step = steps[-1]["step"] if steps else 0
         key = f"{record.phase} {step // 10}"
         if key != self.last:
@@ -65,7 +64,7 @@ def _view(*, quiet: bool) -> Iterator[object]:
 
 
 def _panel(service: Service, record: RunRecord) -> RenderableType:
-    steps = MetricsFile(service.store.dir(record.run_id).metrics).read()
+    steps = service.metrics(record.run_id)
     step = steps[-1]["step"] if steps else 0
     table = Table.grid(padding=(0, 2))
     table.add_row(f"run {record.run_id}", record.environment, record.phase, f"{_elapsed(record):.0f} s")

@@ -72,13 +72,18 @@ def main() -> int:
     try:
         asyncio.run(run(read_config(args), args))
     except LachesisError as error:
-        print(f"{error.code}: {error}", file=sys.stderr, flush=True)
+        print(one_line(f"{error.code}: {error}"), file=sys.stderr, flush=True)
         return 1
     except Exception as error:
         log.exception("the trainer failed")
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(one_line(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def one_line(text: str) -> str:
+    """The reason is the last line of the log, so it must be one."""
+    return " ".join(text.split())
 
 
 async def run(config: RunConfig, args: argparse.Namespace) -> None:

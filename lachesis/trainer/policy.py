@@ -30,9 +30,6 @@ class Policy:
         """
         try:
             service = tinker.ServiceClient(user_metadata={"run": config.env.wandb_name or ""})
-        except tinker.TinkerError as error:
-            raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
-        try:
             if resume_from:
                 training = await service.create_training_client_from_state_with_optimizer_async(resume_from)
             else:
@@ -44,6 +41,8 @@ class Policy:
         except tinker.APIConnectionError as error:
             raise ServerDownError(f"the Tinker server does not answer: {error}") from error
         except (tinker.TinkerError, ValueError) as error:
+            if type(error) is tinker.TinkerError:  # the SDK's own subclasses come from the server
+                raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
             if resume_from:
                 raise CheckpointError(f"training cannot continue from {resume_from}: {error}") from error
             raise

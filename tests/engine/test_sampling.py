@@ -137,14 +137,14 @@ def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> 
 async def test_a_cancelled_sample_frees_the_engine(service: tinker.ServiceClient, engine: Any) -> None:
     """Its rows leave the batch, so the next sample need not wait for them."""
     sampler = await service.create_sampling_client_async(base_model=engine.model)
-    long = asyncio.create_task(sampler.sample_async(PROMPT, 256, tinker.SamplingParams(max_tokens=500, stop=[])))
-    await asyncio.sleep(0.5)
+    long = asyncio.create_task(sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[])))
+    await asyncio.sleep(0.3)
     long.cancel()
     started = time.monotonic()
     await sampler.sample_async(PROMPT, 1, tinker.SamplingParams(max_tokens=1, stop=[]))
     short = time.monotonic() - started
     whole = time.monotonic()
-    await sampler.sample_async(PROMPT, 256, tinker.SamplingParams(max_tokens=500, stop=[]))
+    await sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[]))
     assert short < 0.7 * (time.monotonic() - whole)
 
 

@@ -1,0 +1,48 @@
+# make demo    train a tiny model by reinforcement, whole chain, on this machine
+# make test    all tests            make lint    style, types, import direction
+# make serve   Prefect server and runner, until Ctrl-C
+# make bench   measure; prints tables of ratios
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TORCH := torch==2.13.0
+# Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test serve lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/lachesis demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+serve: $(INSTALLED)
+	$(BIN)/lachesis serve
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/launch.py
+	$(BIN)/python bench/learning.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % v[:2])'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing about 170 packages, once (a few minutes, about 2 GB with PyTorch for the CPU)"
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
+	    $(BIN)/pip install --quiet --no-deps "$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install --quiet --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
+	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
+	fi
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[embedded,dev]'
+	@touch $@

@@ -1,0 +1,70 @@
+"""From submission to all services healthy, and where the time goes. The old system slept for 135 s.
+
+python bench/launch.py [--repeat 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from table import show
+
+from lachesis import launcher, models
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import seconds_between
+from lachesis.service import Launch, Service
+
+OLD_SLEEPS_S = 135.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    models.build(models.Recipe())
+    started = time.monotonic()
+    with launcher.Serving():
+        serving = time.monotonic() - started
+        measured = [one_launch(Service()) for _ in range(args.repeat)]
+    rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
+    for name in measured[0]:
+        value = statistics.median(one[name] for one in measured)
+        target = {"submit to flow start": "3", "submit to all healthy": "27"}.get(name, "")
+        ratio = f"{OLD_SLEEPS_S / value:.1f}" if name == "submit to all healthy" else ""
+        rows.append([name, f"{value:.1f}", target, ratio])
+    show("launch", ["what (seconds, median)", "measured", "target", "times faster than the old sleeps"], rows)
+
+
+def one_launch(service: Service) -> dict[str, float]:
+    """Launch, wait until healthy, stop; seconds since submission and of every task."""
+    edits = (("total_steps", 100000), ("tinker.use_wandb", False))
+    record = service.start(Launch("arithmetic", edits=edits))
+    run_id = record.run_id
+    launcher.wait_for(lambda: service.get(run_id).status == "running" or service.get(run_id).ended, timeout_s=120)
+    record = service.get(run_id)
+    assert record.status == "running", record.error
+    assert record.started_at is not None
+    assert record.healthy_at is not None
+    times = {"submit to flow start": seconds_between(record.created_at, record.started_at)}
+    times |= task_times(record.flow_run_id or "")
+    times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
+    stopped = time.monotonic()
+    service.stop(run_id)
+    launcher.wait_for(lambda: service.get(run_id).ended, timeout_s=60)
+    launcher.wait_gone(service.get(run_id))
+    times["stop to all gone"] = time.monotonic() - stopped
+    return times
+
+
+def task_times(flow_run_id: str) -> dict[str, float]:
+    """Seconds of each waiting task, as the Prefect server has recorded them."""
+    time.sleep(5)  # task states reach the server late
+    tasks = PrefectApi()._ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    found = {task["name"]: task["total_run_time"] for task in sorted(tasks, key=lambda task: task["start_time"] or "")}
+    return {f"  {name}": seconds for name, seconds in found.items() if name.startswith("wait")}
+
+
+if __name__ == "__main__":
+    main()

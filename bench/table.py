@@ -1,0 +1,23 @@
+"""Print measurements as a table, with the machine they were made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(title: str, columns: list[str], rows: list[list[object]]) -> None:
+    """One table; numbers are the caller's to round."""
+    table = Table(*columns, title=f"{title} – {machine()}", title_justify="left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"

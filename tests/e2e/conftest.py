@@ -1,0 +1,107 @@
+"""One real launcher (Prefect server and runner) for all end-to-end tests, in a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis import models
+from lachesis.prefect_api import server_file
+from lachesis.supervision.process import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home in which the warm-started tiny model is."""
+    home = tmp_path_factory.mktemp("model")
+    models.build(models.Recipe(), home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """A factory of homes that have the model already."""
+
+    def make() -> Path:
+        home = tmp_path_factory.mktemp("home")
+        (home / "models").symlink_to(tiny_model / "models")
+        return home
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def served_home(new_home: Callable[[], Path]) -> Iterator[Path]:
+    """A home whose launcher runs; it is told to end by SIGTERM and leaves nothing behind."""
+    home = new_home()
+    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
+    with (home / "launcher.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+    until = time.monotonic() + 120
+    while not server_file(home).exists():
+        assert process.poll() is None, (home / "launcher.log").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    yield home
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(90) == 0, (home / "launcher.log").read_text()
+    assert _processes_of(home) == {}
+
+
+@pytest.fixture
+def cli(served_home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run `lachesis ... --json` and give its answer; `expect` is the exit code."""
+    monkeypatch.setenv("LACHESIS_HOME", str(served_home))
+
+    def run(*words: str, expect: int = 0, timeout: float = 280, **env: str) -> Any:
+        command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **env})
+        assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def processes_of() -> Callable[[Path], dict[int, str]]:
+    return _processes_of
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., Any]:
+    return _wait_until
+
+
+def _processes_of(home: Path) -> dict[int, str]:
+    """Every living process that was started with this home, and its command."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in it.
+            text = (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes() + os.readlink(folder / "cwd").encode()
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(home).encode() in text and state != "Z" and int(folder.name) != os.getpid():
+            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def _wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    until = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < until, f"{what} has not happened in {timeout_s} s"
+        time.sleep(0.2)
+    return value

@@ -1,0 +1,151 @@
+"""Kill, stop, resume, fail: a run's state stays true and no process stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+SMALL = (
+    "--set",
+    "batch_size=32",
+    "--set",
+    "group_size=8",
+    "--set",
+    "save_checkpoint_interval=4",
+    "--set",
+    "tinker.use_wandb=false",
+)
+
+BAD = """
+from atroposlib.envs.base import BaseEnv
+
+class Bad(BaseEnv):
+    name = "bad"
+
+    async def setup(self):
+        raise RuntimeError("the data set is gone")
+
+if __name__ == "__main__":
+    Bad.cli()
+"""
+
+
+def record(home: Path, run_id: str) -> dict[str, Any]:
+    return dict(json.loads((home / "runs" / run_id / "run.json").read_text()))
+
+
+def steps(home: Path, run_id: str) -> list[int]:
+    file = home / "runs" / run_id / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Callable[[str], Any]:
+    return lambda run_id: processes_of(served_home / "runs" / run_id)
+
+
+def test_a_killed_run_leaves_nothing_and_goes_on_where_it_was(
+    cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
+) -> None:
+    """SIGKILL to the flow, resume, stop: checkpoints carry the run, no step is lost or made twice."""
+    run_id = cli("train", "arithmetic", *SMALL, "--set", "total_steps=500")["run_id"]
+    wait_until(lambda: len(steps(served_home, run_id)) >= 10, 90, "ten steps")
+    os.kill(record(served_home, run_id)["flow_pid"], signal.SIGKILL)
+    wait_until(lambda: not run_processes(run_id), 60, "the end of every service")
+    status = wait_until(lambda: (s := cli("status", run_id))["status"] == "failed" and s, 30, "the failed state")
+    assert "exited with status code: -9" in status["error"]
+    before = len(steps(served_home, run_id))
+
+    assert cli("train", "--resume", run_id)["run_id"] == run_id
+    wait_until(lambda: len(steps(served_home, run_id)) >= before + 4, 90, "four more steps")
+    answer = cli("stop", run_id)
+    assert answer["status"] == "stopped"
+    assert not run_processes(run_id)
+    made = steps(served_home, run_id)
+    assert made == list(range(1, made[-1] + 1)), "the trainer saved where it was when its flow died"
+    assert record(served_home, run_id)["attempt"] == 2
+    results = cli("results", run_id)
+    assert results["weights"]["step"] == made[-1], "a stopped run saves where it is"
+    assert cli("stop", run_id)["message"] == f"run {run_id} is not running"
+
+
+def test_runs_side_by_side_fail_for_themselves(
+    cli: Callable[..., Any],
+    served_home: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., Any],
+    run_processes: Callable[[str], Any],
+) -> None:
+    """One completes, one loses its trainer, one has an environment that cannot start."""
+    (tmp_path / "bad.py").write_text(BAD)
+    good = cli("train", "arithmetic", *SMALL, "--set", "total_steps=6")["run_id"]
+    hurt = cli("train", "arithmetic", *SMALL, "--set", "total_steps=500")["run_id"]
+    dead = cli("train", "bad", *SMALL, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
+    wait_until(lambda: steps(served_home, hurt), 150, "a step")
+    os.kill(record(served_home, hurt)["services"]["trainer"]["pid"], signal.SIGKILL)
+    told = time.monotonic()
+    wait_until(lambda: record(served_home, hurt)["status"] == "failed", 60, "the failed state")
+    assert time.monotonic() - told < 40
+    assert record(served_home, hurt)["error"].startswith("trainer was ended by signal 9, see ")
+    wait_until(lambda: record(served_home, dead)["status"] == "failed", 90, "the end of the bad environment")
+    assert "environment exited with code 1" in record(served_home, dead)["error"]
+    assert "the data set is gone" in record(served_home, dead)["error"]
+    wait_until(lambda: record(served_home, good)["status"] == "completed", 90, "the completed state")
+    assert cli("results", good)["held_out"].keys() == {"before", "after"}
+    for run_id in (good, hurt, dead):
+        wait_until(lambda run_id=run_id: not run_processes(run_id), 30, f"the end of {run_id}")
+
+
+def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:
+    """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere."""
+    url = json.loads((served_home / "server.json").read_text())["api_url"]
+    deployment = httpx.get(f"{url}/deployments/name/launch-training/local").json()
+    schedule = {"active": True, "schedule": {"interval": 86400, "anchor_date": "2100-01-01T00:00:00Z"}}
+    made = httpx.post(f"{url}/deployments/{deployment['id']}/schedules", json=[schedule]).json()
+
+    def scheduled() -> Any:
+        body = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+        return httpx.post(f"{url}/flow_runs/filter", json=body).json()
+
+    try:
+        runs = wait_until(scheduled, 30, "a scheduled run")
+        assert all(run["auto_scheduled"] for run in runs)
+    finally:
+        httpx.delete(f"{url}/deployments/{deployment['id']}/schedules/{made[0]['id']}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "sigkill"])
+def test_an_interrupted_demo_leaves_no_process(
+    new_home: Callable[[], Path],
+    number: signal.Signals,
+    wait_until: Callable[..., Any],
+    processes_of: Callable[[Path], Any],
+) -> None:
+    """Server, runner, flow and services end, and after Ctrl-C the run has saved a checkpoint."""
+    home = new_home()
+    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    command = [sys.executable, "-m", "lachesis.cli.main", "demo"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_until(lambda: list((home / "runs").glob("*/run.json")) if (home / "runs").exists() else [], 90, "a run")
+        (file,) = (home / "runs").glob("*/run.json")
+        wait_until(lambda: len(steps(home, file.parent.name)) >= 3, 90, "three steps")
+    finally:
+        os.killpg(process.pid, number)
+    code = process.wait(90)
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    wait_until(lambda: not processes_of(home), 60, "the end of every process")
+    stopped = record(home, file.parent.name)
+    assert stopped["status"] == "stopped"
+    assert list((file.parent / "checkpoints").glob("step-*.json"))

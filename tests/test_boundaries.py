@@ -1,0 +1,123 @@
+"""Import direction, light imports, sizes, and that only `lachesis` can be imported where we are installed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from lachesis import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = sorted(
+    path for folder in ("lachesis", "flows", "tasks", "deployments", "environments") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def subclasses(kind: type) -> list[type]:
+    return [one for child in kind.__subclasses__() for one in (child, *subclasses(child))]
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_fits_one_sitting_and_a_function_one_screen(path: Path) -> None:
+    """400 lines a module, 40 a function; a function that only holds others, such as one of routes, counts as those."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            lines = (node.end_lineno or 0) - node.lineno + 1 - sum((one.end_lineno or 0) - one.lineno + 1 for one in inner)
+            assert lines <= 45, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "lachesis.config",
+        "lachesis.discovery",
+        "lachesis.fields",
+        "lachesis.service",
+        "lachesis.cli.main",
+        "lachesis.cli.commands",
+    ],
+)
+def test_imports_stay_light(module: str) -> None:
+    """A command that asks for a status must not load torch."""
+    script = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", script]))
+    assert not {"torch", "prefect", "transformers", "tinker", "wandb"} & set(loaded)
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts in pyproject.toml."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_launcher_does_not_import_prefect() -> None:
+    """A process that has imported it can hang at exit when its server is gone."""
+    script = "import sys, deployments.up; print('prefect' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True).strip() == "False"
+
+
+@pytest.mark.parametrize("kind", subclasses(errors.LachesisError), ids=lambda kind: kind.__name__)
+def test_every_error_has_its_own_code_and_stands_in_the_tree(kind: type) -> None:
+    assert "code" in vars(kind)
+    codes = [one.code for one in subclasses(errors.LachesisError)]  # type: ignore[attr-defined]
+    assert codes.count(kind.code) == 1  # type: ignore[attr-defined]
+    assert re.search(rf"{kind.__name__}\s+{kind.code}\b", errors.__doc__ or "")  # type: ignore[attr-defined]
+
+
+def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
+    """Generic names like `tasks` must not reach other people's environments."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"lachesis"}
+
+
+def test_the_readme_names_every_command_and_every_folder() -> None:
+    from lachesis.cli.main import parser
+
+    readme = (ROOT / "README.md").read_text()
+    choices = next(action.choices for action in parser()._actions if action.dest == "command")
+    for command in choices or ():
+        assert f"lachesis {command}" in readme, command
+    for folder in (
+        "lachesis/engine",
+        "lachesis/trainer",
+        "lachesis/supervision",
+        "flows",
+        "tasks",
+        "deployments",
+        "environments",
+    ):
+        assert folder in readme, folder
+
+
+def test_the_guide_for_agents_is_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60

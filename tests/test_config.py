@@ -1,0 +1,119 @@
+"""What cannot work cannot be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lachesis import config as configuration
+from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, TinkerSection
+from lachesis.errors import ConfigError, FieldValueError
+
+LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract
+    "env": {
+        "tokenizer_name": "Qwen/Qwen3-8B",
+        "rollout_server_url": "http://localhost:8000",
+        "use_wandb": True,
+        "max_token_length": 8192,
+        "max_num_workers": 2048,
+        "worker_timeout": 3600,
+        "total_steps": 2500,
+        "steps_per_eval": 25,
+        "max_batches_offpolicy": 3,
+        "inference_weight": 1.0,
+        "eval_limit_ratio": 0.1,
+    },
+    "openai": {
+        "model_name": "Qwen/Qwen3-8B",
+        "base_url": "http://localhost:8001/v1",
+        "api_key": "x",
+        "weight": 1.0,
+        "num_requests_for_eval": 256,
+        "timeout": 3600,
+    },
+    "tinker": {
+        "lora_rank": 32,
+        "learning_rate": 4e-5,
+        "max_token_trainer_length": 9000,
+        "checkpoint_dir": "./temp/",
+        "save_checkpoint_interval": 25,
+    },
+}
+
+
+@pytest.mark.parametrize("section", LOCKED_VALUES)
+def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -> None:
+    model = {"env": EnvSection, "openai": OpenAISection, "tinker": TinkerSection}[section]
+    values = getattr(configuration.resolve("gsm8k", "tinker", {}), section).model_dump()
+    for name, value in LOCKED_VALUES[section].items():
+        assert values[name] == value
+        assert any(isinstance(mark, Locked) for mark in model.model_fields[name].metadata), name
+        assert f"{section}.{name}" not in PROFILES["tinker"].unlocked
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({"env": {"batch_size": 6, "group_size": 4}}, r"env.batch_size \(6\) is no multiple of env.group_size \(4\)"),
+        ({"env": {"batch_size": 4, "group_size": 8}}, r"env.batch_size \(4\) is no multiple of env.group_size \(8\)"),
+        ({"env": {"group_size": 1, "batch_size": 4}}, r"env.group_size is 1: .*greater than or equal to 2"),
+        ({"env": {"steps_per_eval": 1}}, r"env.steps_per_eval \(1\) would never evaluate"),
+        ({"env": {"max_batches_offpolicy": 0}}, "env.max_batches_offpolicy is 0"),
+        ({"env": {"inference_weight": -1}}, "env.inference_weight is -1"),
+        ({"env": {"min_batch_allocation": 0.5}}, "env.min_batch_allocation is 0.5"),
+        ({"env": {"max_num_workers": 0}}, r"env.max_num_workers \(0\) would start no worker"),
+        (
+            {"env": {"max_token_length": 512}},
+            r"env.max_token_length \(512\) is not below tinker.max_token_trainer_length \(512\)",
+        ),
+        ({"env": {"tokenizer_name": "other"}}, "differ; token ids would mean different texts"),
+        ({"env": {"group_size": "many"}}, "env.group_size is 'many'"),
+        ({"openai": {"base_url": "http://localhost:8001/v1/"}}, "openai.base_url is 'http://localhost:8001/v1/'"),
+        ({"openai": {"base_url": "http://localhost:8001"}}, "openai.base_url"),
+        ({"openai": {"api_key": ""}}, "openai.api_key is ''"),
+        ({"openai": {"server_type": "openai"}}, "'vllm' or 'sglang'"),
+        ({"tinker": {"lora_rank": 0}}, "tinker.lora_rank is 0"),
+        ({"tinker": {"typo": 1}}, "tinker.typo is 1: Extra inputs are not permitted"),
+    ],
+)
+def test_an_impossible_configuration_cannot_be_built(edits: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldValueError, match=message):
+        configuration.resolve("arithmetic", "embedded", edits)
+
+
+def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
+    """Two identical endpoints, a non-empty key, an explicit name: see the file's own docstring for why."""
+    config = configuration.resolve("arithmetic", "embedded", {}, defaults={"largest": 5, "group_size": 99}, model="/models/x")
+    content = yaml.safe_load(config.to_yaml())
+    assert len(content["openai"]) == 2
+    assert content["openai"][0] == content["openai"][1]
+    assert content["openai"][0]["api_key"] == "x"
+    assert content["env"]["wandb_name"].startswith("arithmetic-")
+    assert content["env"]["tokenizer_name"] == content["openai"][0]["model_name"] == "/models/x"
+    assert (content["env"]["largest"], content["env"]["group_size"]) == (5, 16)
+    assert (content["slurm"], content["testing"]) == (False, False)
+
+
+def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
+    config = configuration.resolve("arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5})
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert RunConfig.from_yaml(file) == config
+
+
+def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
+    clean_environment.mkdir()
+    (clean_environment / "profiles.yaml").write_text("tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}")
+    config = configuration.resolve("gsm8k", "tinker", {})
+    assert (config.env.total_steps, config.tinker.lora_rank) == (10, 16)
+    (clean_environment / "profiles.yaml").write_text("tinker: 3")
+    with pytest.raises(ConfigError, match="is not of the form profile"):
+        configuration.resolve("gsm8k", "tinker", {})
+
+
+def test_an_unknown_profile_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no profile 'cloud'; allowed: embedded, tinker, custom"):
+        configuration.resolve("arithmetic", "cloud", {})

@@ -1,0 +1,94 @@
+"""Records on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from lachesis.errors import StorageError, UnknownRunError
+from lachesis.metrics import MetricsFile, history
+from lachesis.runs import RunRecord, RunStore, write_private
+
+
+def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
+    values = {"run_id": run_id, "environment": "arithmetic", "environment_file": "a.py", "profile": "embedded"}
+    values |= {"base_model": "m", "total_steps": 3, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
+    return RunRecord.model_validate({**values, **changes})
+
+
+def bump(home: Path, name: str) -> None:
+    store = RunStore(home)
+    for number in range(50):
+        store.update_service("0123abcd", name, pid=number)
+
+
+def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """The flow and a tool may change different fields at once."""
+    store = RunStore(tmp_path)
+    store.create(record())
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=bump, args=(tmp_path, name)) for name in ("engine", "api")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert {name: one.pid for name, one in store.load("0123abcd").services.items()} == {"engine": 49, "api": 49}
+
+
+def test_the_records_folder_is_private(tmp_path: Path) -> None:
+    folder = RunStore(tmp_path).create(record())
+    write_private(folder.config, "x: 1\n")
+    assert stat.S_IMODE(folder.config.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.create(record())
+    store.create(record("ffff0000", status="completed"))
+    with pytest.raises(UnknownRunError, match=r"no run '\.\./\.\./etc'; known: ") as caught:
+        store.load("../../etc")
+    assert caught.value.details == {"active_runs": ["0123abcd"]}
+
+
+def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.create(record(created_at="2026-01-01T00:00:00+00:00"))
+    store.create(record("ffff0000", created_at="2026-01-02T00:00:00+00:00"))
+    (store.root / "broken").mkdir()
+    (store.root / "broken" / "run.json").write_text("{")
+    assert [one.run_id for one in store.all()] == ["ffff0000", "0123abcd"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a Linux device")
+def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    folder = store.create(record())
+    metrics = folder.path / "full.jsonl"
+    os.symlink("/dev/full", metrics)
+    with pytest.raises(StorageError, match=r"full\.jsonl: No space left on device; check the space"):
+        MetricsFile(metrics).append(1, {"reward/mean": 1.0})
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        write_private(blocker / "run.json", "{}")
+    assert store.load("0123abcd").status == "pending"
+
+
+def test_metrics_of_a_repeated_step_count_once_and_a_cut_line_is_skipped(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.9)):
+        metrics.append(step, {"reward/mean": reward})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 4, "rew')
+    assert [(one["step"], one["reward/mean"]) for one in metrics.read()] == [(1, 0.1), (2, 0.9), (3, 0.3)]
+
+
+def test_a_history_has_ten_samples_with_both_ends() -> None:
+    steps = [{"step": step} for step in range(1, 101)]
+    assert [one["step"] for one in history(steps)] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    assert history(steps[:3]) == steps[:3]

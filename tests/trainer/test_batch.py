@@ -1,0 +1,121 @@
+"""Scored groups to datums, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lachesis.errors import BatchError
+from lachesis.trainer.batch import collapse_doubled_eos, to_batch
+
+EOS = 99
+
+
+def group(scores: list[float], **extra: Any) -> dict[str, Any]:
+    """Rollouts of two prompt tokens and two sampled ones; sentinel logprobs 1.0 on the prompt, as Atropos has them."""
+    count = len(scores)
+    return {
+        "tokens": [[1, 2, 3 + index, EOS] for index in range(count)],
+        "masks": [[-100, -100, 3 + index, EOS] for index in range(count)],
+        "inference_logprobs": [[1.0, 1.0, -0.5, -0.25] for _ in range(count)],
+        "scores": scores,
+        **extra,
+    }
+
+
+def batch(*groups: dict[str, Any], max_tokens: int = 100) -> Any:
+    return to_batch(groups, max_tokens=max_tokens, eos_id=EOS)
+
+
+def test_targets_are_the_tokens_shifted_and_prompts_carry_nothing() -> None:
+    first, second = batch(group([1.0, 0.0])).datums
+    assert first.tokens.tolist() == [1, 2, 3]
+    assert first.targets.tolist() == [2, 3, EOS]
+    assert first.trained.tolist() == [False, True, True]
+    assert first.logprobs.tolist() == [0.0, -0.5, -0.25]
+    assert first.advantages.tolist() == [0.0, 0.5, 0.5]
+    assert second.advantages.tolist() == [0.0, -0.5, -0.5]
+
+
+def test_a_sampled_logprob_of_one_is_data_and_not_a_sentinel() -> None:
+    """The mask decides what is trained."""
+    one = group([1.0, 0.0])
+    one["inference_logprobs"][0] = [0.0, 0.0, 1.0, 0.0]
+    assert batch(one).datums[0].logprobs.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_group_of_equal_scores_teaches_nothing_and_counts_in_the_reward() -> None:
+    found = batch(group([1.0, 1.0]), group([0.0, 1.0]))
+    assert (found.groups, found.zero_signal_groups, len(found.datums)) == (2, 1, 2)
+    assert found.metrics()["reward/mean"] == 0.75
+
+
+def test_an_override_silences_a_rollout_or_a_group() -> None:
+    one = group([1.0, 0.0], overrides=[{"set_advantage_to_zero": True}, None])
+    assert len(batch(one).datums) == 1
+    assert batch(group([1.0, 0.0], group_overrides={"set_advantage_to_zero": True})).datums == []
+
+
+def test_a_rollout_that_is_too_long_is_left_out_and_counted() -> None:
+    found = batch(group([1.0, 0.0]), max_tokens=3)
+    assert (found.too_long, found.datums) == (2, [])
+
+
+def test_the_doubled_end_of_turn_is_dropped() -> None:
+    """[EOS sampled][EOS of the template] becomes one EOS, the sampled one."""
+    one = group([1.0, 0.0])
+    for index in range(2):
+        one["tokens"][index] = [1, 5, EOS, EOS, 7, 8]
+        one["masks"][index] = [-100, 5, EOS, -100, -100, 8]
+        one["inference_logprobs"][index] = [1.0, -0.1, -0.2, 1.0, 1.0, -0.3]
+    datum = batch(one).datums[0]
+    assert datum.tokens.tolist() == [1, 5, EOS, 7]
+    assert datum.targets.tolist() == [5, EOS, 7, 8]
+    assert datum.trained.tolist() == [True, True, False, True]
+    np.testing.assert_allclose(datum.logprobs, [-0.1, -0.2, 0.0, -0.3], rtol=1e-6)
+    assert collapse_doubled_eos([1, EOS, EOS, 7], EOS) == [1, EOS, 7]
+    assert collapse_doubled_eos([1, EOS, 7], EOS) == [1, EOS, 7]
+
+
+def test_distillation_takes_the_teachers_gap() -> None:
+    """advantage = teacher logprob - student logprob, for K = 1."""
+    one = group([0.0, 0.0])
+    one["distill_token_ids"] = [[[token] for token in tokens] for tokens in one["tokens"]]
+    one["distill_logprobs"] = [[[0.0], [0.0], [-0.1], [-0.5]] for _ in range(2)]
+    found = batch(one)
+    np.testing.assert_allclose(found.datums[0].advantages, [0.0, 0.4, -0.25], rtol=1e-6)
+    assert found.metrics()["distil/rollouts"] == 2
+
+
+def test_more_than_one_teacher_token_is_refused_with_the_shape() -> None:
+    one = group([0.0, 1.0])
+    one["distill_token_ids"] = [[[t, t] for t in tokens] for tokens in one["tokens"]]
+    one["distill_logprobs"] = [[[0.0, 0.0]] * 4 for _ in range(2)]
+    with pytest.raises(BatchError, match=r"distill_token_ids has shape \(4, 2\).*only \(4, 1\)"):
+        batch(one)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": [float("nan"), 1.0]}, "group 0 has scores .nan, 1.0.; every score must be a finite number"),
+        ({"scores": [1.0]}, "group 0 has 2 rollouts but scores of shape"),
+        ({"inference_logprobs": None}, "the environment sent no inference_logprobs"),
+        ({"inference_logprobs": [[-1.0], [-1.0]]}, "rollout 0: 4 tokens, 4 masks and 1 logprobs"),
+        ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0: 4 tokens, 3 masks and 4 logprobs"),
+        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, "a sampling logprob on a trained token is not finite"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        batch({**group([1.0, 0.0]), **change})
+
+
+def test_metrics_have_the_names_of_the_contract() -> None:
+    metrics = batch(group([1.0, 0.0])).metrics()
+    for name in ("reward/mean", "advantages/mean", "advantages/std", *(f"logprobs/{x}" for x in ("mean", "std", "min", "p50"))):
+        assert name in metrics
+    assert metrics["logprobs/mean"] == pytest.approx(-0.375)
+    assert metrics["logprobs/min"] == -0.5
