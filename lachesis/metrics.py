@@ -57,7 +57,8 @@ class WandbSink:
 
     def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
         self.url: str | None = None
-        self._folder, self._settings = folder, {"project": project, "group": group, "name": name, "config": config}
+        self._folder = folder
+        self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
@@ -79,7 +80,7 @@ class WandbSink:
         try:
             import wandb
 
-            mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+            mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
             run = wandb.init(mode=mode, dir=str(self._folder), settings=wandb.Settings(silent=True), **self._settings)
             self.url = getattr(run, "url", None)
             while (item := self._next()) is not None:

@@ -55,7 +55,8 @@ class PrefectApi:
 
     def deployment(self, flow: str, name: str) -> Json | None:
         """The deployment, or None when it is not registered."""
-        return self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
+        found: Json | None = self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
+        return found
 
     def create_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
         """Schedule a flow run for now; the same `key` gives the same run."""
@@ -69,7 +70,8 @@ class PrefectApi:
         return self._ask("POST", f"/deployments/{deployment_id}/create_flow_run", body) or {}
 
     def flow_run(self, flow_run_id: str) -> Json | None:
-        return self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
+        found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
+        return found
 
     def cancel(self, flow_run_id: str, message: str) -> Json:
         """Ask the runner to end the run; a run that has not started ends at once."""

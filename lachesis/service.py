@@ -253,7 +253,7 @@ def missing_modules(names: Iterable[str]) -> list[str]:
 
 
 def _mean_reward(steps: list[Json]) -> float:
-    return round(sum(one["reward/mean"] for one in steps) / len(steps), 4)
+    return round(sum(float(one["reward/mean"]) for one in steps) / len(steps), 4)
 
 
 def _accuracy(metrics: Mapping[str, float]) -> float | None:

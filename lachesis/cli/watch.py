@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -16,6 +16,7 @@ from lachesis.cli import show
 from lachesis.runs import RunRecord, seconds_between
 from lachesis.service import Service
 
+Draw = Callable[[Service, RunRecord], None]
 REFRESH_S = 0.5
 ASK_SERVER_S = 2.0
 
@@ -53,7 +54,7 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def _view(*, quiet: bool) -> Iterator[object]:
+def _view(*, quiet: bool) -> Iterator[Draw]:
     if quiet:
         yield lambda service, record: None
     elif show.console.is_terminal:

@@ -52,7 +52,7 @@ _SCHEMA: dict[str, list[str]] = {
     "SampleResponse": ["1 sequences .SampledSequence *", "2 prompt_logprobs bytes ?", "4 prompt_cache_hit_tokens int32"],
 }
 _FLOAT32, _INT64, _INT32 = 1, 2, 3
-_DTYPES = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4")}
+_DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4")}
 
 
 def _add_field(message: Any, declaration: str) -> None:

@@ -36,6 +36,12 @@ class Bad(BaseEnv):
     async def setup(self):
         raise RuntimeError("the data set is gone")
 
+    async def get_next_item(self):
+        return None
+
+    async def evaluate(self, *args, **kwargs):
+        pass
+
 if __name__ == "__main__":
     Bad.cli()
 """
