@@ -45,7 +45,7 @@ def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 def served_home(new_home: Callable[[], Path]) -> Iterator[Path]:
     """A home whose launcher runs; it is told to end by SIGTERM and leaves nothing behind."""
     home = new_home()
-    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    env = {**os.environ, "LACHESIS_HOME": str(home), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
     command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)

@@ -131,14 +131,10 @@ def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[...,
         httpx.delete(f"{url}/deployments/{deployment['id']}/schedules/{made[0]['id']}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "sigkill"])
-def test_an_interrupted_demo_leaves_no_process(
-    new_home: Callable[[], Path],
-    number: signal.Signals,
-    wait_until: Callable[..., Any],
-    processes_of: Callable[[Path], Any],
+def test_ctrl_c_of_the_demo_leaves_no_process(
+    new_home: Callable[[], Path], wait_until: Callable[..., Any], processes_of: Callable[[Path], Any]
 ) -> None:
-    """Server, runner, flow and services end, and after Ctrl-C the run has saved a checkpoint."""
+    """Server, runner, flow and services end, after the run has saved a checkpoint."""
     home = new_home()
     env = {**os.environ, "LACHESIS_HOME": str(home)}
     command = [sys.executable, "-m", "lachesis.cli.main", "demo"]
@@ -148,10 +144,28 @@ def test_an_interrupted_demo_leaves_no_process(
         (file,) = (home / "runs").glob("*/run.json")
         wait_until(lambda: len(steps(home, file.parent.name)) >= 3, 90, "three steps")
     finally:
-        os.killpg(process.pid, number)
-    code = process.wait(90)
-    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    wait_until(lambda: not processes_of(home), 60, "the end of every process")
-    stopped = record(home, file.parent.name)
-    assert stopped["status"] == "stopped"
+        os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(90) == 130
+    wait_until(lambda: not processes_of(home), 30, "the end of every process")
+    assert record(home, file.parent.name)["status"] == "stopped"
     assert list((file.parent / "checkpoints").glob("step-*.json"))
+
+
+def test_a_launcher_ends_with_the_process_that_needs_it(
+    new_home: Callable[[], Path], wait_until: Callable[..., Any], processes_of: Callable[[Path], Any]
+) -> None:
+    """The demo may be killed without a word; its server and runner notice."""
+    home = new_home()
+    script = (
+        "import time; from lachesis.launcher import Serving; Serving().__enter__(); print('up', flush=True); time.sleep(600)"
+    )
+    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert len(processes_of(home)) >= 3
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not processes_of(home), 60, "the end of every process")
