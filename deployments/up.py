@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lachesis import paths
@@ -121,10 +121,10 @@ class Launcher:
         self.children.append((name, process, grace_s))
         return log
 
-    def _wait(self, name: str, ready: object, timeout_s: float) -> None:
+    def _wait(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
         process = next(process for known, process, _ in self.children if known == name)
         until = time.monotonic() + timeout_s
-        while not ready():  # type: ignore[operator]
+        while not ready():
             if process.poll() is not None:
                 raise ProcessExitedError(self._death(name, process))
             if self.stop.is_set():

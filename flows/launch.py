@@ -27,6 +27,8 @@ log = logging.getLogger("lachesis.flow")
 
 POLL_S = 0.5
 WATCH_S = 3.0
+LEFTOVER_S = 120.0
+"""How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""
 
 
 @flow(name="launch-training", retries=0)
@@ -127,9 +129,16 @@ class _Run:
         """Until the trainer has made its last step. Raises when a service dies too early, or when told to stop."""
         progress = Progress(self.run_id, self.flow_run_id)
         total, watched = self.plan.config.env.total_steps, time.monotonic()
+        moved, last_step = time.monotonic(), -1
         while True:
             health = trainer_health(self.plan)
-            progress.publish(int(health.get("step") or 0), total)
+            step = int(health.get("step") or 0)
+            progress.publish(step, total)
+            if step != last_step or self.group.running("environment"):
+                moved, last_step = time.monotonic(), step
+            if time.monotonic() - moved > LEFTOVER_S:
+                log.warning("the environment has ended after %d of %d steps; the run ends with it", step, total)
+                return
             if health.get("wandb_url"):
                 self.store.update(self.run_id, wandb_url=health["wandb_url"])
             if health.get("phase") == "finished" or self._ended():
@@ -143,7 +152,6 @@ class _Run:
     def _ended(self) -> bool:
         """True when the trainer has ended well. An environment that has made its last rollout may end before it."""
         for name, code in self.group.exited().items():
-            self.store.update_service(self.run_id, name, state=f"exited ({code})")
             if name == "trainer" and code == 0:
                 return True
             if not (name == "environment" and code == 0):
@@ -160,7 +168,7 @@ class _Run:
             self.group.start(spec)
         for which, spec in self.plan.evaluations.items():
             try:
-                wait_for_end(self.group, spec)
+                wait_for_end(self.group, spec, needs="trainer")
                 found = {**self.store.load(self.run_id).evaluation, which: read_evaluation(self.folder.evaluation / which)}
                 self.store.update(self.run_id, evaluation=found)
             except LachesisError as error:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -137,13 +136,3 @@ def death_note(spec: ServiceSpec, code: int | None) -> str:
     last = tail(spec.log)
     said = f"; its last lines:\n{last}" if last else "; it wrote nothing"
     return f"{spec.name} {how}, see {spec.log}{said}"
-
-
-def wait_until(done: Any, timeout_s: float, poll_s: float = 0.1) -> bool:
-    """Poll `done` until it is true or the time is over."""
-    until = time.monotonic() + timeout_s
-    while not done():
-        if time.monotonic() >= until:
-            return False
-        time.sleep(poll_s)
-    return True

@@ -55,7 +55,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def check_port(port: int) -> None:
-    """Raises PortInUseError when the port is taken, FieldValue-like for one out of range."""
+    """Raises PortInUseError when the port is taken, or is no port."""
     if not 0 < port < 65536:
         raise PortInUseError(f"port {port} is out of range; allowed: 1 to 65535")
     with socket.socket() as probe:
