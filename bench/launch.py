@@ -53,7 +53,7 @@ def one_launch(service: Service) -> dict[str, float]:
     stopped = time.monotonic()
     service.stop(run_id)
     launcher.wait_for(lambda: service.get(run_id).ended, timeout_s=60)
-    launcher.wait_gone(service.get(run_id))
+    launcher.wait_gone(service.store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times
 

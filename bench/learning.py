@@ -26,7 +26,7 @@ def main() -> None:
         for seed in args.seeds:
             record = service.start(Launch("arithmetic", edits=(("data_seed", seed),), seed=seed))
             record = watch.until_end(service, record.run_id, quiet=True)
-            launcher.wait_gone(record)
+            launcher.wait_gone(service.store, record)
             results = service.results(record.run_id)
             steps = service.metrics(record.run_id)
             training = steps[-1]["time"] - steps[0]["time"]

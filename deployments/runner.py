@@ -19,18 +19,19 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.states import Crashed
 
+from lachesis.launcher import READY_LINE
+
 log = logging.getLogger("lachesis.runner")
 
-NAME = "local"
-ENTRYPOINTS = {"launch-training": "flows.launch.launch"}
+NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
+ENTRYPOINTS = ("flows.launch.launch",)
 MAX_RUNS = int(os.environ.get("LACHESIS_MAX_RUNS", "4"))
-READY_LINE = "runner is ready"
 
 
 async def main() -> int:
     runner = Runner(name=f"lachesis-{os.getpid()}", limit=MAX_RUNS, pause_on_shutdown=False)
     deployment_ids = []
-    for entrypoint in ENTRYPOINTS.values():
+    for entrypoint in ENTRYPOINTS:
         deployment = RunnerDeployment.from_entrypoint(entrypoint, name=NAME)
         deployment_ids.append(await runner.aadd_deployment(deployment))
     await _reconcile(deployment_ids)
@@ -52,7 +53,8 @@ async def main() -> int:
 
 
 async def _reconcile(deployment_ids: list[object]) -> None:
-    """This is the only runner of its deployments, so a run that is still called running has lost its own. A flow process
+    """This is the only runner of its deployments (one launcher and one deployment name per home), so a run that is still
+    called running has lost its own. A flow process
     that survived sees the new state and ends its services."""
     states = FlowRunFilterState(type=FlowRunFilterStateType(any_=["RUNNING", "PENDING", "CANCELLING"]))
     async with get_client() as client:

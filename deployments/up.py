@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lachesis import paths
+from lachesis.child import child_environment
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
+from lachesis.launcher import READY_LINE, deployment_name
 from lachesis.prefect_api import PrefectApi, server_file
-from lachesis.runs import now, write_private
-from lachesis.supervision.process import check_port, free_ports, tail
+from lachesis.profiles import all_keys
+from lachesis.runs import now, storage_errors, tail, write_private
+from lachesis.supervision.process import check_port, free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SERVER_TIMEOUT_S = 120.0
 RUNNER_TIMEOUT_S = 60.0
 PREFERRED_PORT = 4200
-READY_LINE = "runner is ready"
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -61,37 +63,53 @@ class Launcher:
             signal.signal(number, lambda *_: self.stop.set())
         try:
             with self._alone():
-                self._start()
-                while not self.stop.wait(0.5):
-                    for name, process, _ in self.children:
-                        if process.poll() is not None:
-                            raise ProcessExitedError(self._death(name, process))
+                try:
+                    self._start()
+                    self._watch()
+                finally:
+                    self._end()
             return 0
         except LachesisError as error:
             print(f"{error.code}: {error}", file=sys.stderr, flush=True)
             return 1
-        finally:
-            self._end()
+
+    def _watch(self) -> None:
+        while not self.stop.wait(0.5):
+            for name, process, _ in self.children:
+                if process.poll() is not None:
+                    raise ProcessExitedError(self._death(name, process))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One launcher per home."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with open(self.home / "launcher.lock", "w") as lock:
+        """One launcher per home. Its children hold the lock too, so that after a kill no second server opens the database."""
+        with storage_errors(self.logs):
+            self.logs.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "launcher.lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunStateError(f"another launcher runs in {self.home}; `lachesis doctor` shows where") from None
+                raise RunStateError(
+                    f"another launcher runs in {self.home}, or a server or runner that it has left; their process ids are in "
+                    f"{server_file(self.home)}: end these first, the runner before the server"
+                ) from None
+            self.lock = lock.fileno()
             yield
 
     def _start(self) -> None:
         url = os.environ.get("PREFECT_API_URL")
         if not url:
             url = f"http://127.0.0.1:{self._start_server()}/api"
-        env = {"PREFECT_API_URL": url}
+        env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": deployment_name(self.home)}
         log = self._spawn("runner", [sys.executable, "-m", "deployments.runner"], env, grace_s=60.0)
         self._wait("runner", lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
-        content = {"api_url": url, "ui_url": url.removesuffix("/api"), "pid": os.getpid(), "started_at": now()}
+        content = {
+            "api_url": url,
+            "ui_url": url.removesuffix("/api"),
+            "pid": os.getpid(),
+            "pids": {name: process.pid for name, process, _ in self.children},
+            "keys": [name for name in all_keys() if os.environ.get(name)],
+            "started_at": now(),
+        }
         write_private(server_file(self.home), json.dumps(content))
         print(f"ready: {content['ui_url']}", flush=True)
 
@@ -100,7 +118,10 @@ class Launcher:
             check_port(self.port)
         port = self.port or _preferred_port()
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        self._spawn("server", command, {}, grace_s=10.0)
+        # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
+        env = child_environment({"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"})
+        own = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_SERVER_")}
+        self._spawn("server", command, {**env, **own}, grace_s=10.0)
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
         self._wait("server", api.healthy, SERVER_TIMEOUT_S)
         return port
@@ -112,7 +133,8 @@ class Launcher:
             process = subprocess.Popen(
                 command,
                 cwd=CHECKOUT,
-                env={**os.environ, **SETTINGS, "PREFECT_HOME": str(self.home / "prefect"), **env},
+                env={**SETTINGS, **env, "PREFECT_HOME": str(self.home / "prefect")},
+                pass_fds=(self.lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -170,7 +192,8 @@ def main() -> int:
     if args.until_stdin_closes:
 
         def watch() -> None:
-            sys.stdin.buffer.read()
+            while os.read(0, 4096):  # not sys.stdin, whose lock would abort the interpreter at exit
+                pass
             launcher.stop.set()
 
         threading.Thread(target=watch, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -15,6 +16,7 @@ from prefect.states import Cancelled, State
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
+from lachesis.profiles import check_profile
 from lachesis.runs import RunRecord, RunStore, Status, now
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death_note
@@ -37,18 +39,10 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     store = RunStore(Path(home))
-    record = _begin(store, run_id)
     try:
-        with ServiceGroup() as group:
-            try:
-                run = _Run(store, record, group)
-                run.start()
-                run.supervise()
-                run.evaluate()
-            finally:
-                store.update(run_id, status="stopping", phase="stopping")
-                group.close()
-                _note_exits(store, run_id, group)
+        with store.dir(run_id).living() as lock:
+            record = _begin(store, run_id)
+            phase = _run(store, record, lock)
     except StopRequested as request:
         _end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {request}")
@@ -59,8 +53,23 @@ def launch(run_id: str, home: str) -> State[Any] | None:
         _end(store, run_id, "failed", error)
         raise
     publish_report(store.load(run_id), MetricsFile(store.dir(run_id).metrics), runtime.flow_run.id)
-    _end(store, run_id, "completed")
+    store.update(run_id, status="completed", phase=phase, ended_at=now())
     return None
+
+
+def _run(store: RunStore, record: RunRecord, lock: int) -> str:
+    """The run from its first process to its last; how it ended."""
+    with ServiceGroup(hold=(lock,)) as group:
+        try:
+            run = _Run(store, record, group)
+            run.start()
+            phase = run.supervise()
+            run.evaluate()
+            return phase
+        finally:
+            store.update(record.run_id, status="stopping", phase="stopping")
+            group.close()
+            _note_exits(store, record.run_id, group)
 
 
 class StopRequested(Exception):
@@ -104,6 +113,7 @@ class _Run:
     def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
         self.folder = store.dir(record.run_id)
+        check_profile(record.profile)
         resume = Checkpoints(self.folder.checkpoints).newest() is not None
         self.plan: Plan = make_plan(record, self.folder, resume=resume)
         self.flow_run_id: str | None = runtime.flow_run.id
@@ -125,8 +135,8 @@ class _Run:
             self.store.update(self.run_id, phase=f"waiting for {spec.name}")
             wait_for_service(self.group, spec, self.store, self.run_id)
 
-    def supervise(self) -> None:
-        """Until the trainer has made its last step. Raises when a service dies too early, or when told to stop."""
+    def supervise(self) -> str:
+        """Until the trainer has made its last step; how it ended. Raises when a service dies too early or when told to stop."""
         progress = Progress(self.run_id, self.flow_run_id)
         total, watched = self.plan.config.env.total_steps, time.monotonic()
         moved, last_step = time.monotonic(), -1
@@ -137,26 +147,34 @@ class _Run:
             if step != last_step or self.group.running("environment"):
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
-                log.warning("the environment has ended after %d of %d steps; the run ends with it", step, total)
-                return
-            if health.get("wandb_url"):
-                self.store.update(self.run_id, wandb_url=health["wandb_url"])
+                return f"completed: the environment ended after {step} of {total} steps"
+            self._note_wandb(health.get("wandb_url"))
             if health.get("phase") == "finished" or self._ended():
                 progress.publish(total, total, force=True)
-                return
+                return "completed"
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 _check_own_state(self.flow_run_id)
             time.sleep(POLL_S)
 
     def _ended(self) -> bool:
-        """True when the trainer has ended well. An environment that has made its last rollout may end before it."""
+        """True when the trainer has ended after its last step. An environment that has made its last rollout may end first."""
         for name, code in self.group.exited().items():
             if name == "trainer" and code == 0:
-                return True
+                newest = Checkpoints(self.folder.checkpoints).newest()
+                if newest and newest.final:
+                    return True
+                raise ProcessExitedError(
+                    f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
+                    f"{self.plan.config.env.total_steps}; `lachesis train --resume {self.run_id}` goes on"
+                )
             if not (name == "environment" and code == 0):
                 raise ProcessExitedError(death_note(self.plan.service(name), code))
         return False
+
+    def _note_wandb(self, url: str | None) -> None:
+        if url and url != self.record.wandb_url:
+            self.record = self.store.update(self.run_id, wandb_url=url)
 
     def evaluate(self) -> None:
         """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed."""
@@ -165,10 +183,12 @@ class _Run:
         self.store.update(self.run_id, phase="evaluating")
         self.group.stop("environment")
         for spec in self.plan.evaluations.values():
-            self.group.start(spec)
+            with contextlib.suppress(ProcessExitedError):  # what could not be started is told below
+                self.group.start(spec)
+        needed = [spec.name for spec in self.plan.services if spec.name in ("engine", "trainer")]
         for which, spec in self.plan.evaluations.items():
             try:
-                wait_for_end(self.group, spec, needs="trainer")
+                wait_for_end(self.group, spec, needs=needed)
                 found = {**self.store.load(self.run_id).evaluation, which: read_evaluation(self.folder.evaluation / which)}
                 self.store.update(self.run_id, evaluation=found)
             except LachesisError as error:

@@ -264,6 +264,8 @@ def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str
     if file.is_file():
         try:
             for name, section in ((yaml.safe_load(file.read_text()) or {}).get(profile) or {}).items():
+                if name not in ("env", "openai", "tinker"):
+                    raise ValueError(f"there is no section {name}; allowed: env, openai, tinker")
                 values.setdefault(name, {}).update(section)
         except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}") from error
@@ -290,6 +292,8 @@ def resolve(
     sections = {"env": env, "openai": values.get("openai", {}), "tinker": values.get("tinker", {})}
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
+    if sections["tinker"].get("use_wandb") is False:
+        sections["env"]["use_wandb"] = False  # the environment's own logging goes with the trainer's
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
     return build({"environment": environment, "profile": profile, **sections})

@@ -7,6 +7,7 @@ A file is read as a syntax tree; a class counts when it inherits, directly or th
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import paths
+from lachesis.child import child_environment
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError
-from lachesis.runs import write_private
+from lachesis.runs import storage_errors, tail, write_private
 
 ROOT_CLASS = "BaseEnv"
 SCHEMA_TIMEOUT_S = 90.0
@@ -70,7 +72,7 @@ def scan(folders: Iterable[Path] | None = None) -> Scan:
     classes: list[_Class] = []
     modules: dict[Path, ast.Module] = {}
     problems: dict[str, str] = {}
-    for folder in folders if folders is not None else paths.environment_dirs():
+    for folder in dict.fromkeys(one.resolve() for one in (folders if folders is not None else paths.environment_dirs())):
         for file in sorted(folder.glob("*.py")):
             if file.name.startswith("_"):
                 continue
@@ -186,14 +188,16 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
     """
     file = Path(environment.file_path)
     versions = (sys.version, importlib.metadata.version("atroposlib"), importlib.metadata.version("lachesis"))
-    source = file.read_bytes() + environment.class_name.encode() + repr(versions).encode()
+    siblings = sorted(file.parent.glob("*.py"))  # the class may inherit its fields from another file
+    source = b"".join(one.read_bytes() for one in siblings) + f"{file}{environment.class_name}{versions}".encode()
     cache = paths.home() / "cache" / "schemas" / f"{hashlib.sha256(source).hexdigest()[:32]}.json"
     if cache.is_file():
         return Schema(**json.loads(cache.read_text()))
     answer = _ask_child(environment, {}, timeout_s)
     result = Schema(**answer["schema"])
     if result.warning is None:
-        cache.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(cache.parent):
+            cache.parent.mkdir(parents=True, exist_ok=True)
         write_private(cache, json.dumps(answer["schema"]))
     return result
 
@@ -208,28 +212,39 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
     """Run `lachesis.environment describe` and read the file it writes; its output may hold anything, so it goes to a log."""
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out, log = Path(folder) / "answer.json", Path(folder) / "log"
-        command = [sys.executable, "-m", "lachesis.environment", "describe", environment.file_path, environment.class_name]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "lachesis.environment",
+            "describe",
+            environment.file_path,
+            environment.class_name,
+        ]
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 [*command, str(out)],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env={**os.environ, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"},
+                env=child_environment({"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}),
                 start_new_session=True,
             )
             try:
                 child.communicate(json.dumps(values).encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
                 raise EnvironmentTimeoutError(
                     f"{environment.file_path} was still being imported after {timeout_s:.0f} s; "
-                    f"an environment must load its data in setup(), not at import. Its output ends:\n{_tail(log)}"
+                    f"an environment must load its data in setup(), not at import. Its output ends:\n{tail(log, 15)}"
                 ) from None
+            finally:  # also at Ctrl-C, and for what the import has started
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         if not out.is_file():
             raise EnvironmentLoadError(
-                f"{environment.file_path} ended the process (exit code {child.returncode}) while it was imported:\n{_tail(log)}"
+                f"{environment.file_path} ended the process (exit code {child.returncode}) while it was imported:\n"
+                f"{tail(log, 15)}"
             )
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:
@@ -238,7 +253,3 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
             traceback=answer["traceback"],
         )
     return answer
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

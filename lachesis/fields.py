@@ -6,6 +6,7 @@ means the one that can be edited, `env` before `tinker`. The environment's own f
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,9 +126,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise FieldValueError(f"{name} is {value!r}, which is not YAML: {error}") from error
-    if isinstance(parsed, str):
-        try:
+    if isinstance(parsed, str) and not value.startswith(("'", '"')):
+        with contextlib.suppress(ValueError):
             parsed = float(parsed)  # YAML 1.1 reads 1e-4 as a word
-        except ValueError:
-            parsed = value if not value.startswith(("'", '"')) else parsed
     return name.strip(), parsed

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +19,11 @@ from typing import Any, Self
 from lachesis import paths
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
 from lachesis.prefect_api import PrefectApi, api_url, server_file
-from lachesis.runs import RunRecord, RunStore, Status
+from lachesis.runs import RunRecord, RunStore, Status, storage_errors
 
-FLOW, DEPLOYMENT = "launch-training", "local"
+FLOW = "launch-training"
+READY_LINE = "runner is ready"
+"""What the runner prints when it takes runs."""
 
 _STATUS: dict[str, Status] = {
     "SCHEDULED": "pending",
@@ -32,13 +37,21 @@ _STATUS: dict[str, Status] = {
 """Prefect's state types. RUNNING is not here: the record tells starting from running."""
 
 
+def deployment_name(home: Path) -> str:
+    """`local`; at a server of the user's own, which other homes may share, one name per home."""
+    if not os.environ.get("PREFECT_API_URL"):
+        return "local"
+    return f"local-{hashlib.sha256(f'{socket.gethostname()}:{home}'.encode()).hexdigest()[:8]}"
+
+
 def submit(store: RunStore, record: RunRecord) -> RunRecord:
     """Schedule the run; the same run and attempt is scheduled once. Raises ServerDownError."""
     api = PrefectApi()
-    deployment = api.deployment(FLOW, DEPLOYMENT)
+    name = deployment_name(store.home)
+    deployment = api.deployment(FLOW, name)
     if deployment is None:
         raise ServerDownError(
-            f"the Prefect server at {api.url} has no deployment {FLOW}/{DEPLOYMENT}; start the runner with `lachesis serve`"
+            f"the Prefect server at {api.url} has no deployment {FLOW}/{name}; start the runner with `lachesis serve`"
         )
     flow_run = api.create_run(
         deployment["id"],
@@ -51,46 +64,49 @@ def submit(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def refresh(store: RunStore, record: RunRecord) -> RunRecord:
-    """The record with its status as the server has it. When the server is away, the flow's process is looked at instead."""
+    """The record with its status as the server has it. When the server is away, what lives of the run is looked at."""
     if record.ended or record.flow_run_id is None:
         return record
+    alive = store.dir(record.run_id).is_alive()
     try:
         api = PrefectApi()
         flow_run = api.flow_run(record.flow_run_id)
     except ServerDownError:
-        if record.flow_pid is not None and not _alive(record.flow_pid):
-            return store.update(record.run_id, status="failed", phase="failed", error="its flow process is gone")
-        return record
+        if record.status == "pending" or alive:
+            return record
+        return store.end(record.run_id, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
     if flow_run is None and api.url != record.prefect_api_url:
         return record  # another server
     state = (flow_run or {}).get("state") or {"type": "CRASHED", "message": "the server does not know this flow run any more"}
     status = _STATUS.get(state["type"])
-    if status is None or status == record.status or (status in ("pending", "starting") and record.started_at):
-        return record
     if status in ("failed", "stopped", "completed"):
-        if record.flow_pid is not None and _alive(record.flow_pid):
-            return record.model_copy(update={"status": "stopping"})  # it is still ending its services
+        if alive:  # its services are still being ended
+            return record.model_copy(update={"status": "stopping"})
+        fresh = store.load(record.run_id)  # the flow may have written its end since
         error = record.error or (state.get("message") if status == "failed" else None)
-        return store.update(record.run_id, status=status, phase=status, error=error)
+        return fresh if fresh.ended else store.end(record.run_id, status, error)
+    if status is None or (status in ("pending", "starting") and record.status != "pending"):
+        return record
     return record.model_copy(update={"status": status})
 
 
 def cancel(store: RunStore, record: RunRecord) -> None:
     """Ask the flow to end. Without the server the flow's process is told directly, which ends it the same way."""
     if record.flow_run_id is None:
-        store.update(record.run_id, status="stopped", phase="stopped")
+        store.end(record.run_id, "stopped")
         return
     try:
         PrefectApi().cancel(record.flow_run_id, "stopped by its user")
     except ServerDownError:
-        if record.flow_pid is None or not _alive(record.flow_pid):
+        if record.flow_pid is None or not store.dir(record.run_id).is_alive():
             raise
-        os.kill(record.flow_pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.flow_pid, signal.SIGTERM)
 
 
-def wait_gone(record: RunRecord, timeout_s: float = 30.0) -> bool:
-    """Wait until the flow's process has told the server how the run ended and is gone."""
-    return wait_for(lambda: record.flow_pid is None or not _alive(record.flow_pid), timeout_s)
+def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
+    """Wait until neither the flow nor a service of the run exists."""
+    return wait_for(lambda: not store.dir(record.run_id).is_alive(), timeout_s)
 
 
 def ui_url(record: RunRecord) -> str | None:
@@ -101,29 +117,20 @@ def ui_url(record: RunRecord) -> str | None:
     return f"{url.removesuffix('/api')}/runs/flow-run/{record.flow_run_id}"
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:  # a zombie whose parent has not looked yet is dead
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return True
-
-
 def running_server() -> dict[str, Any] | None:
-    """The launcher that runs in this home, or None. `$PREFECT_API_URL` names a server of the user's own."""
-    url = os.environ.get("PREFECT_API_URL")
-    if url:
-        return {"api_url": url, "ui_url": url.removesuffix("/api"), "pid": None}
+    """What the launcher of this home has written about itself, or None when its server does not answer."""
     try:
         found: dict[str, Any] = json.loads(server_file().read_text())
     except (OSError, ValueError):
         return None
-    return found if _alive(found["pid"]) and PrefectApi(found["api_url"]).healthy() else None
+    return found if PrefectApi(found["api_url"]).healthy() else None
+
+
+def key_names() -> dict[str, str] | None:
+    """The names of the keys that the launcher of this home holds, as a mapping for `check_profile`; None when none runs. Its
+    children train, so a key in the environment of a command is of no use."""
+    server = running_server()
+    return None if server is None or "keys" not in server else dict.fromkeys(server["keys"], "set")
 
 
 def serve_command(*options: str) -> list[str]:
@@ -138,7 +145,9 @@ class Serving:
 
     def __enter__(self) -> Self:
         log = paths.home() / "logs" / "launcher.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(log.parent):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.touch()
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 serve_command("--until-stdin-closes"),

@@ -27,19 +27,30 @@ class MetricsFile:
         """Raises StorageError."""
         line = json.dumps({"step": step, "time": round(time.time(), 3), **metrics}) + "\n"
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(("" if self._ends_whole() else "\n") + line)
+
+    def _ends_whole(self) -> bool:
+        """False after a line that a kill has cut off."""
+        size = self.path.stat().st_size
+        if size == 0 or not self.path.is_file():
+            return True
+        with self.path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read() == b"\n"
 
     def read(self) -> list[Step]:
-        """The steps in order; of a step that was repeated after a resume the last one counts."""
-        steps: dict[int, Step] = {}
+        """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
+        steps: list[Step] = []
         if self.path.is_file():
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 try:
                     one = json.loads(line)
                 except ValueError:
                     continue  # cut off by a full disk or a kill
-                steps[int(one["step"])] = one
-        return [steps[step] for step in sorted(steps)]
+                while steps and steps[-1]["step"] >= one["step"]:
+                    steps.pop()
+                steps.append(one)
+        return steps
 
 
 def history(steps: list[Step], samples: int = 10) -> list[Step]:

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 def server_file(home: Path | None = None) -> Path:
-    """Written by the launcher: where its Prefect server listens, and its process ids."""
+    """Written by the launcher: where its Prefect server listens, its process ids, and which keys it holds."""
     return (home or paths.home()) / "server.json"
 
 
@@ -67,7 +67,11 @@ class PrefectApi:
             "idempotency_key": key,
             "state": {"type": "SCHEDULED", "message": "submitted"},
         }
-        return self._ask("POST", f"/deployments/{deployment_id}/create_flow_run", body) or {}
+        path = f"/deployments/{deployment_id}/create_flow_run"
+        try:
+            return self._ask("POST", path, body) or {}
+        except ServerDownError:  # it may have been accepted all the same; the key makes asking again harmless
+            return self._ask("POST", path, body) or {}
 
     def flow_run(self, flow_run_id: str) -> Json | None:
         found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
@@ -98,4 +102,7 @@ class PrefectApi:
             return None
         if answer.status_code >= 400:
             raise ServerDownError(f"the Prefect server answered {path} with HTTP {answer.status_code}: {answer.text[:500]}")
-        return answer.json() if answer.content else None
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise ServerDownError(f"what answers at {self.url} is no Prefect server: {answer.text[:100]!r}") from error

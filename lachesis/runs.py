@@ -11,15 +11,16 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import paths
-from lachesis.errors import StorageError, UnknownRunError
+from lachesis.errors import RunStateError, StorageError, UnknownRunError
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
@@ -84,8 +85,27 @@ class RunDir:
         self.evaluation = self.path / "evaluation"
 
     def log(self, service: str) -> Path:
-        short = {"environment": "env"}.get(service, service)
-        return self.logs / f"{short}_{self.path.name}.log"
+        return self.logs / f"{short_name(service)}_{self.path.name}.log"
+
+    @contextlib.contextmanager
+    def living(self, timeout_s: float = 60.0) -> Iterator[int]:
+        """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
+        flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
+        until = time.monotonic() + timeout_s
+        with storage_errors(self.path), open(self.path / ".alive", "w") as lock:
+            while not _try_lock(lock):
+                if time.monotonic() > until:
+                    raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
+                time.sleep(0.2)
+            yield lock.fileno()
+
+    def is_alive(self) -> bool:
+        """Whether a flow or a service of this run exists. A process id would not do: the system gives it out again."""
+        try:
+            with open(self.path / ".alive") as lock:
+                return not _try_lock(lock)
+        except OSError:
+            return False
 
 
 class RunStore:
@@ -135,6 +155,14 @@ class RunStore:
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
+    def end(self, run_id: str, status: Status, error: str | None = None) -> RunRecord:
+        """Write how a run ended whose flow can no longer do it: nothing of it lives."""
+        services = {
+            name: service if service.state.startswith("exited") else service.model_copy(update={"state": "exited (unknown)"})
+            for name, service in self.load(run_id).services.items()
+        }
+        return self.update(run_id, status=status, phase=status, error=error, ended_at=now(), services=services)
+
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
         with self._locked(run_id):
             record = self.load(run_id)
@@ -181,6 +209,29 @@ def write_private(path: Path, text: str) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def short_name(service: str) -> str:
+    """A service's name in file names and in the keys of a status."""
+    return {"environment": "env"}.get(service, service)
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log, or "" when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65536))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
 
 
 def now() -> str:

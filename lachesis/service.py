@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
 from lachesis import discovery, launcher, models
-from lachesis.config import PROFILES, RunConfig
+from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan
-from lachesis.errors import FieldValueError, MissingDependencyError, MissingKeyError, RunStateError
+from lachesis.errors import FieldValueError, ModelNotFoundError, RunStateError
 from lachesis.fields import Fields
 from lachesis.metrics import MetricsFile, history
 from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunRecord, RunStore, seconds_between, write_private
-from lachesis.supervision.process import tail
+from lachesis.profiles import check_profile
+from lachesis.runs import RunRecord, RunStore, seconds_between, short_name, tail, write_private
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.weights import adapter_folder
 
@@ -50,10 +49,12 @@ class Service:
 
     def describe(self, name: str, profile: str = "embedded") -> Json:
         """One environment and its fields, with the value that a run would have now."""
+        configuration.profile_values(profile)
         environment = discovery.find(name)
         schema = discovery.schema(environment)
         fields = Fields(profile, schema)
-        preview = configuration.resolve(name, profile, {}, defaults=schema.values).model_dump()
+        model = self._model(Launch(name, profile))
+        preview = configuration.resolve(name, profile, {}, defaults=schema.values, model=model).model_dump()
         described = [
             {
                 "name": field.name,
@@ -73,7 +74,7 @@ class Service:
     def resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
         """The checked configuration of a launch, before anything is started."""
         environment = discovery.find(launch.environment)
-        check_profile(launch.profile)
+        check_profile(launch.profile, launcher.key_names())
         schema = discovery.schema(environment)
         fields = Fields(launch.profile, schema)
         model = self._model(launch)
@@ -125,9 +126,13 @@ class Service:
             return record
         if record.status == "completed":
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
-        check_profile(record.profile)
-        record = self.store.update(run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1)
-        return launcher.submit(self.store, record)
+        check_profile(record.profile, launcher.key_names())
+        queued = self.store.update(run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1)
+        try:
+            return launcher.submit(self.store, queued)
+        except BaseException:
+            self.store.update(run_id, **record.model_dump(include={"status", "phase", "error", "attempt"}))
+            raise
 
     def get(self, run_id: str) -> RunRecord:
         return launcher.refresh(self.store, self.store.load(run_id))
@@ -148,11 +153,11 @@ class Service:
             "phase": record.phase,
             "environment": record.environment,
             "running_time_minutes": round(minutes, 2),
-            "processes": {self._short(name): service.state for name, service in record.services.items()},
+            "processes": {short_name(name): service.state for name, service in record.services.items()},
             "progress": {"step": last.get("step", 0), "total": record.total_steps},
             "wandb_project": record.wandb_project,
             "wandb_run_name": record.wandb_run_name,
-            "logs": {self._short(name): service.log for name, service in record.services.items()},
+            "logs": {short_name(name): service.log for name, service in record.services.items()},
             "metrics": {
                 "step": last.get("step", 0),
                 "reward_mean": last.get("reward/mean"),
@@ -214,42 +219,22 @@ class Service:
         }
         return {**result, **({"wandb_url": record.wandb_url} if record.wandb_url else {}), **_error(record)}
 
-    def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str]:
-        """The file and its last lines. `service` is a name of the plan, or one of the short ones."""
+    def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
+        """The file, its last lines, and the position to read on from. `service` is a name of the plan, or a short one."""
         self.store.load(run_id)
         path = self.store.dir(run_id).log(service)
-        return path, tail(path, lines)
+        position = path.stat().st_size if path.exists() else 0
+        return path, tail(path, lines), position
 
     def _model(self, launch: Launch) -> str | None:
         if launch.model is None:
             return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
         folder = Path(launch.model).expanduser()
-        return str(folder.resolve()) if folder.exists() or launch.model.startswith(("/", ".", "~")) else launch.model
-
-    @staticmethod
-    def _short(name: str) -> str:
-        return {"environment": "env"}.get(name, name)
-
-
-def check_profile(profile: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile lacks."""
-    configuration.profile_values(profile)
-    missing = [key for key in PROFILES[profile].keys if not environ.get(key)]
-    if missing:
-        raise MissingKeyError(f"profile {profile} needs {', '.join(missing)} in the environment", missing=missing)
-    if profile == "embedded":
-        absent = missing_modules(("torch", "transformers", "peft"))
-        if absent:
-            raise MissingDependencyError(
-                f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
-            )
-
-
-def missing_modules(names: Iterable[str]) -> list[str]:
-    """Those that cannot be imported, without importing them."""
-    from importlib.util import find_spec
-
-    return [name for name in names if find_spec(name) is None]
+        if not folder.exists() and not launch.model.startswith(("/", ".", "~")):
+            return launch.model  # a name on the Hub
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"{folder} holds no model (no config.json there); `lachesis model build` makes a tiny one")
+        return str(folder.resolve())
 
 
 def _mean_reward(steps: list[Json]) -> float:

@@ -31,11 +31,12 @@ def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, ru
 
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
-def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: str) -> None:
-    """Wait until a process that ends by itself has ended well; fails at once when the service that it needs dies."""
+def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
+    """Wait until a process that ends by itself has ended well; fails at once when a service that it needs dies."""
     until = time.monotonic() + spec.timeout_s
     while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
-        group.require(needs)
+        for name in needs:
+            group.require(name)
         if time.monotonic() > until:
             raise HealthTimeoutError(f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}")
     if group.exit_code(spec.name) != 0:

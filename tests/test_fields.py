@@ -63,7 +63,15 @@ def test_an_unknown_field_is_refused_with_those_there_are() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("a=1", 1), ("a=1.5", 1.5), ("a=1e-4", 1e-4), ("a=true", True), ("a=null", None), ("a=word", "word"), ("a=x=y", "x=y")],
+    [
+        ("a=1", 1),
+        ("a=1.5", 1.5),
+        ("a=1e-4", 1e-4),
+        ("a=true", True),
+        ("a=null", None),
+        ("a=word", "word"),
+        ('a="2024"', "2024"),
+    ],
 )
 def test_assignments_are_read_as_yaml(text: str, value: Any) -> None:
     assert parse_assignment(text) == ("a", value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import StorageError, UnknownRunError
+from lachesis.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.metrics import MetricsFile, history
 from lachesis.runs import RunRecord, RunStore, write_private
 
@@ -46,6 +46,18 @@ def test_the_records_folder_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
+def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
+    """A second flow waits for the first one, and gives up in time."""
+    folder = RunStore(tmp_path).create(record())
+    assert not folder.is_alive()
+    with folder.living() as descriptor:
+        assert os.fstat(descriptor)
+        assert folder.is_alive()
+        with pytest.raises(RunStateError, match="run 0123abcd is still held by another flow"), folder.living(timeout_s=0.3):
+            pass
+    assert not folder.is_alive()
+
+
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.create(record())
@@ -79,13 +91,15 @@ def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: 
     assert store.load("0123abcd").status == "pending"
 
 
-def test_metrics_of_a_repeated_step_count_once_and_a_cut_line_is_skipped(tmp_path: Path) -> None:
+def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_was_cut(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.9)):
+    for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)):
         metrics.append(step, {"reward/mean": reward})
     with metrics.path.open("a") as file:
-        file.write('{"step": 4, "rew')
-    assert [(one["step"], one["reward/mean"]) for one in metrics.read()] == [(1, 0.1), (2, 0.9), (3, 0.3)]
+        file.write('{"step": 5, "rew')
+    for step, reward in ((2, 0.7), (3, 0.8)):  # resumed from the checkpoint of step 1
+        metrics.append(step, {"reward/mean": reward})
+    assert [(one["step"], one["reward/mean"]) for one in metrics.read()] == [(1, 0.1), (2, 0.7), (3, 0.8)]
 
 
 def test_a_history_has_ten_samples_with_both_ends() -> None:

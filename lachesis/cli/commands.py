@@ -12,6 +12,7 @@ from typing import Any
 
 from lachesis import launcher, models, paths, weights
 from lachesis.cli import demo, doctor, show, watch
+from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
 from lachesis.service import Launch, Service
 
@@ -76,6 +77,8 @@ def envs(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> int:
     service = Service()
     if args.resume:
+        if args.edits or args.model or args.seed is not None:
+            raise ConfigError("--resume goes on with the run's own configuration; --set, --model and --seed are for new runs")
         record = service.resume(args.resume)
     else:
         wanted = Launch(
@@ -129,16 +132,18 @@ def results(args: argparse.Namespace) -> None:
 
 def logs(args: argparse.Namespace) -> None:
     service = Service()
-    path, text = service.log(args.run, args.service, args.lines)
+    path, text, position = service.log(args.run, args.service, args.lines)
     if args.json:
         print(
             json.dumps({"run_id": args.run, "service": args.service, "path": str(path), "lines": text.splitlines()}, indent=2)
         )
         return
     print(text or f"{path} is empty or not there yet")
-    position = path.stat().st_size if path.exists() else 0
-    while args.follow and not service.get(args.run).ended:
+    while args.follow:
+        ended = service.get(args.run).ended  # asked before the read, so that the last lines are not missed
         position = _print_from(path, position)
+        if ended:
+            return
         time.sleep(0.5)
 
 

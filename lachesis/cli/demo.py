@@ -36,7 +36,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
             edits.append(("total_steps", steps))
         record = service.start(Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed))
         record = _watch(service, record, as_json=as_json)
-        launcher.wait_gone(record)
+        launcher.wait_gone(service.store, record)
     answer = service.results(record.run_id)
     if as_json:
         print(json.dumps(answer, indent=2))
@@ -52,7 +52,7 @@ def _watch(service: Service, record: RunRecord, *, as_json: bool) -> RunRecord:
         show.notice(f"stopping run {record.run_id}; it saves a checkpoint first")
         service.stop(record.run_id)
         launcher.wait_for(lambda: service.get(record.run_id).ended, timeout_s=60)
-        launcher.wait_gone(service.get(record.run_id))
+        launcher.wait_gone(service.store, record)
         raise
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from lachesis import launcher, models, paths
 from lachesis.config import PROFILES
 from lachesis.errors import LachesisError
-from lachesis.service import Service, missing_modules
+from lachesis.profiles import missing_modules
+from lachesis.service import Service
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from lachesis import __version__
-from lachesis.errors import LachesisError, as_payload
+from lachesis.errors import LachesisError, StorageError, as_payload
 
 EPILOG = (
     "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\
@@ -93,17 +93,23 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return commands.run(args)
     except LachesisError as error:
-        if args.json:
-            print(json.dumps(as_payload(error), indent=2, default=str))
-        else:
-            print(f"{error.code}: {error}", file=sys.stderr)
-        return 1
+        return _tell(error, as_json=args.json)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _tell(StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"), as_json=args.json)
+
+
+def _tell(error: LachesisError, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(as_payload(error), indent=2, default=str))
+    else:
+        print(f"{error.code}: {error}", file=sys.stderr)
+    return 1
 
 
 def _interrupt(*_: Any) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -194,6 +193,3 @@ class Engine:
     def _check_base(self, name: str) -> None:
         if name != self.base.source:
             raise EngineRequestError(f"this engine serves {self.base.source}, not {name!r}")
-
-
-Operation = Callable[[], Payload]

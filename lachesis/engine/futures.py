@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -64,14 +65,12 @@ class Futures:
         return self._by_id.get(request_id)
 
     def _prune(self) -> None:
-        # Insertion order is close to completion order, so looking at the oldest few keeps this cheap.
+        # Insertion order is close to completion order, so looking at the oldest few is enough, and cheap.
         horizon = time.monotonic() - KEEP_S
-        for request_id in list(self._by_id)[:16]:
+        for request_id in list(itertools.islice(self._by_id, 16)):
             done_at = self._by_id[request_id].done_at
-            if done_at is None or done_at > horizon:
-                break
-            del self._by_id[request_id]
-        for key in list(self._by_key)[:16]:
-            if self._by_key[key].request_id in self._by_id:
-                break
-            del self._by_key[key]
+            if done_at is not None and done_at <= horizon:
+                del self._by_id[request_id]
+        for key in list(itertools.islice(self._by_key, 16)):
+            if self._by_key[key].request_id not in self._by_id:
+                del self._by_key[key]

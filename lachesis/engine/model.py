@@ -53,6 +53,7 @@ class BaseModel:
         self.module.to(self.device).eval().requires_grad_(False)
         text = config.get_text_config()
         self.context = int(getattr(text, "max_position_embeddings", None) or 4096)
+        self.vocabulary = int(self.module.get_input_embeddings().num_embeddings)
         self.eos_ids = _eos_ids(self.module, self.tokenizer)
         self.accepts = set(inspect.signature(self.module.forward).parameters)
 

@@ -64,7 +64,7 @@ class Sampler:
 
     def check(self, request: SampleRequest) -> None:
         """Raises EngineRequestError for a request that cannot be served, naming the limit."""
-        context, vocabulary = self.model.base.context, self.model.base.module.get_input_embeddings().num_embeddings
+        context, vocabulary = self.model.base.context, self.model.base.vocabulary
         if not request.prompt:
             raise EngineRequestError("the prompt is empty; at least one token is needed")
         if len(request.prompt) >= context:

@@ -11,6 +11,7 @@ import torch
 
 from lachesis.engine import losses
 from lachesis.engine.lora import Adapters, LoraSpec
+from lachesis.engine.model import BaseModel
 from lachesis.engine.wire import Array, Datum
 from lachesis.errors import EngineRequestError
 
@@ -37,12 +38,12 @@ class TrainingModel:
         `forward_only`. Raises EngineRequestError for a datum that does not fit the loss; no gradient is added then."""
         numbers = losses.check(loss_fn, config)
         for index, datum in enumerate(data):
-            _check_datum(index, datum, loss_fn, self.adapters.base.context)
+            _check_datum(index, datum, loss_fn, self.adapters.base)
         model = self.adapters.activate(self.name)
         logprobs_D: list[Array] = [np.zeros(0, np.float32)] * len(data)
         total = 0.0
         with torch.set_grad_enabled(not forward_only):
-            for members in _micro_batches(data, self.adapters.base.module.get_input_embeddings().num_embeddings):
+            for members in _micro_batches(data, self.adapters.base.vocabulary):
                 total += self._pass(model, data, members, loss_fn, numbers, logprobs_D, backward=not forward_only)
         return logprobs_D, {"loss:sum": total}
 
@@ -144,17 +145,22 @@ def _micro_batches(data: list[Datum], vocabulary: int) -> Iterator[list[int]]:
         yield members
 
 
-def _check_datum(index: int, datum: Datum, loss_fn: str, context: int) -> None:
+def _check_datum(index: int, datum: Datum, loss_fn: str, base: BaseModel) -> None:
     needed = ["target_tokens"] if loss_fn == "cross_entropy" else ["target_tokens", "logprobs", "advantages"]
     missing = [key for key in needed if key not in datum.inputs]
     if missing:
         raise EngineRequestError(f"datum {index} lacks {', '.join(missing)}, which {loss_fn} needs")
     length = len(datum.tokens)
-    if not 0 < length <= context:
-        raise EngineRequestError(f"datum {index} has {length} tokens; allowed: 1 to {context}")
+    if not 0 < length <= base.context:
+        raise EngineRequestError(f"datum {index} has {length} tokens; allowed: 1 to {base.context}")
     targets = datum.inputs["target_tokens"]
     if len(targets) != length:
         raise EngineRequestError(f"datum {index}: model_input has {length} tokens, target_tokens has {len(targets)}")
+    for name, ids in (("model_input", datum.tokens), ("target_tokens", targets)):
+        if ids.min() < 0 or ids.max() >= base.vocabulary:
+            raise EngineRequestError(
+                f"datum {index}: {name} has a token id outside the vocabulary (0 to {base.vocabulary - 1})"
+            )
     for key, value in datum.inputs.items():
         if key in ("weights", "logprobs", "advantages") and value.shape != targets.shape:
             raise EngineRequestError(f"datum {index}: {key} has shape {value.shape}, target_tokens {targets.shape}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lachesis.errors import EngineRequestError, StorageError
@@ -85,9 +86,11 @@ class WeightsStore:
             if folder.exists():
                 shutil.rmtree(folder)
             os.replace(temporary, folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise StorageError(f"{folder} could not be written: {error.strerror or error}") from error
+            raise StorageError(
+                f"{folder} could not be written: {error}; check the space and the rights of that folder"
+            ) from error
         return size
 
     def load(self, path: CheckpointPath) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:

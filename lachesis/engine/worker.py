@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH_TOKENS = 2**16
 """Cache positions (rows x longest sequence) of one sampling batch."""
+PROMPT_LOGITS_COST = 16
 
 
 @dataclass
@@ -40,8 +41,9 @@ class _Sampling:
     request: SampleRequest
 
     def cost(self) -> int:
+        """In cache positions; logits of a whole prompt weigh as much as the cache of many."""
         length = len(self.request.prompt) + (self.request.max_tokens or 256)
-        return length * self.request.num_samples
+        return length * self.request.num_samples + (PROMPT_LOGITS_COST * length if self.request.prompt_logprobs else 0)
 
 
 class ModelThread:
@@ -90,8 +92,7 @@ class ModelThread:
     def _companions(self, first: _Sampling) -> list[_Sampling]:
         batch, left, cost = [first], deque[_Operation | _Sampling](), first.cost()
         for job in self._waiting:
-            fits = isinstance(job, _Sampling) and job.snapshot is first.snapshot and cost + job.cost() <= MAX_BATCH_TOKENS
-            if fits and isinstance(job, _Sampling):
+            if isinstance(job, _Sampling) and _goes_with(job, first) and cost + job.cost() <= MAX_BATCH_TOKENS:
                 batch.append(job)
                 cost += job.cost()
             else:
@@ -100,6 +101,9 @@ class ModelThread:
         return batch
 
     def _sample(self, batch: list[_Sampling]) -> None:
+        for job in batch:
+            if job.future.cancelled:
+                self._finish(job.future, {"error": "the request was cancelled", "category": "user"})
         batch = [job for job in batch if not job.future.cancelled]
         if not batch:
             return
@@ -115,6 +119,11 @@ class ModelThread:
 
     def _finish(self, future: Future, payload: Payload) -> None:
         self._loop.call_soon_threadsafe(future.finish, payload)
+
+
+def _goes_with(job: _Sampling, first: _Sampling) -> bool:
+    # One request for prompt logprobs would make the logits of every position of every prompt in its batch.
+    return job.snapshot is first.snapshot and job.request.prompt_logprobs == first.request.prompt_logprobs
 
 
 def _guarded(call: Callable[[], T]) -> T | dict[str, str]:

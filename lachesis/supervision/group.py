@@ -11,8 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lachesis.child import child_environment
 from lachesis.errors import ProcessExitedError
-from lachesis.supervision.process import ServiceSpec, child_environment, tail
+from lachesis.runs import tail
+from lachesis.supervision.process import ServiceSpec
 
 REAPER = Path(__file__).with_name("reaper.py")
 
@@ -27,13 +29,19 @@ class _State:
 
 
 class ServiceGroup:
-    """Talks to the reaper, which is the parent of every service."""
+    """Talks to the reaper, which is the parent of every service and holds the file descriptors in `hold` as long as one of
+    them lives."""
+
+    def __init__(self, hold: tuple[int, ...] = ()) -> None:
+        self._hold = hold
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
             [sys.executable, "-S", str(REAPER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself
+            pass_fds=self._hold,
             env=child_environment({}),
             start_new_session=True,
         )
@@ -63,6 +71,7 @@ class ServiceGroup:
             state = self._states[spec.name]
             self._changed.wait_for(lambda: state.pid is not None or state.error is not None, timeout=30)
         if state.pid is None:
+            state.ended = True
             raise ProcessExitedError(f"{spec.name} could not be started: {state.error or 'the reaper does not answer'}")
         return state.pid
 

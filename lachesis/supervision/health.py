@@ -9,19 +9,22 @@ from typing import Any
 import httpx
 
 from lachesis.errors import HealthTimeoutError
+from lachesis.runs import tail
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.process import Question, ServiceSpec, tail
+from lachesis.supervision.process import Question, ServiceSpec
 
 POLL_S = 0.1
 
 
 def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
     """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
-    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs."""
+    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. A service of the group that dies meanwhile fails the
+    wait as well."""
     started = time.monotonic()
     last = ""
     while (waited := time.monotonic() - started) < spec.timeout_s:
-        group.require(spec.name)
+        for name in (spec.name, *group.exited()):  # what it waits for may have died too
+            group.require(name)
         last = spec.ready()
         if not last:
             group.require(spec.name)  # another process may have answered at this port

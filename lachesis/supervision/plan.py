@@ -70,9 +70,10 @@ def _engine(record: RunRecord, config: RunConfig, folder: RunDir, port: int, tok
         [*command, "--store", str(folder.engine), "--seed", str(record.seed)],
         log=folder.log("engine"),
         cwd=folder.path,
-        env={"LACHESIS_ENGINE_TOKEN": token, **_offline(config)},
+        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config)},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
+        timeout_s=120.0 if _is_local(config) else 3600.0,  # a model by name is downloaded first
     )
 
 
@@ -91,7 +92,7 @@ def _trainer(
     record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
 ) -> ServiceSpec:
     url = f"http://{HOST}:{ports['trainer']}"
-    env = {"TINKER_TELEMETRY": "0", **_offline(config), **_passed("WANDB_")}
+    env = {"TINKER_TELEMETRY": "0", **_hub(config), **_passed("WANDB_")}
     if record.profile == "embedded":
         env |= {"TINKER_BASE_URL": f"http://{HOST}:{ports['engine']}", "TINKER_API_KEY": token}
     else:
@@ -106,7 +107,7 @@ def _trainer(
         port=ports["trainer"],
         ready=http_question(f"{url}/health", expect=lambda answer: answer.get("trainer_initialized") is True),
         timeout_s=120.0 if record.profile == "embedded" else 600.0,
-        grace_s=25.0,  # it saves a checkpoint when it is told to end
+        grace_s=60.0 if record.profile == "embedded" else 180.0,  # told to end, it finishes its step and saves a checkpoint
     )
 
 
@@ -119,7 +120,7 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         [*_environment_command(record), "serve", "--config", str(folder.config)],
         log=folder.log("environment"),
         cwd=folder.path,
-        env={**_offline(config), **wandb},
+        env={**_hub(config), **wandb},
         ready=http_question(f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}),
         timeout_s=300.0,  # setup() may load a data set
     )
@@ -137,7 +138,7 @@ def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str
         [*_environment_command(record), "evaluate", "--config", str(file)],
         log=folder.logs / f"evaluate_{which}_{record.run_id}.log",
         cwd=folder.path,
-        env=_offline(config),
+        env=_hub(config),
         timeout_s=600.0,
     )
 
@@ -146,9 +147,13 @@ def _environment_command(record: RunRecord) -> list[str]:
     return [*PYTHON, "lachesis.environment", "run", record.environment_file]
 
 
-def _offline(config: RunConfig) -> dict[str, str]:
-    """A local model needs no hub, and asking for it would cost retries."""
-    return {"HF_HUB_OFFLINE": "1"} if Path(config.openai.model_name).is_dir() else {}
+def _is_local(config: RunConfig) -> bool:
+    return Path(config.openai.model_name).is_dir()
+
+
+def _hub(config: RunConfig) -> dict[str, str]:
+    """A local model needs no hub, and asking for it would cost retries; another one may need the user's token."""
+    return {"HF_HUB_OFFLINE": "1"} if _is_local(config) else _passed("HF_TOKEN")
 
 
 def _passed(prefix: str) -> dict[str, str]:

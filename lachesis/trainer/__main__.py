@@ -103,7 +103,7 @@ async def _train(
     from lachesis.trainer import inference_app
     from lachesis.trainer.atropos import Atropos
     from lachesis.trainer.checkpoints import Checkpoints
-    from lachesis.trainer.loop import Trainer
+    from lachesis.trainer.loop import Trainer, unless
     from lachesis.trainer.policy import Policy
 
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -112,7 +112,9 @@ async def _train(
     state = inference_app.TrainerState(step=newest.step if newest else 0)
     if newest:
         log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
-    policy = await Policy.create(config, resume_from=newest.state if newest else None)
+    policy = await unless(stop, Policy.create(config, resume_from=newest.state if newest else None))
+    if policy is None:
+        return  # told to end before there was anything to save
     await policy.publish()
     atropos = Atropos(config.env.rollout_server_url)
     await atropos.register(config, first_step=state.step, checkpoint_dir=checkpoints.folder)

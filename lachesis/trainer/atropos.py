@@ -11,7 +11,8 @@ import httpx
 from lachesis.config import RunConfig
 from lachesis.errors import BatchError, ServerDownError
 
-POLL_S = 0.05
+POLL_S = (0.05, 0.5)
+"""The first and the longest pause between two questions; the API writes a line of log for each."""
 Group = dict[str, Any]
 
 
@@ -44,6 +45,7 @@ class Atropos:
 
     async def next_batch(self) -> list[Group]:
         """Wait for a batch: its groups. Raises BatchError when the API has lost one to a score that is not a number."""
+        pause_s, longest_s = POLL_S
         while True:
             answer = await self._ask("GET", "/batch")
             batch = answer.get("batch")
@@ -51,7 +53,8 @@ class Atropos:
                 raise ServerDownError(f"the Atropos API at {self.url} has forgotten this trainer: {answer.get('message')}")
             if batch:
                 return list(batch)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, longest_s)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -97,8 +97,9 @@ def to_batch(groups_P: Sequence[Mapping[str, Any]], *, max_tokens: int, eos_id: 
         scores_G = _scores(number, group, len(tokens_G))
         batch.scores += scores_G.tolist()
         advantages_G = scores_G - scores_G.mean()
+        equal = scores_G.max() == scores_G.min()  # their mean can differ from them by rounding
         silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
-        if silent or not (advantages_G.any() or group.get("distill_token_ids")):
+        if silent or (equal and not group.get("distill_token_ids")):
             batch.zero_signal_groups += 1
             continue
         for index in range(len(tokens_G)):
@@ -166,8 +167,11 @@ def _rollout(where: str, group: Mapping[str, Any], index: int) -> tuple[Array, A
             "the three must have one length"
         )
     trained_T = masks_T != IGNORED
-    if not np.isfinite(logprobs_T[trained_T]).all():
-        raise BatchError(f"{where}: a sampling logprob on a trained token is not finite")
+    sampled = logprobs_T[trained_T]
+    if not np.isfinite(sampled).all() or (sampled > 0.01).any():  # Atropos fills in 1.0 where it has none
+        raise BatchError(
+            f"{where}: the sampling logprobs of trained tokens are {sampled.tolist()}; none may be above 0 or infinite"
+        )
     return tokens_T, trained_T, logprobs_T
 
 

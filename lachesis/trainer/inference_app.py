@@ -13,7 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tinker
@@ -35,7 +35,6 @@ class TrainerState:
     phase: str = "starting"
     step: int = 0
     wandb_url: str | None = None
-    extra: Json = field(default_factory=dict)
 
 
 class Sampling(BaseModel):
@@ -188,6 +187,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "phase": state.phase,
             "step": state.step,
             "total_steps": config.env.total_steps,
+            "wandb_url": state.wandb_url,
         }
 
     @router.get("/wandb_info")

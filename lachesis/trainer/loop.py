@@ -56,7 +56,7 @@ class Trainer:
     async def _one_step(self, stop: asyncio.Event) -> bool:
         """False when told to stop while waiting for rollouts."""
         started = time.monotonic()
-        groups = await _unless(stop, self.atropos.next_batch())
+        groups = await unless(stop, self.atropos.next_batch())
         if groups is None:
             return False
         fetched = time.monotonic()
@@ -98,7 +98,7 @@ class Trainer:
             log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.saved_step)
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None, with `work` cancelled, when `stop` comes first."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from lachesis.child import child_environment
 from lachesis.errors import PortInUseError
-from lachesis.supervision.process import check_port, child_environment, free_ports
+from lachesis.supervision.process import check_port, free_ports
 
 
 def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:

@@ -39,11 +39,16 @@ def test_targets_are_the_tokens_shifted_and_prompts_carry_nothing() -> None:
     assert second.advantages.tolist() == [0.0, -0.5, -0.5]
 
 
-def test_a_sampled_logprob_of_one_is_data_and_not_a_sentinel() -> None:
-    """The mask decides what is trained."""
+def test_the_mask_decides_what_is_trained_and_not_the_logprob() -> None:
+    """A certain token has the logprob 0.0, and a prompt may come without the sentinel 1.0."""
     one = group([1.0, 0.0])
-    one["inference_logprobs"][0] = [0.0, 0.0, 1.0, 0.0]
-    assert batch(one).datums[0].logprobs.tolist() == [0.0, 1.0, 0.0]
+    one["inference_logprobs"][0] = [0.0, 0.0, 0.0, -0.5]
+    assert batch(one).datums[0].trained.tolist() == [False, True, True]
+
+
+def test_equal_scores_have_no_signal_whatever_their_mean_rounds_to() -> None:
+    """The mean of six times 0.1 is not 0.1."""
+    assert batch(group([0.1] * 6)).zero_signal_groups == 1
 
 
 def test_a_group_of_equal_scores_teaches_nothing_and_counts_in_the_reward() -> None:
@@ -105,7 +110,8 @@ def test_more_than_one_teacher_token_is_refused_with_the_shape() -> None:
         ({"inference_logprobs": None}, "the environment sent no inference_logprobs"),
         ({"inference_logprobs": [[-1.0], [-1.0]]}, "rollout 0: 4 tokens, 4 masks and 1 logprobs"),
         ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0: 4 tokens, 3 masks and 4 logprobs"),
-        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, "a sampling logprob on a trained token is not finite"),
+        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, "none may be above 0 or infinite"),
+        ({"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2}, r"are \[1.0, -0.5\]; none may be above 0"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_named(change: dict[str, Any], message: str) -> None:
