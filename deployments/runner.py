@@ -54,8 +54,7 @@ async def main() -> int:
 
 async def _reconcile(deployment_ids: list[object]) -> None:
     """This is the only runner of its deployments (one launcher and one deployment name per home), so a run that is still
-    called running has lost its own. A flow process
-    that survived sees the new state and ends its services."""
+    called running has lost its own. A flow process that survived sees the new state and ends its services."""
     states = FlowRunFilterState(type=FlowRunFilterStateType(any_=["RUNNING", "PENDING", "CANCELLING"]))
     async with get_client() as client:
         lost = await client.read_flow_runs(

@@ -39,10 +39,15 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     store = RunStore(Path(home))
+    with store.dir(run_id).living() as lock:
+        return _recorded(store, run_id, lock)
+
+
+def _recorded(store: RunStore, run_id: str, lock: int) -> State[Any] | None:
+    """The run, with its end written into its record whatever it is."""
+    record = _begin(store, run_id)
     try:
-        with store.dir(run_id).living() as lock:
-            record = _begin(store, run_id)
-            phase = _run(store, record, lock)
+        phase = _start_to_end(store, record, lock)
     except StopRequested as request:
         _end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {request}")
@@ -57,7 +62,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     return None
 
 
-def _run(store: RunStore, record: RunRecord, lock: int) -> str:
+def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
     """The run from its first process to its last; how it ended."""
     with ServiceGroup(hold=(lock,)) as group:
         try:

@@ -105,8 +105,18 @@ def cancel(store: RunStore, record: RunRecord) -> None:
 
 
 def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
-    """Wait until neither the flow nor a service of the run exists."""
-    return wait_for(lambda: not store.dir(record.run_id).is_alive(), timeout_s)
+    """Wait until no service of the run exists and the flow has told the server how it ended."""
+
+    def gone() -> bool:
+        if store.dir(record.run_id).is_alive():
+            return False
+        try:
+            state = (PrefectApi().flow_run(record.flow_run_id or "none") or {}).get("state") or {}
+        except ServerDownError:
+            return True
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    return wait_for(gone, timeout_s)
 
 
 def ui_url(record: RunRecord) -> str | None:
