@@ -26,6 +26,7 @@ from tasks.processes import start_service, wait_for_end, wait_for_service
 from tasks.report import Progress, publish_report
 
 log = logging.getLogger("lachesis.flow")
+logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 
 POLL_S = 0.5
 WATCH_S = 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from prefect import task
@@ -12,6 +13,8 @@ from lachesis.runs import RunStore
 from lachesis.supervision.group import ServiceGroup, death_note
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.process import ServiceSpec
+
+log = logging.getLogger("lachesis.flow")
 
 
 @task(task_run_name="start {spec.name}", cache_policy=NO_CACHE)
@@ -26,6 +29,7 @@ def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_i
 def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> float:
     """Seconds until the service was healthy; fails at once when it dies."""
     waited = wait_healthy(group, spec)
+    log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited, spec.log)
     store.update_service(run_id, spec.name, state="running")
     return waited
 

@@ -190,6 +190,7 @@ def create_app(engine: Engine, token: str) -> FastAPI:
     guarded = APIRouter(prefix="/api/v1", dependencies=[Depends(authorised)])
     _add_session_routes(guarded, service)
     _add_training_routes(guarded, service)
+    _add_state_routes(guarded, service)
     _add_sampling_routes(guarded, service)
     rest_routes.add(guarded, engine)
     app.include_router(guarded)
@@ -288,6 +289,10 @@ def _add_training_routes(router: APIRouter, service: Service) -> None:
         adam = (body.model_extra or {}).get("adam_params") or {}
         numbers = {key: value for key, value in adam.items() if isinstance(value, int | float)}
         return service.submit((body.model_id, body.seq_id), lambda: engine.optim_step(body.model_id, numbers))
+
+
+def _add_state_routes(router: APIRouter, service: Service) -> None:
+    engine = service.engine
 
     def saver(kind: str) -> Callable[[OfModel], Any]:
         async def save(body: OfModel) -> dict[str, Any]:
