@@ -94,7 +94,9 @@ class Adapters:
     def remove(self, name: str) -> None:
         if self._peft is not None and name in self._specs:
             if len(self._specs) > 1:  # PEFT keeps at least one adapter
-                self._peft.delete_adapter(name)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that another adapter becomes active; `activate` decides that
+                    self._peft.delete_adapter(name)
             else:
                 self._peft.unload()
                 self._peft = None
