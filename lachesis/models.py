@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import paths
-from lachesis.errors import MissingDependencyError, StorageError
+from lachesis.errors import MissingDependencyError
+from lachesis.runs import storage_errors
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -65,6 +66,8 @@ def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda 
     target = tiny_path(recipe, home)
     if (target / "config.json").is_file():
         return target
+    with storage_errors(target):  # told before the work, not after it
+        target.parent.mkdir(parents=True, exist_ok=True)
     try:
         import torch
         import transformers
@@ -79,13 +82,14 @@ def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda 
         _warm_start(model, recipe, progress)
     temporary = target.with_name(f".{uuid.uuid4().hex}")
     try:
-        temporary.mkdir(parents=True)
-        model.save_pretrained(temporary)
-        tokenizer().save_pretrained(temporary)
-        os.replace(temporary, target)
-    except OSError as error:
+        with storage_errors(target):
+            temporary.mkdir()
+            model.save_pretrained(temporary)
+            tokenizer().save_pretrained(temporary)
+            if not target.exists():  # another process may have built it meanwhile
+                os.replace(temporary, target)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise StorageError(f"the model could not be written to {target}: {error.strerror or error}") from error
     return target
 
 

@@ -95,10 +95,13 @@ class Service:
                 raise FieldValueError(f"{environment.name} refuses its configuration: {'; '.join(complaints)}")
         return environment, config
 
-    def start(self, launch: Launch) -> RunRecord:
-        """Create a run and submit it. Nothing is left behind when this raises."""
+    def start(self, launch: Launch, progress: models.Progress = lambda done, total: None) -> RunRecord:
+        """Create a run and submit it; no run is left behind when this raises. The tiny model is built when it is needed and
+        missing, and `progress` told of it."""
         environment, config = self.resolve(launch)
         PrefectApi()  # a missing server is told before anything is made
+        if launch.profile == "embedded" and launch.model is None:
+            models.build(models.Recipe(), self.store.home, progress)
         run_id = self.store.new_id()
         record = RunRecord(
             run_id=run_id,

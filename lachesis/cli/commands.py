@@ -84,10 +84,8 @@ def train(args: argparse.Namespace) -> int:
         wanted = Launch(
             args.environment, args.profile, tuple(parse_assignment(text) for text in args.edits), args.model, args.seed
         )
-        if args.profile == "embedded" and args.model is None:
-            with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-                models.build(models.Recipe(), progress=advance)
-        record = service.start(wanted)
+        with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+            record = service.start(wanted, advance)
     if args.watch:
         record = watch.until_end(service, record.run_id, quiet=args.json)
         out(args, service.results(record.run_id), show.results(service.results(record.run_id)))
