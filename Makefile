@@ -40,9 +40,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing about 170 packages, once (a few minutes, about 2 GB with PyTorch for the CPU)"
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
-	    $(BIN)/pip install --quiet --no-deps "$(TORCH)+cpu" 2>/dev/null \
-	    || $(BIN)/pip install --quiet --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
+	    $(BIN)/pip install -qq --no-deps "$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install -qq --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
 	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
 	fi
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[embedded,dev]'
+	@$(BIN)/pip install -qq --constraint constraints.txt --editable '.[embedded,dev]'
 	@touch $@

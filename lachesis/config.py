@@ -31,7 +31,7 @@ class Locked:
     reason: str
 
 
-INFRASTRUCTURE = Locked("set by the launcher for each run")
+INFRASTRUCTURE = Locked("infrastructure: set by the profile or for each run")
 COST = Locked("bounds what a run can cost")
 VETTED = Locked("a value that is known to train well")
 
@@ -93,13 +93,13 @@ class OpenAISection(Section):
     """Address, ending in /v1 without a slash behind it."""
     api_key: Annotated[str | None, INFRASTRUCTURE] = Field("x", min_length=1)
     """Sent as the bearer token; null leaves it to OPENAI_API_KEY. Never a secret."""
-    weight: Annotated[float, VETTED] = Field(1.0, gt=0)
+    weight: Annotated[float, INFRASTRUCTURE] = Field(1.0, gt=0)
     """Share of the requests, where there are several endpoints."""
-    num_requests_for_eval: Annotated[int, VETTED] = Field(256, ge=1)
+    num_requests_for_eval: Annotated[int, INFRASTRUCTURE] = Field(256, ge=1)
     """Requests at once during an evaluation."""
-    timeout: Annotated[int, VETTED] = Field(3600, ge=1)
+    timeout: Annotated[int, INFRASTRUCTURE] = Field(3600, ge=1)
     """Seconds before a request is given up."""
-    server_type: Annotated[Literal["vllm", "sglang"], VETTED] = "vllm"
+    server_type: Annotated[Literal["vllm", "sglang"], INFRASTRUCTURE] = "vllm"
     """Dialect of the token-exact endpoint; vllm fails loudly where sglang returns an empty completion."""
 
 

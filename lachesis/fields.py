@@ -64,6 +64,8 @@ class Fields:
     def _add_own(self, schema: Schema) -> None:
         self.definitions.update(schema.definitions)
         for name, one in schema.properties.items():
+            reference = str(one.get("$ref", "")).rsplit("/", 1)[-1]
+            one = {**self.definitions.get(reference, {}), **{key: value for key, value in one.items() if key != "$ref"}}
             if f"env.{name}" not in self.by_name:
                 default = schema.values.get(name)
                 self.by_name[f"env.{name}"] = Field("env", name, one, default, one.get("description", ""), None)

@@ -21,6 +21,8 @@ ENVIRONMENT = "arithmetic"
 
 def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int:
     """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was started here."""
+    if not models.tiny_path(models.Recipe()).is_dir():
+        show.notice("building a tiny model (about 20 s, once)")
     with show.steps_bar("building a tiny model", quiet=as_json) as advance:
         model = models.build(models.Recipe(), progress=advance)
     show.notice(f"model: {model}")

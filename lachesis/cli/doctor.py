@@ -56,7 +56,7 @@ def _model() -> Check:
 def _server() -> Check:
     server = launcher.running_server()
     return Check(
-        "Prefect server", server is not None, server["ui_url"] if server else "none runs", "lachesis serve", needed=False
+        "Prefect server", server is not None, server["ui_url"] if server else "not running", "lachesis serve", needed=False
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from lachesis.discovery import Scan
 
 Json = dict[str, Any]
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"completed": "green", "failed": "red", "stopped": "yellow"}
@@ -133,7 +134,7 @@ def status(answer: Json) -> RenderableType:
             ("status", _status_text(answer["status"])),
             ("phase", answer["phase"]),
             ("step", f"{progress['step']} of {progress['total']}"),
-            ("reward/mean", None if reward is None else f"{reward:.3f}"),
+            ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
             ("minutes", answer["running_time_minutes"]),
             ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
             ("error", Text(answer.get("error", ""), style="red")) if answer.get("error") else ("error", None),
@@ -153,8 +154,14 @@ def results(answer: Json) -> RenderableType:
             ("error", answer.get("error")),
             ("steps", answer["final_metrics"].get("step")),
             ("W&B", answer.get("wandb_url")),
-            ("reward/mean", f"first {reward['first']:.3f}, last {reward['last']:.3f}" if reward else None),
-            ("held-out accuracy", ", ".join(f"{which} {_number(value)}" for which, value in held_out.items())),
+            (
+                "reward/mean",
+                f"first {reward['first']:.3f}, last {reward['last']:.3f} (means over five steps)" if reward else None,
+            ),
+            (
+                "held-out accuracy",
+                ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or "not evaluated",
+            ),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
         ]
     )
@@ -172,6 +179,6 @@ def exported(note: Json) -> RenderableType:
 def checks(found: Sequence[Check]) -> RenderableType:
     table = _table("", "what", "found", "how to get it")
     for check in found:
-        mark = Text("ok", style="green") if check.ok else Text("missing", style="red" if check.needed else "yellow")
+        mark = Text("ok", style="green") if check.ok else Text("missing", style="red") if check.needed else Text("optional")
         table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
     return table

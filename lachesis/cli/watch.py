@@ -49,7 +49,7 @@ class _Lines:
         key = f"{record.phase} {step // 10}"
         if key != self.last:
             self.last = key
-            reward = f", reward/mean {_recent(steps):.3f}" if steps else ""
+            reward = f", reward {_recent(steps):.3f} (mean of 5 steps)" if steps else ""
             show.console.print(f"{_elapsed(record):6.1f} s  {record.phase}, step {step} of {record.total_steps}{reward}")
 
 
@@ -72,7 +72,9 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
     bar = Table.grid(padding=(0, 2))
     bar.add_row(ProgressBar(total=record.total_steps, completed=step, width=40), f"step {step} of {record.total_steps}")
     rewards = [one["reward/mean"] for one in steps]
-    curve = Text(f"reward {_recent(steps):.3f}  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts")
+    curve = Text(
+        f"reward {_recent(steps):.3f} (last 5 steps)  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts"
+    )
     return Group(table, bar, curve)
 
 
