@@ -30,6 +30,7 @@ logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its o
 
 POLL_S = 0.5
 WATCH_S = 3.0
+RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis train --resume` the run"
 LEFTOVER_S = 120.0
 """How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""
 
@@ -74,6 +75,7 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
             return phase
         finally:
             store.update(record.run_id, status="stopping", phase="stopping")
+            _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
             group.close()
             _note_exits(store, record.run_id, group)
 
@@ -108,7 +110,9 @@ def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
 def _end(store: RunStore, run_id: str, status: Status, error: BaseException | None = None) -> None:
     """Write how the run ended into its record."""
     reason = None
-    if error is not None:
+    if isinstance(error, SystemExit):  # logging to a runner that is gone ends the process
+        reason = RUNNER_GONE
+    elif error is not None:
         reason = str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}"
     store.update(run_id, status=status, phase=status, error=reason, ended_at=now())
 
@@ -123,6 +127,7 @@ class _Run:
         resume = Checkpoints(self.folder.checkpoints).newest() is not None
         self.plan: Plan = make_plan(record, self.folder, resume=resume)
         self.flow_run_id: str | None = runtime.flow_run.id
+        self.runner_pid = os.getppid()
 
     def start(self) -> None:
         """Each service needs those before it, except that the API needs no engine: these two start together."""
@@ -161,11 +166,14 @@ class _Run:
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 _check_own_state(self.flow_run_id)
+                if os.getppid() != self.runner_pid:
+                    raise ProcessExitedError(RUNNER_GONE)
             time.sleep(POLL_S)
 
     def _ended(self) -> bool:
         """True when the trainer has ended after its last step. An environment that has made its last rollout may end first."""
         for name, code in self.group.exited().items():
+            self.group.require_reaper()
             if name == "trainer" and code == 0:
                 newest = Checkpoints(self.folder.checkpoints).newest()
                 if newest and newest.final:

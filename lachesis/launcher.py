@@ -27,7 +27,7 @@ READY_LINE = "runner is ready"
 
 _STATUS: dict[str, Status] = {
     "SCHEDULED": "pending",
-    "PENDING": "starting",
+    "PENDING": "pending",
     "CANCELLING": "stopping",
     "CANCELLED": "stopped",
     "COMPLETED": "completed",

@@ -146,7 +146,12 @@ class RunStore:
                 active_runs=active,
             )
         with storage_errors(file):
-            return RunRecord.model_validate_json(file.read_text())
+            try:
+                return RunRecord.model_validate_json(file.read_bytes())
+            except ValidationError as error:
+                raise StorageError(
+                    f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are untouched"
+                ) from error
 
     def update(self, run_id: str, **changes: Any) -> RunRecord:
         """Change these fields of the record and leave the others as another process may have set them meanwhile."""
@@ -175,7 +180,7 @@ class RunStore:
         records = []
         for file in self.root.glob("*/run.json"):
             with contextlib.suppress(OSError, ValidationError):
-                records.append(RunRecord.model_validate_json(file.read_text()))
+                records.append(RunRecord.model_validate_json(file.read_bytes()))
         return sorted(records, key=lambda record: record.created_at, reverse=True)
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from lachesis import config as configuration
 from lachesis import discovery, launcher, models
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan
-from lachesis.errors import FieldValueError, ModelNotFoundError, RunStateError
+from lachesis.errors import CheckpointError, FieldValueError, ModelNotFoundError, RunStateError
 from lachesis.fields import Fields
 from lachesis.metrics import MetricsFile, history
 from lachesis.prefect_api import PrefectApi
@@ -130,11 +130,16 @@ class Service:
         if record.status == "completed":
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
         check_profile(record.profile, launcher.key_names())
-        queued = self.store.update(run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1)
+        Checkpoints(self.store.dir(run_id).checkpoints).newest()  # a damaged manifest is told before anything changes
+        queued = self.store.update(
+            run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1, services={}, started_at=None
+        )
         try:
             return launcher.submit(self.store, queued)
         except BaseException:
-            self.store.update(run_id, **record.model_dump(include={"status", "phase", "error", "attempt"}))
+            self.store.update(
+                run_id, **record.model_dump(include={"status", "phase", "error", "attempt", "services", "started_at"})
+            )
             raise
 
     def get(self, run_id: str) -> RunRecord:
@@ -194,8 +199,11 @@ class Service:
         record = self.get(run_id)
         folder = self.store.dir(run_id)
         steps = self.metrics(run_id)
-        newest = Checkpoints(folder.checkpoints).newest()
         weights: Json = {}
+        try:
+            newest = Checkpoints(folder.checkpoints).newest()
+        except CheckpointError as error:
+            newest, weights = None, {"warning": str(error)}
         if newest is not None:
             adapter = adapter_folder(folder, newest)
             weights = {

@@ -46,6 +46,13 @@ def test_the_records_folder_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    store.create(record()).record.write_bytes(b"\xff{")
+    with pytest.raises(StorageError, match=r"run\.json is damaged"):
+        store.load("0123abcd")
+
+
 def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
     """A second flow waits for the first one, and gives up in time."""
     folder = RunStore(tmp_path).create(record())
@@ -72,7 +79,7 @@ def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path: Pa
     store.create(record(created_at="2026-01-01T00:00:00+00:00"))
     store.create(record("ffff0000", created_at="2026-01-02T00:00:00+00:00"))
     (store.root / "broken").mkdir()
-    (store.root / "broken" / "run.json").write_text("{")
+    (store.root / "broken" / "run.json").write_bytes(b"\xff\xfe{")
     assert [one.run_id for one in store.all()] == ["ffff0000", "0123abcd"]
 
 

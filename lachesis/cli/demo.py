@@ -21,6 +21,11 @@ ENVIRONMENT = "arithmetic"
 
 def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int:
     """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was started here."""
+    edits: list[tuple[str, Any]] = [("data_seed", seed)]
+    if steps is not None:
+        edits.append(("total_steps", steps))
+    wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed)
+    service.resolve(wanted)  # wrong input is told before anything is built
     if not models.tiny_path(models.Recipe()).is_dir():
         show.notice("building a tiny model (about 20 s, once)")
     with show.steps_bar("building a tiny model", quiet=as_json) as advance:
@@ -33,10 +38,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
             stack.enter_context(launcher.Serving())
             server = launcher.running_server() or {}
         show.notice(f"Prefect UI: {server.get('ui_url')}")
-        edits: list[tuple[str, Any]] = [("data_seed", seed)]
-        if steps is not None:
-            edits.append(("total_steps", steps))
-        record = service.start(Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed))
+        record = service.start(wanted)
         record = _watch(service, record, as_json=as_json)
         launcher.wait_gone(service.store, record)
     answer = service.results(record.run_id)

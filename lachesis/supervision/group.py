@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +50,7 @@ class ServiceGroup:
         )
         self._states: dict[str, _State] = {}
         self._changed = threading.Condition()
+        self._closing = self._lost = False
         self._reader = threading.Thread(target=self._read, name="reaper", daemon=True)
         self._reader.start()
         return self
@@ -97,16 +101,24 @@ class ServiceGroup:
         """The services that have ended, with their exit codes."""
         return {name: state.code for name, state in self._states.items() if state.ended}
 
+    def require_reaper(self) -> None:
+        """Raises ProcessExitedError when the reaper has died, and with it the services."""
+        if self._lost:
+            raise ProcessExitedError(f"the reaper (pid {self._reaper.pid}) was killed, and the services with it")
+
     def require(self, name: str) -> None:
         """Raises ProcessExitedError, with the exit code and the end of the log, when the service is dead."""
+        self.require_reaper()
         state = self._states[name]
         if state.ended:
             raise ProcessExitedError(death_note(state.spec, state.code))
 
     def close(self) -> None:
         """End all services, the last one started first, and wait until they are gone."""
+        self._closing = True
         if self._reaper.stdin and not self._reaper.stdin.closed:
-            self._reaper.stdin.close()
+            with contextlib.suppress(OSError):
+                self._reaper.stdin.close()
         self._reaper.wait()
         self._reader.join(timeout=5)
 
@@ -134,7 +146,11 @@ class ServiceGroup:
                     state.code, state.ended = message["code"], True
                 self._changed.notify_all()
         with self._changed:  # the reaper's end is the end of every service
+            self._lost = not self._closing
             for state in self._states.values():
+                if self._lost and state.pid is not None and not state.ended:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(state.pid, signal.SIGKILL)  # the kernel ended the service, but not its own children
                 state.ended = True
             self._changed.notify_all()
 

@@ -31,7 +31,7 @@ def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
             return waited
         time.sleep(POLL_S)
     raise HealthTimeoutError(
-        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (it answered: {last}), see {spec.log}; its last lines:\n"
+        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last}), see {spec.log}; its last lines:\n"
         f"{tail(spec.log)}"
     )
 
@@ -42,8 +42,10 @@ def http_question(
     headers: Mapping[str, str] | None = None,
     body: Mapping[str, Any] | None = None,
     expect: Callable[[dict[str, Any]], bool] = lambda answer: True,
+    otherwise: str = "",
 ) -> Question:
-    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON."""
+    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON. `otherwise` says what another
+    answer means."""
 
     def ask() -> str:
         try:
@@ -51,7 +53,7 @@ def http_question(
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"
         if answer.status_code != 200:
-            return f"HTTP {answer.status_code} from {url}"
+            return f"{otherwise}HTTP {answer.status_code} from {url}"
         try:
             content = answer.json()
         except ValueError:

@@ -121,7 +121,9 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         log=folder.log("environment"),
         cwd=folder.path,
         env={**_hub(config), **wandb},
-        ready=http_question(f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}),
+        ready=http_question(
+            f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}, otherwise="not registered yet, setup() may still run; "
+        ),
         timeout_s=300.0,  # setup() may load a data set
     )
 

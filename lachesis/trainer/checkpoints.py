@@ -39,7 +39,7 @@ class Checkpoints:
         manifests = []
         for file in sorted(self.folder.glob("step-*.json")):
             try:
-                manifests.append(Manifest.model_validate_json(file.read_text()))
+                manifests.append(Manifest.model_validate_json(file.read_bytes()))
             except (ValidationError, OSError) as error:
                 raise CheckpointError(f"{file} is no checkpoint manifest; remove it to use an older one: {error}") from error
         return manifests

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Literal
 
 import numpy as np
@@ -97,7 +99,9 @@ class Policy:
 
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
-        await self.service.close(status)
+        with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything
+            async with asyncio.timeout(5):
+                await self.service.close(status)
 
 
 def _optimizer_metrics(metrics: dict[str, float] | None) -> dict[str, float]:

@@ -70,7 +70,7 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         one = spec("api", tmp_path, "sleep", ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=0.5)
         group.start(one)
-        with pytest.raises(HealthTimeoutError, match=r"api is not healthy after 0 s \(it answered: ConnectError"):
+        with pytest.raises(HealthTimeoutError, match=r"api is not healthy after 0 s \(last answer: ConnectError"):
             wait_healthy(group, one)
 
 
@@ -139,3 +139,15 @@ def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path: Path, victim: str)
     finally:
         parent.kill()
         parent.wait()
+
+
+def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) -> None:
+    """The kernel ends the services with the reaper; their own children are ours to end."""
+    pids = tmp_path / "pids"
+    with ServiceGroup() as group:
+        group.start(spec("environment", tmp_path, "family", str(pids)))
+        assert wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        os.kill(group._reaper.pid, signal.SIGKILL)
+        assert wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+        with pytest.raises(ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"):
+            group.require("environment")
