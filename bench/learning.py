@@ -27,7 +27,7 @@ def main() -> None:
             record = service.start(Launch("arithmetic", edits=(("data_seed", seed),), seed=seed))
             record = watch.until_end(service, record.run_id, quiet=True)
             launcher.wait_gone(service.store, record)
-            results = service.results(record.run_id)
+            results = service.results(record.run_id).payload()
             steps = service.metrics(record.run_id)
             training = steps[-1]["time"] - steps[0]["time"]
             good = next((one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None)

@@ -19,13 +19,12 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.states import Crashed
 
-from lachesis.launcher import READY_LINE
+from lachesis.launcher import MAX_RUNS, READY_LINE
 
 log = logging.getLogger("lachesis.runner")
 
 NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
 ENTRYPOINTS = ("flows.launch.launch",)
-MAX_RUNS = int(os.environ.get("LACHESIS_MAX_RUNS", "4"))
 
 
 async def main() -> int:

@@ -13,16 +13,17 @@ from prefect import flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, State
 
+from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
 from lachesis.runs import RunRecord, RunStore, Status, now
 from lachesis.supervision.evaluation import read_evaluation
-from lachesis.supervision.group import ServiceGroup, death_note
+from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import Plan, make_plan, trainer_health
 from lachesis.trainer.checkpoints import Checkpoints
-from tasks.processes import start_service, wait_for_end, wait_for_service
+from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
 from tasks.report import Progress, publish_report
 
 log = logging.getLogger("lachesis.flow")
@@ -68,6 +69,9 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
     """The run from its first process to its last; how it ended."""
     with ServiceGroup(hold=(lock,)) as group:
         try:
+            if is_missing_tiny_model(record.base_model, store.home):
+                store.update(record.run_id, phase="building the tiny model")
+                build_tiny_model(group, store.home, store.dir(record.run_id).path)
             run = _Run(store, record, group)
             run.start()
             phase = run.supervise()
@@ -90,6 +94,7 @@ def _begin(store: RunStore, run_id: str) -> RunRecord:
         status="starting",
         phase="preparing",
         error=None,
+        failed_service=None,
         started_at=now(),
         healthy_at=None,
         ended_at=None,
@@ -109,12 +114,14 @@ def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
 
 def _end(store: RunStore, run_id: str, status: Status, error: BaseException | None = None) -> None:
     """Write how the run ended into its record."""
-    reason = None
+    reason, service = None, None
     if isinstance(error, SystemExit):  # logging to a runner that is gone ends the process
         reason = RUNNER_GONE
     elif error is not None:
-        reason = str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}"
-    store.update(run_id, status=status, phase=status, error=reason, ended_at=now())
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, LachesisError):
+            reason, service = str(error), error.details.get("service")
+    store.update(run_id, status=status, phase=status, error=reason, failed_service=service, ended_at=now())
 
 
 class _Run:
@@ -125,7 +132,8 @@ class _Run:
         self.folder = store.dir(record.run_id)
         check_profile(record.profile)
         resume = Checkpoints(self.folder.checkpoints).newest() is not None
-        self.plan: Plan = make_plan(record, self.folder, resume=resume)
+        self.plan: Plan = make_plan(record, self.folder, RunConfig.from_yaml(self.folder.config), resume=resume)
+        self.plan.write()
         self.flow_run_id: str | None = runtime.flow_run.id
         self.runner_pid = os.getppid()
 
@@ -183,7 +191,7 @@ class _Run:
                     f"{self.plan.config.env.total_steps}; `lachesis train --resume {self.run_id}` goes on"
                 )
             if not (name == "environment" and code == 0):
-                raise ProcessExitedError(death_note(self.plan.service(name), code))
+                raise death(self.plan.service(name), code)
         return False
 
     def _note_wandb(self, url: str | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lachesis import paths
 from lachesis.errors import ConfigError, FieldValueError, StorageError
@@ -82,6 +82,20 @@ class EnvSection(Section):
     """Where the environment writes evaluation results."""
     wandb_name: str | None = None
     """Name of the environment at the Atropos API; by default {env}-{YYYYmmdd-HHMMSS}."""
+
+    @field_validator("steps_per_eval")
+    @classmethod
+    def _evaluates_or_not(cls, steps: int) -> int:
+        if steps == 1:
+            raise ValueError("that would never evaluate in Atropos; allowed: 2 or more, 0 or less for none")
+        return steps
+
+    @field_validator("max_num_workers")
+    @classmethod
+    def _some_workers(cls, workers: int) -> int:
+        if workers == 0:
+            raise ValueError("that would start no worker; allowed: -1, or 1 or more")
+        return workers
 
 
 class OpenAISection(Section):
@@ -149,10 +163,6 @@ class RunConfig(Section):
                 f"env.batch_size ({env.batch_size}) is no multiple of env.group_size ({env.group_size}); "
                 "Atropos would wait for a full batch for ever"
             )
-        if env.steps_per_eval == 1:
-            raise ValueError("env.steps_per_eval (1) would never evaluate in Atropos; allowed: 2 or more, 0 or less for none")
-        if not (env.max_num_workers == -1 or env.max_num_workers >= 1):
-            raise ValueError(f"env.max_num_workers ({env.max_num_workers}) would start no worker; allowed: -1, or 1 or more")
         return self
 
     @model_validator(mode="after")
@@ -210,6 +220,11 @@ class Profile:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     unlocked: frozenset[str] = frozenset()
     keys: tuple[str, ...] = ()
+
+    @property
+    def paid(self) -> bool:
+        """Whether somebody may be billed: the servers that ask for a key."""
+        return bool(self.keys)
 
 
 _TUNABLE = frozenset(

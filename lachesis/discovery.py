@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -44,11 +45,13 @@ class Environment:
 @dataclass(frozen=True)
 class Schema:
     """What the environment itself says about its configuration. `properties` is pydantic's JSON schema per field, `values`
-    what `config_init()` gave. `warning` tells why it is Atropos' general configuration instead, if it is."""
+    what `config_init()` gave. `checks` is true when its class has validators of its own, which that schema does not show.
+    `warning` tells why it is Atropos' general configuration instead, if it is."""
 
     properties: dict[str, Any]
     definitions: dict[str, Any]
     values: dict[str, Any]
+    checks: bool = False
     warning: str | None = None
 
 
@@ -60,37 +63,59 @@ class Scan:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Class:
-    node: ast.ClassDef
+    """What one class statement says."""
+
+    name: str
     file: Path
-    bases: set[str]
+    bases: frozenset[str]
+    own_name: str | None
+    config_class: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class _File:
+    classes: tuple[_Class, ...] = ()
+    problem: str | None = None
 
 
 def scan(folders: Iterable[Path] | None = None) -> Scan:
     """Every environment in `folders` (default: `paths.environment_dirs()`), in order of folder and file name."""
     classes: list[_Class] = []
-    modules: dict[Path, ast.Module] = {}
     problems: dict[str, str] = {}
     for folder in dict.fromkeys(one.resolve() for one in (folders if folders is not None else paths.environment_dirs())):
         for file in sorted(folder.glob("*.py")):
             if file.name.startswith("_"):
                 continue
             try:
-                modules[file] = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
-            except (SyntaxError, ValueError, OSError) as error:
-                line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-                reason = error.msg if isinstance(error, SyntaxError) else str(error)
-                problems[str(file)] = f"{type(error).__name__}{line}: {reason}"
-                continue
-            classes += _classes(file, modules[file])
+                stat = file.stat()
+                read = _read(file, stat.st_mtime_ns, stat.st_size)
+            except OSError as error:
+                read = _File(problem=f"{type(error).__name__}: {error}")
+            classes += read.classes
+            if read.problem:
+                problems[str(file)] = read.problem
     found: list[Environment] = []
     taken: set[str] = set()
     for one in _leaves(_descendants(classes)):
-        environment = _describe(one, modules[one.file], taken)
+        environment = _describe(one, taken)
         taken.add(environment.name)
         found.append(environment)
     return Scan(found, problems)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(file: Path, changed_ns: int, size: int) -> _File:
+    """The classes of one file as it is since `changed_ns`. Raises OSError."""
+    try:
+        module = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        return _File(problem=f"{type(error).__name__}{line}: {reason}")
+    return _File(_classes(file, module))
 
 
 def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
@@ -110,7 +135,7 @@ def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
     )
 
 
-def _classes(file: Path, module: ast.Module) -> list[_Class]:
+def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
     aliases = {
         alias.asname: alias.name
         for node in ast.walk(module)
@@ -122,8 +147,18 @@ def _classes(file: Path, module: ast.Module) -> list[_Class]:
     for node in module.body:
         if isinstance(node, ast.ClassDef):
             names = {name for base in node.bases if (name := _base_name(base))}
-            result.append(_Class(node, file, {aliases.get(name, name) for name in names}))
-    return result
+            text = (ast.get_docstring(node) or ast.get_docstring(module) or "").strip()
+            result.append(
+                _Class(
+                    name=node.name,
+                    file=file,
+                    bases=frozenset(aliases.get(name, name) for name in names),
+                    own_name=_attribute(node, "name"),
+                    config_class=_attribute(node, "env_config_cls"),
+                    description=text.splitlines()[0] if text else "",
+                )
+            )
+    return tuple(result)
 
 
 def _base_name(base: ast.expr) -> str | None:
@@ -136,7 +171,7 @@ def _descendants(classes: list[_Class]) -> list[_Class]:
     """Those that reach BaseEnv through the bases; names are compared across files, as imports are not followed."""
     known = {ROOT_CLASS}
     while True:
-        grown = known | {one.node.name for one in classes if one.bases & known}
+        grown = known | {one.name for one in classes if one.bases & known}
         if grown == known:
             return [one for one in classes if one.bases & known]
         known = grown
@@ -147,21 +182,20 @@ def _leaves(classes: list[_Class]) -> list[_Class]:
     return [
         one
         for one in classes
-        if not any(other.file == one.file and one.node.name in other.bases for other in classes if other is not one)
+        if not any(other.file == one.file and one.name in other.bases for other in classes if other is not one)
     ]
 
 
-def _describe(one: _Class, module: ast.Module, taken: set[str]) -> Environment:
-    name = _attribute(one.node, "name") or one.file.stem
+def _describe(one: _Class, taken: set[str]) -> Environment:
+    name = one.own_name or one.file.stem
     if name in taken:
-        name = one.file.stem if one.file.stem not in taken else f"{one.file.stem}-{one.node.name}"
-    text = ast.get_docstring(one.node) or ast.get_docstring(module) or ""
+        name = one.file.stem if one.file.stem not in taken else f"{one.file.stem}-{one.name}"
     return Environment(
         name=name,
-        class_name=one.node.name,
+        class_name=one.name,
         file_path=str(one.file.resolve()),
-        description=text.strip().splitlines()[0] if text.strip() else "",
-        config_class=_attribute(one.node, "env_config_cls") or "BaseEnvConfig",
+        description=one.description,
+        config_class=one.config_class or "BaseEnvConfig",
     )
 
 
@@ -186,26 +220,47 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
 
     Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
     """
-    file = Path(environment.file_path)
-    versions = (sys.version, importlib.metadata.version("atroposlib"), importlib.metadata.version("lachesis"))
-    siblings = sorted(file.parent.glob("*.py"))  # the class may inherit its fields from another file
-    source = b"".join(one.read_bytes() for one in siblings) + f"{file}{environment.class_name}{versions}".encode()
-    cache = paths.home() / "cache" / "schemas" / f"{hashlib.sha256(source).hexdigest()[:32]}.json"
-    if cache.is_file():
+    cache = _cache_file(environment, "")
+    with contextlib.suppress(OSError, ValueError, TypeError):  # absent or damaged: it is made again
         return Schema(**json.loads(cache.read_text()))
     answer = _ask_child(environment, {}, timeout_s)
     result = Schema(**answer["schema"])
     if result.warning is None:
-        with storage_errors(cache.parent):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-        write_private(cache, json.dumps(answer["schema"]))
+        _remember(cache, answer["schema"])
     return result
 
 
 def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[str]:
-    """What the environment's own configuration class says against these values; empty when it takes them."""
+    """What the environment's own configuration class says against these values; empty when it takes them. Values that were
+    taken once are not asked about again until the file changes."""
+    cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
+    if cache.is_file():
+        return []
     errors: list[str] = _ask_child(environment, values, timeout_s)["errors"]
+    if not errors:
+        _remember(cache, {"accepted": values})
     return errors
+
+
+def _cache_file(environment: Environment, question: str) -> Path:
+    """Named after all that the answer depends on."""
+    file = Path(environment.file_path)
+    siblings = sorted(file.parent.glob("*.py"))  # the class may inherit its fields from another file
+    with storage_errors(file.parent):
+        source = b"".join(one.read_bytes() for one in siblings)
+    key = hashlib.sha256(source + repr((file, environment.class_name, _versions(), question)).encode()).hexdigest()[:32]
+    return paths.home() / "cache" / "schemas" / f"{key}.json"
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return (sys.version, *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")), "with checks")
+
+
+def _remember(cache: Path, content: Any) -> None:
+    with storage_errors(cache.parent):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+    write_private(cache, json.dumps(content, default=str))
 
 
 def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -81,9 +81,20 @@ def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
         "properties": schema.get("properties", {}),
         "definitions": schema.get("$defs", {}),
         "values": config.model_dump(mode="json"),
+        "checks": _has_functions(type(config).__pydantic_core_schema__),
         "warning": warning,
     }
     return {"schema": found, "errors": errors}
+
+
+def _has_functions(core_schema: Any) -> bool:
+    """Whether pydantic's core schema calls Python code to validate, which a JSON schema cannot say."""
+    if isinstance(core_schema, dict):
+        kind = core_schema.get("type")
+        if isinstance(kind, str) and kind.startswith("function-"):
+            return True
+        return any(_has_functions(one) for key, one in core_schema.items() if key not in ("serialization", "metadata"))
+    return isinstance(core_schema, list | tuple) and any(map(_has_functions, core_schema))
 
 
 if __name__ == "__main__":

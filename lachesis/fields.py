@@ -7,11 +7,13 @@ means the one that can be edited, `env` before `tinker`. The environment's own f
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
 import yaml
+from pydantic import ValidationError
 
 from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
 from lachesis.discovery import Schema
@@ -78,7 +80,8 @@ class Fields:
             return next((field for field in found if field.locked is None), found[0])
         available = [field.name for field in self.by_name.values() if field.locked is None]
         raise UnknownFieldError(
-            f"there is no field {name!r}; fields that can be edited: {', '.join(available)}", available_fields=available
+            f"there is no field {_short(repr(name))}; fields that can be edited: {', '.join(available)}",
+            available_fields=available,
         )
 
     def edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[Field, Any]:
@@ -91,13 +94,37 @@ class Fields:
                 "edited",
                 locked_value=held,
             )
+        return field, self._checked(field, value)
+
+    def _checked(self, field: Field, value: Any) -> Any:
         try:
+            _finite(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
-        except jsonschema.ValidationError as error:
+            model = SECTIONS[field.section]
+            if field.name in model.model_fields:
+                return getattr(model.model_validate({field.name: value}), field.name)
+        except (jsonschema.ValidationError, ValidationError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else getattr(error, "message", str(error))
+            shown = _short(repr(value))
             raise FieldValueError(
-                f"{field.section}.{field.name} is {value!r}: {error.message}; allowed: {allowed(field.schema)}"
+                f"{field.section}.{field.name} is {shown}: {_short(reason.removeprefix('Value error, '))}; "
+                f"allowed: {allowed(field.schema)}"
             ) from error
-        return field, value
+        return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
+
+
+def _finite(value: Any) -> None:
+    """Infinity and NaN pass most ranges and are not JSON."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    for one in inside:
+        _finite(one)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it is not a finite number")
+
+
+def _short(text: str, most: int = 200) -> str:
+    """A value may be megabytes of somebody's mistake."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def allowed(schema: dict[str, Any]) -> str:

@@ -22,6 +22,8 @@ from lachesis.prefect_api import PrefectApi, api_url, server_file
 from lachesis.runs import RunRecord, RunStore, Status, storage_errors
 
 FLOW = "launch-training"
+MAX_RUNS = int(os.environ.get("LACHESIS_MAX_RUNS", "4"))
+"""Training runs at once on this host; more of them wait in the queue."""
 READY_LINE = "runner is ready"
 """What the runner prints when it takes runs."""
 
@@ -64,19 +66,36 @@ def submit(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def refresh(store: RunStore, record: RunRecord) -> RunRecord:
-    """The record with its status as the server has it. When the server is away, what lives of the run is looked at."""
-    if record.ended or record.flow_run_id is None:
-        return record
-    alive = store.dir(record.run_id).is_alive()
+    """The record with its status as the server has it."""
+    return observe(store, [record])[0][0]
+
+
+def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord], str | None]:
+    """The records with their statuses as the server has them, and what is wrong when it does not answer: then what lives of
+    each run is looked at instead."""
+    asked = [record.flow_run_id for record in records if record.flow_run_id and not record.ended]
+    if not asked:
+        return records, None
     try:
         api = PrefectApi()
-        flow_run = api.flow_run(record.flow_run_id)
-    except ServerDownError:
-        if record.status == "pending" or alive:
-            return record
-        return store.end(record.run_id, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
-    if flow_run is None and api.url != record.prefect_api_url:
+        found = api.flow_runs(asked)
+    except ServerDownError as error:
+        return [_without_server(store, record) for record in records], str(error)
+    return [_as_served(store, record, api.url, found.get(record.flow_run_id or "")) for record in records], None
+
+
+def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
+    if record.ended or record.flow_run_id is None or record.status == "pending" or store.dir(record.run_id).is_alive():
+        return record
+    return store.end(record.run_id, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
+
+
+def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None) -> RunRecord:
+    if record.ended or record.flow_run_id is None:
+        return record
+    if flow_run is None and url != record.prefect_api_url:
         return record  # another server
+    alive = store.dir(record.run_id).is_alive()
     state = (flow_run or {}).get("state") or {"type": "CRASHED", "message": "the server does not know this flow run any more"}
     status = _STATUS.get(state["type"])
     if status in ("failed", "stopped", "completed"):
@@ -88,6 +107,19 @@ def refresh(store: RunStore, record: RunRecord) -> RunRecord:
     if status is None or (status in ("pending", "starting") and record.status != "pending"):
         return record
     return record.model_copy(update={"status": status})
+
+
+def queue_place(store: RunStore, run_id: str) -> dict[str, int] | None:
+    """Where a pending run stands while the host runs as many as it may: `place` (1 is next), `running` and `limit`; None
+    when nothing is in its way."""
+    records = store.all()
+    limit = max_runs()
+    running = sum(record.status in ("starting", "running", "stopping") for record in records)
+    waiting = [record.run_id for record in reversed(records) if record.status == "pending"]
+    if run_id not in waiting:
+        return None
+    place = waiting.index(run_id) + 1
+    return {"place": place, "running": running, "limit": limit} if running + place > limit else None
 
 
 def cancel(store: RunStore, record: RunRecord) -> None:
@@ -129,18 +161,28 @@ def ui_url(record: RunRecord) -> str | None:
 
 def running_server() -> dict[str, Any] | None:
     """What the launcher of this home has written about itself, or None when its server does not answer."""
+    found = _server_note()
+    return found if found is not None and PrefectApi(found["api_url"]).healthy() else None
+
+
+def _server_note() -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(server_file().read_text())
     except (OSError, ValueError):
         return None
-    return found if PrefectApi(found["api_url"]).healthy() else None
+    return found
+
+
+def max_runs() -> int:
+    """Training runs at once, as the launcher of this home was told."""
+    return int((_server_note() or {}).get("max_runs", MAX_RUNS))
 
 
 def key_names() -> dict[str, str] | None:
     """The names of the keys that the launcher of this home holds, as a mapping for `check_profile`; None when none runs. Its
     children train, so a key in the environment of a command is of no use."""
-    server = running_server()
-    return None if server is None or "keys" not in server else dict.fromkeys(server["keys"], "set")
+    note = _server_note()
+    return None if note is None or "keys" not in note else dict.fromkeys(note["keys"], "set")
 
 
 def serve_command(*options: str) -> list[str]:

@@ -6,6 +6,7 @@ reinforcement learning to teach. The result is an ordinary Hugging Face folder. 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -68,6 +69,15 @@ def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda 
         return target
     with storage_errors(target):  # told before the work, not after it
         target.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - closed below
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits and finds it made
+        if not target.exists():
+            _make(recipe, target, progress)
+    return target
+
+
+def _make(recipe: Recipe, target: Path, progress: Progress) -> None:
     try:
         import torch
         import transformers
@@ -86,11 +96,9 @@ def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda 
             temporary.mkdir()
             model.save_pretrained(temporary)
             tokenizer().save_pretrained(temporary)
-            if not target.exists():  # another process may have built it meanwhile
-                os.replace(temporary, target)
+            os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
 
 
 def tokenizer() -> Any:

@@ -17,6 +17,8 @@ from lachesis import paths
 from lachesis.errors import ServerDownError
 
 TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 2.5
+"""For a question: an agent that asks shall know within three seconds that nobody answers."""
 Json = dict[str, Any]
 
 
@@ -47,11 +49,16 @@ class PrefectApi:
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
         self._auth = (user, password) if user else None
 
+    def require(self) -> None:
+        """Raises ServerDownError unless the server answers."""
+        self._ask("GET", "/health")
+
     def healthy(self) -> bool:
         try:
-            return bool(self._ask("GET", "/health"))
+            self.require()
         except ServerDownError:
             return False
+        return True
 
     def deployment(self, flow: str, name: str) -> Json | None:
         """The deployment, or None when it is not registered."""
@@ -77,6 +84,15 @@ class PrefectApi:
         found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
         return found
 
+    def flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
+        """Those that the server knows, by id."""
+        found: dict[str, Json] = {}
+        for start in range(0, len(flow_run_ids), 200):  # the server's own limit for one answer
+            body = {"flow_runs": {"id": {"any_": flow_run_ids[start : start + 200]}}}
+            for one in self._ask("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []:
+                found[one["id"]] = one
+        return found
+
     def cancel(self, flow_run_id: str, message: str) -> Json:
         """Ask the runner to end the run; a run that has not started ends at once."""
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
@@ -89,10 +105,13 @@ class PrefectApi:
     def update_artifact(self, artifact_id: str, data: Any) -> None:
         self._ask("PATCH", f"/artifacts/{artifact_id}", {"data": data})
 
-    def _ask(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, missing_ok: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        limit = timeout_s or (READ_TIMEOUT_S if method == "GET" else TIMEOUT_S)
         try:
             answer = httpx.request(
-                method, self.url + path, json=body, timeout=TIMEOUT_S, auth=self._auth, trust_env=False, follow_redirects=True
+                method, self.url + path, json=body, timeout=limit, auth=self._auth, trust_env=False, follow_redirects=True
             )
         except httpx.HTTPError as error:
             raise ServerDownError(

@@ -14,8 +14,7 @@ from lachesis.errors import MissingDependencyError, MissingKeyError
 def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile lacks here."""
     configuration.profile_values(profile)
-    present = os.environ if environ is None else environ
-    missing = [key for key in PROFILES[profile].keys if not present.get(key)]
+    missing = missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
             f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, whose children train",
@@ -27,6 +26,12 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
             raise MissingDependencyError(
                 f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
             )
+
+
+def missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The names of the keys that the profile needs and that are not there."""
+    present = os.environ if environ is None else environ
+    return [key for key in PROFILES[profile].keys if not present.get(key)]
 
 
 def all_keys() -> list[str]:

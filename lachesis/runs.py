@@ -51,6 +51,10 @@ class RunRecord(BaseModel):
     status: Status = "pending"
     phase: str = "queued"
     error: str | None = None
+    failed_service: str | None = None
+    """The process whose death ended the run."""
+    health: dict[str, Any] | None = None
+    """What the monitor said of it last; None before it has looked."""
     created_at: str = Field(default_factory=lambda: now())
     started_at: str | None = None
     healthy_at: str | None = None

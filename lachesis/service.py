@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
 from lachesis import discovery, launcher, models
 from lachesis.config import RunConfig
-from lachesis.discovery import Environment, Scan
-from lachesis.errors import CheckpointError, FieldValueError, ModelNotFoundError, RunStateError
-from lachesis.fields import Fields
-from lachesis.metrics import MetricsFile, history
+from lachesis.discovery import Environment, Scan, Schema
+from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError
+from lachesis.fields import Field, Fields
+from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
-from lachesis.runs import RunRecord, RunStore, seconds_between, short_name, tail, write_private
+from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
+from lachesis.runs import RunRecord, RunStore, tail, write_private
+from lachesis.supervision.plan import Plan, make_plan
 from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.weights import adapter_folder
 
 Json = dict[str, Any]
-REWARD_STEPS = 5
-"""The first and the last reward of a run are means over this many steps; one step has few prompts."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,22 @@ class Service:
     def environments(self) -> Scan:
         return discovery.scan()
 
-    def describe(self, name: str, profile: str = "embedded") -> Json:
-        """One environment and its fields, with the value that a run would have now."""
-        configuration.profile_values(profile)
-        environment = discovery.find(name)
+    def describe(self, launch: Launch) -> Json:
+        """One environment and its fields, with the value that this launch would have, and why it could not start so."""
+        configuration.profile_values(launch.profile)
+        environment = discovery.find(launch.environment)
         schema = discovery.schema(environment)
-        fields = Fields(profile, schema)
-        model = self._model(Launch(name, profile))
-        preview = configuration.resolve(name, profile, {}, defaults=schema.values, model=model).model_dump()
+        fields = Fields(launch.profile, schema)
+        problem = None
+        try:
+            config = self._configure(launch, schema, fields)
+        except ConfigError as error:
+            problem = str(error)
+            config = self._configure(replace(launch, edits=()), schema, fields)
+        values = config.model_dump()
+        for name, value in launch.edits:
+            field = fields.find(name)
+            values[field.section][field.name] = value
         described = [
             {
                 "name": field.name,
@@ -62,12 +69,33 @@ class Service:
                 "type": field.type,
                 "default": field.default,
                 "description": field.description,
-                "current_value": preview[field.section].get(field.name),
+                "current_value": values[field.section].get(field.name),
                 "locked": field.locked,
             }
             for field in fields.by_name.values()
         ]
-        return {**asdict(environment), "profile": profile, "fields": described, "warning": schema.warning}
+        return {
+            **asdict(environment),
+            "profile": launch.profile,
+            "model": launch.model,
+            "fields": described,
+            "problem": problem,
+            "warning": schema.warning,
+        }
+
+    def edit(self, launch: Launch, name: str, value: Any) -> tuple[Launch, Field, Any]:
+        """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
+        FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
+        environment = discovery.find(launch.environment)
+        schema = discovery.schema(environment)
+        fields = Fields(launch.profile, schema)
+        field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
+        key = f"{field.section}.{field.name}"
+        changed = replace(launch, edits=(*((one, old) for one, old in launch.edits if one != key), (key, checked)))
+        own = _own_values(changed, fields)
+        if schema.checks and field.name in own:
+            self._check_own(environment, {field.name: checked})
+        return changed, field, checked
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -77,33 +105,55 @@ class Service:
         check_profile(launch.profile, launcher.key_names())
         schema = discovery.schema(environment)
         fields = Fields(launch.profile, schema)
+        config = self._configure(launch, schema, fields)
+        if schema.checks and (own := _own_values(launch, fields)):
+            self._check_own(environment, own)
+        return environment, config
+
+    def preview(self, launch: Launch) -> tuple[RunConfig, Plan]:
+        """What a start would do: the configuration with ports that are free now, and the services. Nothing is written."""
+        environment, config = self.resolve(launch)
+        record = self._record(launch, environment, config, "RUN_ID")
+        return config, make_plan(record, self.store.dir(record.run_id), config, resume=False)
+
+    def _configure(self, launch: Launch, schema: Schema, fields: Fields) -> RunConfig:
+        """The profile's and the environment's values with the edits over them. Raises ConfigError."""
         model = self._model(launch)
         base = configuration.resolve(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
         edits: dict[str, dict[str, Any]] = {}
-        own: dict[str, Any] = {}
         for name, value in launch.edits:
             field, checked = fields.edit(name, value, base)
             edits.setdefault(field.section, {})[field.name] = checked
-            if field.section == "env" and field.name not in configuration.EnvSection.model_fields:
-                own[field.name] = checked
         if launch.seed is not None:
             edits.setdefault("tinker", {})["seed"] = launch.seed
-        config = configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
-        if own:  # validators of the environment's own class run in its own process only
-            complaints = discovery.check_values(environment, own)
-            if complaints:
-                raise FieldValueError(f"{environment.name} refuses its configuration: {'; '.join(complaints)}")
-        return environment, config
+        return configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
 
-    def start(self, launch: Launch, progress: models.Progress = lambda done, total: None) -> RunRecord:
-        """Create a run and submit it; no run is left behind when this raises. The tiny model is built when it is needed and
-        missing, and `progress` told of it."""
+    def _check_own(self, environment: Environment, values: dict[str, Any]) -> None:
+        """Validators of the environment's own class run in its own process only. Raises FieldValueError."""
+        complaints = discovery.check_values(environment, values)
+        if complaints:
+            raise FieldValueError(f"{environment.name} refuses its configuration: {'; '.join(complaints)}")
+
+    def start(self, launch: Launch) -> RunRecord:
+        """Create a run and submit it; no run is left behind when this raises."""
         environment, config = self.resolve(launch)
         PrefectApi()  # a missing server is told before anything is made
+        record = self._record(launch, environment, config, self.store.new_id())
+        folder = self.store.create(record)
+        try:
+            write_private(folder.config, config.to_yaml())
+            return launcher.submit(self.store, record)
+        except BaseException:
+            self.store.discard(record.run_id)
+            raise
+
+    def build_model(self, launch: Launch, progress: models.Progress) -> None:
+        """Make the tiny model, if this launch needs it, while somebody watches; else the run does it."""
         if launch.profile == "embedded" and launch.model is None:
             models.build(models.Recipe(), self.store.home, progress)
-        run_id = self.store.new_id()
-        record = RunRecord(
+
+    def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
+        return RunRecord(
             run_id=run_id,
             environment=environment.name,
             environment_file=environment.file_path,
@@ -114,13 +164,6 @@ class Service:
             wandb_project=config.tinker.wandb_project,
             wandb_run_name=f"{environment.name}-{run_id}",
         )
-        folder = self.store.create(record)
-        try:
-            write_private(folder.config, config.to_yaml())
-            return launcher.submit(self.store, record)
-        except BaseException:
-            self.store.discard(run_id)
-            raise
 
     def resume(self, run_id: str) -> RunRecord:
         """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is."""
@@ -146,40 +189,25 @@ class Service:
         return launcher.refresh(self.store, self.store.load(run_id))
 
     def runs(self) -> list[RunRecord]:
-        return [launcher.refresh(self.store, record) for record in self.store.all()]
+        return self.look_at_runs()[0]
 
-    def status(self, run_id: str) -> Json:
-        """The keys of the contract, and phase, progress and next steps."""
-        record = self.get(run_id)
-        steps = self.metrics(run_id)
-        last = steps[-1] if steps else {}
-        started = record.started_at or record.created_at
-        minutes = seconds_between(started, record.ended_at if record.ended else None) / 60
-        status: Json = {
-            "run_id": run_id,
-            "status": record.status,
-            "phase": record.phase,
-            "environment": record.environment,
-            "running_time_minutes": round(minutes, 2),
-            "processes": {short_name(name): service.state for name, service in record.services.items()},
-            "progress": {"step": last.get("step", 0), "total": record.total_steps},
-            "wandb_project": record.wandb_project,
-            "wandb_run_name": record.wandb_run_name,
-            "logs": {short_name(name): service.log for name, service in record.services.items()},
-            "metrics": {
-                "step": last.get("step", 0),
-                "reward_mean": last.get("reward/mean"),
-                "percent_correct": record.evaluation.get("after", {}).get("train/percent_correct"),
-                "eval_percent_correct": record.evaluation.get("after", {}).get("eval/percent_correct"),
-            },
-            "ui_url": launcher.ui_url(record),
-            "next_steps": _next_steps(record),
-        }
-        if record.wandb_url:
-            status["wandb_url"] = record.wandb_url
-        if record.error:
-            status["error"] = record.error
-        return status
+    def look_at_runs(self) -> tuple[list[RunRecord], str | None]:
+        """All runs, the newest first, and what keeps their statuses from being up to date, if anything does."""
+        return launcher.observe(self.store, self.store.all())
+
+    def status(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunStatus:
+        """How the run is doing; `words` are the next steps of the asking surface."""
+        known, warning = launcher.observe(self.store, [self.store.load(run_id)])
+        record = known[0]
+        return run_status(
+            record,
+            self.store.dir(run_id),
+            self.metrics(run_id),
+            ui_url=launcher.ui_url(record),
+            queue=launcher.queue_place(self.store, run_id) if record.status == "pending" else None,
+            warning=warning,
+            words=words,
+        )
 
     def metrics(self, run_id: str) -> list[Json]:
         """Every step of the run."""
@@ -194,41 +222,9 @@ class Service:
         launcher.cancel(self.store, record)
         return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
 
-    def results(self, run_id: str) -> Json:
+    def results(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunResults:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
-        record = self.get(run_id)
-        folder = self.store.dir(run_id)
-        steps = self.metrics(run_id)
-        weights: Json = {}
-        try:
-            newest = Checkpoints(folder.checkpoints).newest()
-        except CheckpointError as error:
-            newest, weights = None, {"warning": str(error)}
-        if newest is not None:
-            adapter = adapter_folder(folder, newest)
-            weights = {
-                "step": newest.step,
-                "sampler_weights": newest.sampler_weights,
-                "state": newest.state,
-                "adapter": str(adapter) if adapter else None,
-            }
-        result: Json = {
-            "run_id": run_id,
-            "status": record.status,
-            "environment": record.environment,
-            "base_model": record.base_model,
-            "wandb_project": record.wandb_project,
-            "wandb_run_name": record.wandb_run_name,
-            "reward": {"first": _mean_reward(steps[:REWARD_STEPS]), "last": _mean_reward(steps[-REWARD_STEPS:])}
-            if steps
-            else {},
-            "held_out": {which: _accuracy(found) for which, found in record.evaluation.items()},
-            "weights": weights,
-            "final_metrics": steps[-1] if steps else {},
-            "history": history(steps),
-            "metrics_file": str(folder.metrics),
-        }
-        return {**result, **({"wandb_url": record.wandb_url} if record.wandb_url else {}), **_error(record)}
+        return run_results(self.get(run_id), self.store.dir(run_id), self.metrics(run_id), words=words)
 
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """The file, its last lines, and the position to read on from. `service` is a name of the plan, or a short one."""
@@ -248,22 +244,11 @@ class Service:
         return str(folder.resolve())
 
 
-def _mean_reward(steps: list[Json]) -> float:
-    return round(sum(float(one["reward/mean"]) for one in steps) / len(steps), 4)
-
-
-def _accuracy(metrics: Mapping[str, float]) -> float | None:
-    return metrics.get("eval/percent_correct", next(iter(metrics.values()), None))
-
-
-def _error(record: RunRecord) -> Json:
-    return {"error": record.error} if record.error else {}
-
-
-def _next_steps(record: RunRecord) -> list[str]:
-    run = record.run_id
-    if record.status == "completed":
-        return [f"lachesis results {run}", f"lachesis weights {run} --to DIR"]
-    if record.status in ("failed", "stopped"):
-        return [f"lachesis logs {run} trainer", f"lachesis train --resume {run}", f"lachesis results {run}"]
-    return [f"lachesis status {run}", f"lachesis logs {run} trainer -f", f"lachesis stop {run}"]
+def _own_values(launch: Launch, fields: Fields) -> dict[str, Any]:
+    """The edits to fields that only the environment's own class has."""
+    edited = [(fields.find(name), value) for name, value in launch.edits]
+    return {
+        field.name: value
+        for field, value in edited
+        if field.section == "env" and field.name not in configuration.EnvSection.model_fields
+    }

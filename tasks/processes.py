@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from lachesis.errors import HealthTimeoutError, ProcessExitedError
+from lachesis import models
+from lachesis.errors import HealthTimeoutError
 from lachesis.runs import RunStore
-from lachesis.supervision.group import ServiceGroup, death_note
+from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.process import ServiceSpec
 
@@ -42,6 +45,27 @@ def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> No
         for name in needs:
             group.require(name)
         if time.monotonic() > until:
-            raise HealthTimeoutError(f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}")
+            raise HealthTimeoutError(
+                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
+            )
     if group.exit_code(spec.name) != 0:
-        raise ProcessExitedError(death_note(spec, group.exit_code(spec.name)))
+        raise death(spec, group.exit_code(spec.name))
+
+
+def is_missing_tiny_model(model: str, home: Path) -> bool:
+    """Whether `model` is this project's tiny one and still has to be built."""
+    return Path(model) == models.tiny_path(models.Recipe(), home) and not Path(model).is_dir()
+
+
+def build_tiny_model(group: ServiceGroup, home: Path, folder: Path) -> None:
+    """Build it in a child, as this process shall not load torch; another one that builds it is waited for."""
+    spec = ServiceSpec(
+        "model",
+        [sys.executable, "-P", "-m", "lachesis.cli.main", "model", "build"],
+        log=folder / "logs" / "model.log",
+        cwd=folder,
+        env={"LACHESIS_HOME": str(home)},
+        timeout_s=600.0,
+    )
+    group.start(spec)
+    wait_for_end(group, spec, needs=[])

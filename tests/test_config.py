@@ -60,11 +60,11 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
         ({"env": {"batch_size": 6, "group_size": 4}}, r"env.batch_size \(6\) is no multiple of env.group_size \(4\)"),
         ({"env": {"batch_size": 4, "group_size": 8}}, r"env.batch_size \(4\) is no multiple of env.group_size \(8\)"),
         ({"env": {"group_size": 1, "batch_size": 4}}, r"env.group_size is 1: .*greater than or equal to 2"),
-        ({"env": {"steps_per_eval": 1}}, r"env.steps_per_eval \(1\) would never evaluate"),
+        ({"env": {"steps_per_eval": 1}}, "env.steps_per_eval is 1: that would never evaluate"),
         ({"env": {"max_batches_offpolicy": 0}}, "env.max_batches_offpolicy is 0"),
         ({"env": {"inference_weight": -1}}, "env.inference_weight is -1"),
         ({"env": {"min_batch_allocation": 0.5}}, "env.min_batch_allocation is 0.5"),
-        ({"env": {"max_num_workers": 0}}, r"env.max_num_workers \(0\) would start no worker"),
+        ({"env": {"max_num_workers": 0}}, "env.max_num_workers is 0: that would start no worker"),
         (
             {"env": {"max_token_length": 512}},
             r"env.max_token_length \(512\) is not below tinker.max_token_trainer_length \(512\)",

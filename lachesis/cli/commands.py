@@ -66,7 +66,7 @@ def model(args: argparse.Namespace) -> None:
 def envs(args: argparse.Namespace) -> None:
     service = Service()
     if args.name:
-        found = service.describe(args.name, args.profile)
+        found = service.describe(Launch(args.name, args.profile))
         out(args, found, show.environment(found))
         return
     scan = service.environments()
@@ -84,11 +84,14 @@ def train(args: argparse.Namespace) -> int:
         wanted = Launch(
             args.environment, args.profile, tuple(parse_assignment(text) for text in args.edits), args.model, args.seed
         )
+        service.resolve(wanted)  # wrong input is told before a model is built
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-            record = service.start(wanted, advance)
+            service.build_model(wanted, advance)
+        record = service.start(wanted)
     if args.watch:
         record = watch.until_end(service, record.run_id, quiet=args.json)
-        out(args, service.results(record.run_id), show.results(service.results(record.run_id)))
+        answer = service.results(record.run_id).payload()
+        out(args, answer, show.results(answer))
         return 0 if record.status == "completed" else 1
     answer = {
         "run_id": record.run_id,
@@ -102,15 +105,17 @@ def train(args: argparse.Namespace) -> int:
 
 
 def runs(args: argparse.Namespace) -> None:
-    records = Service().runs()
+    records, warning = Service().look_at_runs()
     rows = [
         record.model_dump(include={"run_id", "environment", "status", "wandb_run_name", "created_at"}) for record in records
     ]
+    if warning:
+        show.notice(warning)
     out(args, {"runs": rows, "count": len(rows)}, show.runs(rows))
 
 
 def status(args: argparse.Namespace) -> None:
-    answer = Service().status(args.run)
+    answer = Service().status(args.run).payload()
     out(args, answer, show.status(answer))
 
 
@@ -124,7 +129,7 @@ def stop(args: argparse.Namespace) -> None:
 
 
 def results(args: argparse.Namespace) -> None:
-    answer = Service().results(args.run)
+    answer = Service().results(args.run).payload()
     out(args, answer, show.results(answer))
 
 

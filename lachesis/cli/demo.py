@@ -41,7 +41,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
         record = service.start(wanted)
         record = _watch(service, record, as_json=as_json)
         launcher.wait_gone(service.store, record)
-    answer = service.results(record.run_id)
+    answer = service.results(record.run_id).payload()
     if as_json:
         print(json.dumps(answer, indent=2))
     else:

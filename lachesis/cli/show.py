@@ -133,15 +133,20 @@ def status(answer: Json) -> RenderableType:
             ("environment", answer["environment"]),
             ("status", _status_text(answer["status"])),
             ("phase", answer["phase"]),
-            ("step", f"{progress['step']} of {progress['total']}"),
+            ("step", f"{progress['step']} of {progress['total']}{_left(progress['eta_seconds'])}"),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
             ("minutes", answer["running_time_minutes"]),
             ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
             ("error", Text(answer.get("error", ""), style="red")) if answer.get("error") else ("error", None),
+            ("warning", answer.get("warning")),
             ("page", answer["ui_url"]),
             ("next", " · ".join(answer["next_steps"])),
         ]
     )
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {seconds:.0f} s left"
 
 
 def results(answer: Json) -> RenderableType:

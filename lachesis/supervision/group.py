@@ -111,7 +111,7 @@ class ServiceGroup:
         self.require_reaper()
         state = self._states[name]
         if state.ended:
-            raise ProcessExitedError(death_note(state.spec, state.code))
+            raise death(state.spec, state.code)
 
     def close(self) -> None:
         """End all services, the last one started first, and wait until they are gone."""
@@ -155,9 +155,9 @@ class ServiceGroup:
             self._changed.notify_all()
 
 
-def death_note(spec: ServiceSpec, code: int | None) -> str:
-    """What a dead service's exit code was and what it said last."""
+def death(spec: ServiceSpec, code: int | None) -> ProcessExitedError:
+    """The error that tells a dead service's exit code and what it said last; `details["service"]` names it."""
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
     last = tail(spec.log)
     said = f"; its last lines:\n{last}" if last else "; it wrote nothing"
-    return f"{spec.name} {how}, see {spec.log}{said}"
+    return ProcessExitedError(f"{spec.name} {how}, see {spec.log}{said}", service=spec.name)

@@ -32,7 +32,8 @@ def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
         time.sleep(POLL_S)
     raise HealthTimeoutError(
         f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last}), see {spec.log}; its last lines:\n"
-        f"{tail(spec.log)}"
+        f"{tail(spec.log)}",
+        service=spec.name,
     )
 
 

@@ -30,17 +30,24 @@ class Plan:
     services: list[ServiceSpec]
     evaluations: dict[str, ServiceSpec] = field(default_factory=dict)
     trainer_url: str = ""
+    files: dict[Path, str] = field(default_factory=dict)
+    """What the services read, by path."""
+
+    def write(self) -> None:
+        """Put the files where the services look for them. Raises StorageError."""
+        for path, text in self.files.items():
+            write_private(path, text)
 
     def service(self, name: str) -> ServiceSpec:
         return next(spec for spec in self.services if spec.name == name)
 
 
-def make_plan(record: RunRecord, folder: RunDir, *, resume: bool) -> Plan:
-    """Choose ports, write the run's YAML with them, and name every command. The token of the engine is made here and goes
-    to the two children that need it, through their environment only."""
+def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: bool) -> Plan:
+    """Choose ports, put them into the run's configuration, and name every command; nothing is written yet. The token of the
+    engine is made here and goes to the two children that need it, through their environment only."""
     ports = dict(zip(ORDER, free_ports(3), strict=False))
-    config = _with_addresses(RunConfig.from_yaml(folder.config), folder, ports)
-    write_private(folder.config, config.to_yaml())
+    config = _with_addresses(config, folder, ports)
+    files = {folder.config: config.to_yaml()}
     token = f"tml-{secrets.token_urlsafe(24)}"
     services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume)]
     if record.profile == "embedded":
@@ -48,11 +55,11 @@ def make_plan(record: RunRecord, folder: RunDir, *, resume: bool) -> Plan:
     environment = _environment(record, config, folder, ports["api"])
     evaluations = {}
     if config.tinker.final_evaluation:
-        evaluations = {
-            "before": _evaluation(record, config, folder, "before", f"http://{HOST}:{ports['trainer']}/base/v1"),
-            "after": _evaluation(record, config, folder, "after", config.openai.base_url),
-        }
-    return Plan(config, [*services, environment], evaluations, f"http://{HOST}:{ports['trainer']}")
+        for which, url in (("before", f"http://{HOST}:{ports['trainer']}/base/v1"), ("after", config.openai.base_url)):
+            file = folder.path / f"evaluate_{which}.yaml"
+            files[file] = _evaluation_yaml(config, folder, which, url)
+            evaluations[which] = _evaluation(record, config, folder, which, file)
+    return Plan(config, [*services, environment], evaluations, f"http://{HOST}:{ports['trainer']}", files)
 
 
 def _with_addresses(config: RunConfig, folder: RunDir, ports: dict[str, int]) -> RunConfig:
@@ -128,13 +135,15 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
     )
 
 
-def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str, base_url: str) -> ServiceSpec:
-    """The environment's own `evaluate` command, against the base model or the trained one."""
+def _evaluation_yaml(config: RunConfig, folder: RunDir, which: str, base_url: str) -> str:
     values: dict[str, Any] = config.model_dump()
     values["openai"]["base_url"] = base_url
     values["env"].update(data_dir_to_save_evals=str(folder.evaluation / which), use_wandb=False)
-    file = folder.path / f"evaluate_{which}.yaml"
-    write_private(file, configuration.build(values).to_yaml())
+    return configuration.build(values).to_yaml()
+
+
+def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str, file: Path) -> ServiceSpec:
+    """The environment's own `evaluate` command, against the base model or the trained one."""
     return ServiceSpec(
         f"evaluate-{which}",
         [*_environment_command(record), "evaluate", "--config", str(file)],

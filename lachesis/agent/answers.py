@@ -1,0 +1,167 @@
+"""What the tools answer, as types: they make the JSON schemas that agents are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lachesis.reports import Json, QueuePlace, Report, RunResults, RunStatus
+
+__all__ = ["RunResults", "RunStatus"]
+
+
+class EnvironmentEntry(Report):
+    name: str
+    class_name: str
+    file_path: str
+    description: str
+    """The first line of the environment's docstring."""
+
+
+class EnvironmentList(Report):
+    environments: list[EnvironmentEntry]
+    count: int
+    tips: list[str]
+    problems: dict[str, str] | None = None
+    """Files that could not be read as Python, with the reason."""
+
+
+class FieldView(Report):
+    name: str
+    section: str
+    """env, tinker or openai."""
+    type: str
+    default: Any
+    description: str
+    current_value: Any
+    """What a run would have if it were started now."""
+
+
+class LockedFieldView(FieldView):
+    locked_value: Any
+    reason: str
+    """Why it is locked."""
+
+
+class Selected(Report):
+    message: str
+    environment: str
+    file_path: str
+    profile: str
+    config: Json
+    """The fields that can be edited, with their values."""
+    warning: str | None = None
+    session: str
+    """The name under which this choice is kept."""
+
+
+class CurrentConfig(Report):
+    environment: str
+    profile: str
+    model: str | None
+    """The base model, when it is not the profile's own."""
+    configurable_fields: list[FieldView]
+    locked_fields: list[LockedFieldView]
+    tip: str
+    problem: str | None = None
+    """Why a run could not start with these values together."""
+    warning: str | None = None
+
+
+class Edited(Report):
+    message: str
+    field: str
+    value: Any
+    config: Json
+    """The fields that can be edited, with their values."""
+    problem: str | None = None
+    """Why a run could not start with these values together; edit another field to mend it."""
+
+
+class PlannedService(Report):
+    name: str
+    port: int | None
+    """Free now; chosen again at the start. Null when it does not listen."""
+    command: list[str]
+    log: str
+
+
+class Started(Report):
+    """A run that was started, or what a start would do (`dry_run`, or a preview that waits for `confirm`)."""
+
+    message: str
+    run_id: str | None = None
+    status: str | None = None
+    """"starting" for a new run."""
+    environment: str
+    config: Json
+    wandb_project: str
+    wandb_run_name: str | None = None
+    config_path: str | None = None
+    logs: dict[str, str] | None = None
+    ui_url: str | None = None
+    queue: QueuePlace | None = None
+    """While the run waits for a free place on this host."""
+    duplicate: bool | None = None
+    """True when this is the run of an earlier, equal call."""
+    dry_run: bool | None = None
+    confirmation_required: bool | None = None
+    """True when nothing was started because the profile may cost money; call again with confirm=true."""
+    profile: str | None = None
+    config_yaml: str | None = None
+    """The whole configuration as the run's processes would read it."""
+    services: list[PlannedService] | None = None
+    """The processes in the order of their start."""
+    next_steps: list[str]
+
+
+class CheckedStatus(RunStatus):
+    """How a run is doing. When it was asked too soon, `rate_limited` is true and this is the last report."""
+
+    rate_limited: bool | None = None
+    message: str | None = None
+    next_check_in_seconds: int | None = None
+    reported_seconds_ago: int | None = None
+
+
+class Stopped(Report):
+    message: str
+    run_id: str
+    status: str
+    confirmation_required: bool | None = None
+    """True when nothing was done yet; call again with confirm=true."""
+
+
+class RunEntry(Report):
+    run_id: str
+    environment: str
+    status: str
+    wandb_run_name: str
+    profile: str
+    created_at: str
+    """UTC, ISO 8601."""
+
+
+class RunList(Report):
+    runs: list[RunEntry]
+    """The newest first."""
+    count: int
+    """All there are, also those beyond `limit`."""
+    warning: str | None = None
+    """What keeps the statuses from being up to date."""
+
+
+class Health(Report):
+    status: str
+    """ok, or degraded with its `problems`."""
+    version: str
+    problems: list[str]
+    prefect_url: str | None
+    profile: str
+    """The profile of new selections in this session."""
+    missing_keys: list[str]
+    environments_discovered: int
+    current_environment: str | None
+    active_runs: list[str]
+    max_runs: int
+    session: str
+    home: str

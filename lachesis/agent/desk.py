@@ -1,0 +1,309 @@
+"""What one agent does: it selects an environment, edits a draft, starts it, and looks at its runs. Kept per session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import ValidationError
+
+from lachesis import __version__, launcher, paths
+from lachesis.agent import answers
+from lachesis.config import PROFILES, profile_values
+from lachesis.errors import ConfigError, LachesisError, RunStateError, ServerDownError
+from lachesis.prefect_api import PrefectApi, api_url
+from lachesis.profiles import missing_keys
+from lachesis.reports import Json, QueuePlace, RunResults
+from lachesis.runs import RunRecord
+from lachesis.service import Launch, Service
+from lachesis.sessions import Check, Draft, Session, SessionState, Start
+from lachesis.supervision.plan import Plan
+
+DUPLICATE_S = 60.0
+"""The same draft started again in this time is taken for a repeated call."""
+STATUS_INTERVAL_S = 1800.0
+CALLS = {
+    "status": 'rl_check_status(run_id="{run}")',
+    "logs": "resource lachesis://runs/{run}/logs/trainer",
+    "stop": 'rl_stop_training(run_id="{run}")',
+    "resume": 'rl_start_training(resume="{run}")',
+    "results": 'rl_get_results(run_id="{run}")',
+}
+"""How an agent does what comes next."""
+
+
+def status_interval_s() -> float:
+    """Seconds between two live looks at the same run; `$LACHESIS_STATUS_INTERVAL_S`."""
+    try:
+        return float(os.environ.get("LACHESIS_STATUS_INTERVAL_S", STATUS_INTERVAL_S))
+    except ValueError:
+        return STATUS_INTERVAL_S
+
+
+def default_profile() -> str:
+    return os.environ.get("LACHESIS_PROFILE", "embedded")
+
+
+class Desk:
+    """The use cases of one session. Every method raises LachesisError and nothing else that an agent could cause."""
+
+    def __init__(self, session: str, service: Service | None = None) -> None:
+        self.service = service or Service()
+        self.session = Session(session, self.service.store.home)
+
+    # --- the draft --------------------------------------------------------------------------------------------------
+
+    def select(self, name: str, profile: str | None = None, model: str | None = None) -> answers.Selected:
+        draft = Draft(environment=name, profile=profile or default_profile(), model=model)
+        found = self.service.describe(_launch(draft))
+        with self.session.change() as state:
+            state.draft = draft
+        return answers.Selected(
+            message=f"{name} is selected; edit it with rl_edit_config, try it with rl_test_inference, start it with "
+            "rl_start_training",
+            environment=name,
+            file_path=found["file_path"],
+            profile=draft.profile,
+            config=_values(found),
+            session=self.session.name,
+            **_known(warning=found["warning"]),
+        )
+
+    def current_config(self) -> answers.CurrentConfig:
+        draft = self._draft(self.session.read())
+        found = self.service.describe(_launch(draft))
+        free = [field for field in found["fields"] if not field["locked"]]
+        locked = [field for field in found["fields"] if field["locked"]]
+        return answers.CurrentConfig(
+            environment=draft.environment,
+            profile=draft.profile,
+            model=draft.model,
+            configurable_fields=[answers.FieldView(**_without_lock(field)) for field in free],
+            locked_fields=[
+                answers.LockedFieldView(**_without_lock(field), locked_value=field["current_value"], reason=field["locked"])
+                for field in locked
+            ],
+            tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to the profile and its operator",
+            **_known(problem=found["problem"], warning=found["warning"]),
+        )
+
+    def edit(self, field: str, value: Any) -> answers.Edited:
+        with self.session.change() as state:
+            draft = self._draft(state)
+            launch, edited, checked = self.service.edit(_launch(draft), field, value)
+            state.draft = draft.model_copy(update={"edits": dict(launch.edits)})
+        found = self.service.describe(launch)
+        return answers.Edited(
+            message=f"{edited.section}.{edited.name} is now {checked!r}",
+            field=edited.name,
+            value=checked,
+            config=_values(found),
+            **_known(problem=found["problem"]),
+        )
+
+    def _draft(self, state: SessionState) -> Draft:
+        if state.draft is None:
+            raise RunStateError(
+                f"no environment is selected in session {self.session.name}: call rl_select_environment(name) first; "
+                "rl_list_environments() shows the names"
+            )
+        return state.draft
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def start(self, *, key: str | None = None, allow_duplicate: bool = False) -> answers.Started:
+        """Start the draft. The same draft within a minute, or the same key, gives the run that there is."""
+        with self.session.change() as state:
+            draft = self._draft(state)
+            earlier = _earlier(state, draft, key, allow_duplicate=allow_duplicate)
+            if earlier is not None:
+                return self._started(self.service.get(earlier.run_id), draft, duplicate=True)
+            record = self.service.start(_launch(draft))
+            state.starts.append(Start(run_id=record.run_id, draft=draft, at=time.time(), key=key))
+        return self._started(record, draft)
+
+    def resume(self, run_id: str) -> answers.Started:
+        """Continue an ended run; one that lives is returned as it is."""
+        alive = not self.service.get(run_id).ended
+        record = self.service.resume(run_id)
+        draft = Draft(environment=record.environment, profile=record.profile)
+        return self._started(record, draft, duplicate=alive, edited=False)
+
+    def _started(self, record: RunRecord, draft: Draft, *, duplicate: bool = False, edited: bool = True) -> answers.Started:
+        run = record.run_id
+        folder = self.service.store.dir(run)
+        queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
+        waiting = f"; it waits for place {queue['place']} in the queue of this host" if queue else ""
+        what = "was started by an equal call before" if duplicate else "is starting"
+        return answers.Started(
+            message=f"run {run} {what}{waiting}; {CALLS['status'].format(run=run)} tells how it does",
+            run_id=run,
+            status="starting" if record.status == "pending" else record.status,
+            environment=record.environment,
+            config=_values(self.service.describe(_launch(draft))) if edited else {},
+            wandb_project=record.wandb_project,
+            wandb_run_name=record.wandb_run_name,
+            config_path=str(folder.config),
+            logs={name: str(folder.log(name)) for name in ("api", "trainer", "env")},
+            ui_url=launcher.ui_url(record),
+            profile=record.profile,
+            next_steps=[CALLS[key].format(run=run) for key in ("status", "stop")],
+            **_known(queue=QueuePlace(**queue) if queue else None, duplicate=duplicate or None),
+        )
+
+    def preview(self) -> answers.Started:
+        """What a start would do now. Nothing is written or submitted."""
+        draft = self._draft(self.session.read())
+        config, plan = self.service.preview(_launch(draft))
+        return answers.Started(
+            message="nothing was started; this is what rl_start_training() would start",
+            environment=draft.environment,
+            config=_values(self.service.describe(_launch(draft))),
+            wandb_project=config.tinker.wandb_project,
+            profile=draft.profile,
+            dry_run=True,
+            config_yaml=plan.config.to_yaml(),
+            services=_services(plan),
+            next_steps=["rl_start_training()"],
+        )
+
+    def status(self, run_id: str) -> answers.CheckedStatus:
+        """A live report, at most one per run in `status_interval_s`; a run that has ended is always reported."""
+        report = self.service.status(run_id, CALLS)  # an unknown id is told before the limit is touched
+        if report.status in ("completed", "failed", "stopped"):
+            return answers.CheckedStatus(**report.payload())
+        with self.session.change() as state:
+            last = state.checks.get(run_id)
+            left = 0.0 if last is None else last.at + status_interval_s() - time.time()
+            if last is not None and left > 0:
+                with contextlib.suppress(ValidationError):  # a report of another version
+                    return _limited(last, left)
+            state.checks[run_id] = Check(at=time.time(), report=report.payload())
+        return answers.CheckedStatus(**report.payload())
+
+    def stop(self, run_id: str) -> answers.Stopped:
+        return answers.Stopped(**self.service.stop(run_id))
+
+    def results(self, run_id: str) -> RunResults:
+        return self.service.results(run_id, CALLS)
+
+    def runs(self, limit: int | None = None) -> answers.RunList:
+        records, warning = self.service.look_at_runs()
+        entries = [
+            answers.RunEntry(**record.model_dump(include=set(answers.RunEntry.model_fields))) for record in records[:limit]
+        ]
+        return answers.RunList(runs=entries, count=len(records), **_known(warning=warning))
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def environments(self) -> answers.EnvironmentList:
+        scan = self.service.environments()
+        return answers.EnvironmentList(
+            environments=[
+                answers.EnvironmentEntry(**{key: value for key, value in asdict(one).items() if key != "config_class"})
+                for one in scan.environments
+            ],
+            count=len(scan.environments),
+            tips=[
+                "rl_select_environment(name) chooses one; its answer has the fields and their values",
+                "rl_test_inference() tries it before anything is trained",
+                "more folders with environments: LACHESIS_ENVIRONMENTS",
+            ],
+            **_known(problems=scan.problems),
+        )
+
+    def health(self) -> answers.Health:
+        """Whether the parts that a run needs are there. Never raises for a part that is missing."""
+        problems: list[str] = []
+        url = api_url()
+        try:
+            PrefectApi().require()
+        except ServerDownError as error:
+            problems.append(str(error))
+        state = SessionState()
+        try:
+            state = self.session.read()
+        except LachesisError as error:
+            problems.append(str(error))
+        profile = state.draft.profile if state.draft else default_profile()
+        missing: list[str] = []
+        try:
+            profile_values(profile)
+            missing = missing_keys(profile, launcher.key_names())
+        except ConfigError as error:
+            problems.append(str(error))
+        scan = self.service.environments()
+        problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
+        problems += [f"profile {profile} needs {key} in the environment of `lachesis serve`" for key in missing]
+        return answers.Health(
+            status="degraded" if problems else "ok",
+            version=__version__,
+            problems=problems,
+            prefect_url=url,
+            profile=profile,
+            missing_keys=missing,
+            environments_discovered=len(scan.environments),
+            current_environment=state.draft.environment if state.draft else None,
+            active_runs=[record.run_id for record in self.service.store.all() if not record.ended],
+            max_runs=launcher.max_runs(),
+            session=self.session.name,
+            home=str(paths.home()),
+        )
+
+    def is_paid(self, run_id: str | None = None) -> bool:
+        """Whether the draft, or that run, trains where somebody may be billed."""
+        profile = self.service.store.load(run_id).profile if run_id else self._draft(self.session.read()).profile
+        return PROFILES[profile].paid if profile in PROFILES else True
+
+
+def _launch(draft: Draft) -> Launch:
+    return Launch(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model)
+
+
+def _earlier(state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool) -> Start | None:
+    """The start that this one repeats. Raises ConfigError when the key stands for another draft."""
+    for start in reversed(state.starts):
+        if key is not None and start.key == key:
+            if start.draft != draft:
+                raise ConfigError(
+                    f"idempotency_key {key!r} belongs to run {start.run_id}, which has another configuration; use a new key"
+                )
+            return start
+        if key is None and not allow_duplicate and start.draft == draft and time.time() - start.at < DUPLICATE_S:
+            return start
+    return None
+
+
+def _limited(last: Check, left: float) -> answers.CheckedStatus:
+    """The last report again, with the time when a new one is due."""
+    wait, ago = max(1, round(left)), round(time.time() - last.at)
+    return answers.CheckedStatus(
+        **last.report,
+        rate_limited=True,
+        message=f"this is the report of {ago} s ago; the next live one is due in {wait} s. The run goes on by itself, and once "
+        "it has ended that is reported at once",
+        next_check_in_seconds=wait,
+        reported_seconds_ago=ago,
+    )
+
+
+def _services(plan: Plan) -> list[answers.PlannedService]:
+    return [
+        answers.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
+    ]
+
+
+def _values(found: Json) -> Json:
+    return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
+
+
+def _without_lock(field: Json) -> Json:
+    return {key: value for key, value in field.items() if key != "locked"}
+
+
+def _known(**values: Any) -> Json:
+    """Those that there are."""
+    return {key: value for key, value in values.items() if value}

@@ -1,0 +1,271 @@
+"""What is told about a run: its status, its results, and what a launch would do. The same for every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.errors import CheckpointError
+from lachesis.metrics import Step, history
+from lachesis.runs import RunDir, RunRecord, seconds_between, short_name, tail
+from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.weights import adapter_folder
+
+Json = dict[str, Any]
+REWARD_STEPS = 5
+"""The first and the last reward of a run are means over this many steps; one step has few prompts."""
+PACE_STEPS = 20
+"""The time that is left is estimated from the pace of this many last steps."""
+
+
+class Report(BaseModel):
+    """A typed answer. What is not known is absent from its JSON; null says that there is no value."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    def payload(self) -> Json:
+        """The answer as plain JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Progress(Report):
+    step: int
+    """Training steps done."""
+    total: int
+    """Training steps of the whole run."""
+    eta_seconds: float | None
+    """Estimated seconds to the last step; null before the second step and after the end."""
+
+
+class QueuePlace(Report):
+    place: int
+    """1 is the next to start."""
+    running: int
+    """Runs on this host now."""
+    limit: int
+    """Most runs at once on this host."""
+
+
+class LastError(Report):
+    message: str
+    service: str | None
+    """The process that died first, when one did."""
+    log: str | None
+    """Its log file."""
+    log_tail: str
+    """The last lines of that log."""
+
+
+class StatusMetrics(Report):
+    step: int
+    reward_mean: float | None
+    """Mean score of the last step's rollouts."""
+    percent_correct: float | None
+    """Share of correct rollouts in training, from 0 to 1."""
+    eval_percent_correct: float | None
+    """Share of correct answers on held-out items, from 0 to 1."""
+
+
+class RunStatus(Report):
+    """How a run is doing."""
+
+    run_id: str
+    status: str
+    """pending, starting, running, stopping, stopped, completed or failed."""
+    phase: str
+    """What the run is doing inside that status, in words."""
+    environment: str
+    profile: str
+    running_time_minutes: float
+    processes: dict[str, str]
+    """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running or exited (code)."""
+    progress: Progress
+    queue: QueuePlace | None = None
+    """While the run waits for a free place on this host."""
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    wandb_error: str | None = None
+    logs: dict[str, str]
+    metrics: StatusMetrics
+    health: Json | None
+    """The monitor's last verdict; null before it has looked."""
+    error: str | None = None
+    last_error: LastError | None = None
+    ui_url: str | None
+    """The run's page in the Prefect UI."""
+    next_steps: list[str]
+    warning: str | None = None
+    """What keeps this report from being up to date."""
+
+
+class RunResults(Report):
+    """What came of a run."""
+
+    run_id: str
+    status: str
+    environment: str
+    base_model: str
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    wandb_dir: str | None = None
+    """Where W&B's offline files are, when the run was not online."""
+    reward: dict[str, float]
+    """First and last mean reward, each over five steps."""
+    held_out: dict[str, float | None]
+    """Accuracy on held-out items before and after training."""
+    weights: Json
+    """`sampler_weights` and `state` (typed Tinker paths), `adapter` (a local PEFT folder or null), `step`."""
+    final_metrics: Json
+    history: list[Json]
+    """At most ten steps, evenly spread, first and last among them."""
+    metrics_file: str
+    """Every step, one JSON object per line."""
+    error: str | None = None
+    next_steps: list[str]
+
+
+COMMANDS = {
+    "status": "lachesis status {run}",
+    "logs": "lachesis logs {run} trainer",
+    "stop": "lachesis stop {run}",
+    "resume": "lachesis train --resume {run}",
+    "results": "lachesis results {run}",
+    "weights": "lachesis weights {run} --to DIR",
+}
+"""How a person does what comes next; another surface has its own words for the same keys."""
+
+
+def run_status(
+    record: RunRecord,
+    folder: RunDir,
+    steps: list[Step],
+    *,
+    ui_url: str | None,
+    queue: Mapping[str, int] | None,
+    warning: str | None,
+    words: Mapping[str, str] = COMMANDS,
+) -> RunStatus:
+    last = steps[-1] if steps else {}
+    after = record.evaluation.get("after", {})
+    minutes = seconds_between(record.started_at or record.created_at, record.ended_at if record.ended else None) / 60
+    known: Json = {
+        "queue": QueuePlace(**queue) if queue else None,
+        "wandb_url": record.wandb_url,
+        "error": record.error,
+        "last_error": _last_error(record, folder),
+        "warning": warning,
+    }
+    return RunStatus(
+        run_id=record.run_id,
+        status=record.status,
+        phase=f"waiting for place {queue['place']} in the queue" if queue else record.phase,
+        environment=record.environment,
+        profile=record.profile,
+        running_time_minutes=round(minutes, 2),
+        processes={short_name(name): service.state for name, service in record.services.items()},
+        progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        logs=_logs(record, folder),
+        metrics=StatusMetrics(
+            step=last.get("step", 0),
+            reward_mean=last.get("reward/mean"),
+            percent_correct=last.get("train/percent_correct", after.get("train/percent_correct")),
+            eval_percent_correct=after.get("eval/percent_correct"),
+        ),
+        health=record.health,
+        ui_url=ui_url,
+        next_steps=next_steps(record, words),
+        **{key: value for key, value in known.items() if value},
+    )
+
+
+def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
+    offline = folder.path / "wandb"
+    known: Json = {
+        "wandb_url": record.wandb_url,
+        "wandb_dir": str(offline) if offline.is_dir() and not record.wandb_url else None,
+        "error": record.error,
+    }
+    return RunResults(
+        run_id=record.run_id,
+        status=record.status,
+        environment=record.environment,
+        base_model=record.base_model,
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        reward={"first": _mean_reward(steps[:REWARD_STEPS]), "last": _mean_reward(steps[-REWARD_STEPS:])} if steps else {},
+        held_out={which: _accuracy(found) for which, found in record.evaluation.items()},
+        weights=_weights(folder),
+        final_metrics=steps[-1] if steps else {},
+        history=history(steps),
+        metrics_file=str(folder.metrics),
+        next_steps=next_steps(record, words),
+        **{key: value for key, value in known.items() if value},
+    )
+
+
+def next_steps(record: RunRecord, words: Mapping[str, str] = COMMANDS) -> list[str]:
+    """What is worth doing with the run now, as the commands or calls in `words`."""
+    if record.status == "completed":
+        keys = ["results", "weights"]
+    elif record.ended:
+        keys = ["logs", "resume", "results"]
+    else:
+        keys = ["status", "logs", "stop"]
+    return [words[key].format(run=record.run_id) for key in keys if key in words]
+
+
+def _logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
+    """The contract's three from the first moment on, and those of what else has been started."""
+    names = dict.fromkeys(("api", "trainer", "environment", *record.services))
+    return {short_name(name): str(folder.log(name)) for name in names}
+
+
+def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
+    if record.error is None:
+        return None
+    log = folder.log(record.failed_service) if record.failed_service else None
+    return LastError(
+        message=record.error.splitlines()[0],
+        service=short_name(record.failed_service) if record.failed_service else None,
+        log=str(log) if log else None,
+        log_tail=tail(log) if log else "",
+    )
+
+
+def _eta(record: RunRecord, steps: list[Step]) -> float | None:
+    recent = [one for one in steps[-PACE_STEPS:] if "time" in one]
+    if record.ended or len(recent) < 2:
+        return None
+    made = recent[-1]["step"] - recent[0]["step"]
+    pace = (recent[-1]["time"] - recent[0]["time"]) / max(1, made)
+    return round(float(max(0, record.total_steps - recent[-1]["step"]) * pace), 1)
+
+
+def _weights(folder: RunDir) -> Json:
+    try:
+        newest = Checkpoints(folder.checkpoints).newest()
+    except CheckpointError as error:
+        return {"warning": str(error)}
+    if newest is None:
+        return {}
+    adapter = adapter_folder(folder, newest)
+    return {
+        "step": newest.step,
+        "sampler_weights": newest.sampler_weights,
+        "state": newest.state,
+        "adapter": str(adapter) if adapter else None,
+    }
+
+
+def _mean_reward(steps: list[Step]) -> float:
+    return round(sum(float(one["reward/mean"]) for one in steps) / len(steps), 4)
+
+
+def _accuracy(metrics: Mapping[str, float]) -> float | None:
+    return metrics.get("eval/percent_correct", next(iter(metrics.values()), None))
