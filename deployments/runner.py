@@ -24,30 +24,33 @@ from lachesis.launcher import MAX_RUNS, READY_LINE
 log = logging.getLogger("lachesis.runner")
 
 NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
-ENTRYPOINTS = ("flows.launch.launch",)
+LIMITS = {"flows.launch.launch": MAX_RUNS, "flows.validate.validate": 2}
+"""Flow runs at once per entrypoint. Each has a runner of its own, so that a test need not wait for a training run to end."""
 
 
 async def main() -> int:
-    runner = Runner(name=f"lachesis-{os.getpid()}", limit=MAX_RUNS, pause_on_shutdown=False)
-    deployment_ids = []
-    for entrypoint in ENTRYPOINTS:
+    runners, deployment_ids = [], []
+    for entrypoint, limit in LIMITS.items():
         deployment = RunnerDeployment.from_entrypoint(entrypoint, name=NAME)
+        runner = Runner(name=f"{deployment.flow_name}-{os.getpid()}", limit=limit, pause_on_shutdown=False)
         deployment_ids.append(await runner.aadd_deployment(deployment))
+        runners.append(runner)
     await _reconcile(deployment_ids)
-    serving = asyncio.create_task(runner.start())
-    while not runner.started and not serving.done():  # noqa: ASYNC110 - Prefect has no event for it
+    serving = [asyncio.create_task(runner.start()) for runner in runners]
+    while not all(runner.started for runner in runners) and not any(task.done() for task in serving):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):  # after start(), which installs handlers that kill
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(READY_LINE, flush=True)
-    await asyncio.wait([asyncio.create_task(stop.wait()), serving], return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        log.error("the runner ended by itself: %s", serving.exception())
-        return 1
-    await _cancel_all(runner)
-    await runner.astop()
-    await asyncio.gather(serving, return_exceptions=True)
+    await asyncio.wait([asyncio.create_task(stop.wait()), *serving], return_when=asyncio.FIRST_COMPLETED)
+    for task in serving:
+        if task.done():
+            log.error("a runner ended by itself: %s", task.exception())
+            return 1
+    await asyncio.gather(*map(_cancel_all, runners))
+    await asyncio.gather(*(runner.astop() for runner in runners))
+    await asyncio.gather(*serving, return_exceptions=True)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
 
 import random
+import re
 import time
 from typing import Any
 
@@ -46,6 +47,14 @@ class ArithmeticEnv(BaseEnv):
         if not self.queue:
             self.queue = self.order.sample(self.train, len(self.train))
         return self.queue.pop()
+
+    def item_from_prompt(self, prompt: str) -> Item | None:
+        """The item that asks this, for an inference test with prompts of somebody's own; None for anything but a sum."""
+        sum_ = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
+        if sum_ is None:
+            return None
+        a, b = int(sum_[1]), int(sum_[2])
+        return {"question": f"{a}+{b}=", "answer": str(a + b)}
 
     def score_answer(self, item: Item, answer: str) -> float:
         """1.0 when the answer is the sum and nothing else, else 0.0."""

@@ -67,11 +67,11 @@ def _recorded(store: RunStore, run_id: str, lock: int) -> State[Any] | None:
 
 def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
     """The run from its first process to its last; how it ended."""
+    if is_missing_tiny_model(record.base_model, store.home):
+        store.update(record.run_id, phase="building the tiny model")
+        build_tiny_model(store.home, store.dir(record.run_id).path)
     with ServiceGroup(hold=(lock,)) as group:
         try:
-            if is_missing_tiny_model(record.base_model, store.home):
-                store.update(record.run_id, phase="building the tiny model")
-                build_tiny_model(group, store.home, store.dir(record.run_id).path)
             run = _Run(store, record, group)
             run.start()
             phase = run.supervise()

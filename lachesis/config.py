@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lachesis import paths
-from lachesis.errors import ConfigError, FieldValueError, StorageError
+from lachesis.errors import ConfigError, FieldValueError, StorageError, shorten
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 
@@ -328,5 +328,5 @@ def explain(error: ValidationError) -> str:
     for one in error.errors():
         place = ".".join(map(str, one["loc"]))
         message = one["msg"].removeprefix("Value error, ")
-        lines.append(f"{place} is {one['input']!r}: {message}" if place else message)
+        lines.append(f"{place} is {shorten(repr(one['input']))}: {message}" if place else message)
     return "; ".join(lines)

@@ -24,7 +24,7 @@ from typing import Any
 
 from lachesis import paths
 from lachesis.child import child_environment
-from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError
+from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
 from lachesis.runs import storage_errors, tail, write_private
 
 ROOT_CLASS = "BaseEnv"
@@ -129,7 +129,7 @@ def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
             raise EnvironmentLoadError(f"{file} does not parse: {reason}")
     available = [environment.name for environment in result.environments]
     raise UnknownEnvironmentError(
-        f"there is no environment {name!r}; available: {', '.join(available) or 'none'} "
+        f"there is no environment {shorten(repr(name), 80)}; available: {', '.join(available) or 'none'} "
         f"(searched {', '.join(map(str, paths.environment_dirs())) or 'no folder'}; more folders: LACHESIS_ENVIRONMENTS)",
         available=available,
     )

@@ -3,6 +3,7 @@
 `python -m lachesis.environment run FILE serve --config YAML` is `python FILE serve --config YAML`, with one difference:
 `apply_chat_template` returns a list of ids again by default. Since transformers 5 it returns a dict, and environments
 written before that would send the trainer nothing, without an error.
+`python -m lachesis.environment probe FILE SPEC process --config YAML` does so for an inference test; see `lachesis.probe`.
 `python -m lachesis.environment describe FILE CLASS OUT` writes the configuration's schema as JSON to OUT.
 """
 
@@ -25,7 +26,12 @@ def main() -> None:
         describe(file, class_name=sys.argv[3], out=Path(sys.argv[4]), values=json.loads(sys.stdin.read() or "{}"))
     else:
         restore_template_default()
-        sys.argv = [str(file), *sys.argv[3:]]
+        options = sys.argv[3:]
+        if command == "probe":
+            from lachesis import probe
+
+            probe.install(json.loads(Path(options.pop(0)).read_text()))
+        sys.argv = [str(file), *options]
         runpy.run_path(str(file), run_name="__main__")
 
 

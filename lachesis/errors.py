@@ -4,6 +4,7 @@
     ├── ConfigError                  config              also ValueError
     │   ├── UnknownFieldError        unknown_field       also LookupError
     │   ├── LockedFieldError         locked_field        also PermissionError
+    │   ├── ArgumentsError           arguments           also TypeError
     │   └── FieldValueError          field_value
     ├── EnvironmentError_            environment
     │   ├── UnknownEnvironmentError  unknown_environment also LookupError
@@ -11,6 +12,7 @@
     │   └── EnvironmentTimeoutError  environment_timeout also TimeoutError
     ├── RunError                     run                 also RuntimeError
     │   ├── UnknownRunError          unknown_run         also LookupError
+    │   ├── UnknownTestError         unknown_test        also LookupError
     │   ├── RunStateError            run_state
     │   ├── ProcessExitedError       process_exited
     │   └── HealthTimeoutError       health_timeout      also TimeoutError
@@ -70,6 +72,12 @@ class FieldValueError(ConfigError):
     code = "field_value"
 
 
+class ArgumentsError(ConfigError, TypeError):
+    """Arguments of a tool that are missing, unknown, of the wrong type or out of range."""
+
+    code = "arguments"
+
+
 class EnvironmentError_(LachesisError):
     """Something about an environment file."""
 
@@ -104,6 +112,12 @@ class UnknownRunError(RunError, LookupError):
     """No run of that id."""
 
     code = "unknown_run"
+
+
+class UnknownTestError(RunError, LookupError):
+    """No inference test of that id."""
+
+    code = "unknown_test"
 
 
 class RunStateError(RunError):
@@ -176,6 +190,11 @@ class StorageError(LachesisError, OSError):
     """The disk refused a read or a write."""
 
     code = "storage"
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """For a message: a value may be megabytes of somebody's mistake."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def as_payload(error: LachesisError) -> dict[str, Any]:

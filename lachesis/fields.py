@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
 from lachesis.discovery import Schema
-from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError
+from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
 
 SECTIONS: dict[str, type[Section]] = {"env": EnvSection, "tinker": TinkerSection, "openai": OpenAISection}
 
@@ -80,7 +80,7 @@ class Fields:
             return next((field for field in found if field.locked is None), found[0])
         available = [field.name for field in self.by_name.values() if field.locked is None]
         raise UnknownFieldError(
-            f"there is no field {_short(repr(name))}; fields that can be edited: {', '.join(available)}",
+            f"there is no field {shorten(repr(name))}; fields that can be edited: {', '.join(available)}",
             available_fields=available,
         )
 
@@ -105,9 +105,9 @@ class Fields:
                 return getattr(model.model_validate({field.name: value}), field.name)
         except (jsonschema.ValidationError, ValidationError, ValueError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else getattr(error, "message", str(error))
-            shown = _short(repr(value))
+            shown = shorten(repr(value))
             raise FieldValueError(
-                f"{field.section}.{field.name} is {shown}: {_short(reason.removeprefix('Value error, '))}; "
+                f"{field.section}.{field.name} is {shown}: {shorten(reason.removeprefix('Value error, '))}; "
                 f"allowed: {allowed(field.schema)}"
             ) from error
         return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
@@ -120,11 +120,6 @@ def _finite(value: Any) -> None:
         _finite(one)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it is not a finite number")
-
-
-def _short(text: str, most: int = 200) -> str:
-    """A value may be megabytes of somebody's mistake."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def allowed(schema: dict[str, Any]) -> str:

@@ -18,10 +18,12 @@ from typing import Any, Self
 
 from lachesis import paths
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
+from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file
-from lachesis.runs import RunRecord, RunStore, Status, storage_errors
+from lachesis.runs import RunRecord, RunStore, Status, now, storage_errors
 
 FLOW = "launch-training"
+TEST_FLOW = "validate-environment"
 MAX_RUNS = int(os.environ.get("LACHESIS_MAX_RUNS", "4"))
 """Training runs at once on this host; more of them wait in the queue."""
 READY_LINE = "runner is ready"
@@ -48,21 +50,57 @@ def deployment_name(home: Path) -> str:
 
 def submit(store: RunStore, record: RunRecord) -> RunRecord:
     """Schedule the run; the same run and attempt is scheduled once. Raises ServerDownError."""
-    api = PrefectApi()
-    name = deployment_name(store.home)
-    deployment = api.deployment(FLOW, name)
-    if deployment is None:
-        raise ServerDownError(
-            f"the Prefect server at {api.url} has no deployment {FLOW}/{name}; start the runner with `lachesis serve`"
-        )
-    flow_run = api.create_run(
-        deployment["id"],
+    url, flow_run_id = schedule(
+        FLOW,
+        store.home,
         name=f"{record.environment}-{record.run_id}",
         parameters={"run_id": record.run_id, "home": str(store.home)},
         tags=["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"],
         key=f"{record.run_id}-{record.attempt}",
     )
-    return store.update(record.run_id, flow_run_id=flow_run["id"], prefect_api_url=api.url)
+    return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
+
+
+def schedule(flow: str, home: Path, *, name: str, parameters: dict[str, Any], tags: list[str], key: str) -> tuple[str, str]:
+    """Schedule a run of a deployment of this home; the server's address and the flow run's id. Raises ServerDownError."""
+    api = PrefectApi()
+    deployment = api.deployment(flow, deployment_name(home))
+    if deployment is None:
+        raise ServerDownError(
+            f"the Prefect server at {api.url} has no deployment {flow}/{deployment_name(home)}; start the runner with "
+            "`lachesis serve`"
+        )
+    return api.url, str(api.create_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)["id"])
+
+
+def submit_test(tests: InferenceTests, test: InferenceTest) -> None:
+    """Schedule the inference test. Raises ServerDownError."""
+    _, flow_run_id = schedule(
+        TEST_FLOW,
+        tests.home,
+        name=f"test-{test.request.environment}-{test.test_id}",
+        parameters={"test_id": test.test_id, "home": str(tests.home)},
+        tags=["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"],
+        key=f"test-{test.test_id}",
+    )
+    tests.note_flow_run(test.test_id, flow_run_id)
+
+
+def refresh_test(tests: InferenceTests, test: InferenceTest) -> InferenceTest:
+    """The test, ended as failed when its flow run ended without a word."""
+    flow_run_id = tests.flow_run(test.test_id)
+    if test.ended or flow_run_id is None:
+        return test
+    state = (PrefectApi().flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
+    if state["type"] not in ("FAILED", "CRASHED", "CANCELLED"):
+        return test
+    fresh = tests.load(test.test_id)
+    if fresh.ended:
+        return fresh
+    reason = f"its flow run ended as {state['type'].lower()}: {state.get('message') or 'no reason given'}"
+    ended = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now()})
+    tests.save(ended)
+    return ended
 
 
 def refresh(store: RunStore, record: RunRecord) -> RunRecord:

@@ -21,11 +21,33 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
             missing=missing,
         )
     if profile == "embedded":
-        absent = missing_modules(("torch", "transformers", "peft"))
-        if absent:
-            raise MissingDependencyError(
-                f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
-            )
+        check_embedded()
+
+
+def check_embedded() -> None:
+    """Raises MissingDependencyError when the embedded engine cannot run here."""
+    absent = missing_modules(("torch", "transformers", "peft"))
+    if absent:
+        raise MissingDependencyError(
+            f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
+        )
+
+
+def endpoint_key(environ: Mapping[str, str]) -> str:
+    """The name of the key for models that are tested at an endpoint: $OPENAI_BASE_URL when it is set, else OpenRouter."""
+    return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
+
+
+def check_endpoint(environ: Mapping[str, str] | None = None) -> None:
+    """Raises MissingKeyError when models at an endpoint cannot be asked."""
+    present = os.environ if environ is None else environ
+    key = endpoint_key(present)
+    if not present.get(key):
+        raise MissingKeyError(
+            f"testing these models needs {key} in the environment of `lachesis serve`; `embedded:tiny` needs no key, and "
+            "OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
+            missing=[key],
+        )
 
 
 def missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -35,8 +57,9 @@ def missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list
 
 
 def all_keys() -> list[str]:
-    """Every key that some profile needs."""
-    return sorted({key for profile in PROFILES.values() for key in profile.keys})
+    """Every variable that a profile or the endpoint of an inference test needs."""
+    of_profiles = {key for profile in PROFILES.values() for key in profile.keys}
+    return sorted(of_profiles | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
 
 
 def missing_modules(names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import paths
-from lachesis.errors import RunStateError, StorageError, UnknownRunError
+from lachesis.errors import RunStateError, StorageError, UnknownRunError, shorten
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
@@ -141,14 +141,14 @@ class RunStore:
 
     def load(self, run_id: str) -> RunRecord:
         """Raises UnknownRunError, which names the runs there are."""
-        file = self.dir(run_id).record
-        if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not file.is_file():
+        if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not self.dir(run_id).record.is_file():
             known = [record.run_id for record in self.all()]
             active = [record.run_id for record in self.all() if not record.ended]
             raise UnknownRunError(
-                f"there is no run {run_id!r}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)",
+                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)",
                 active_runs=active,
             )
+        file = self.dir(run_id).record
         with storage_errors(file):
             try:
                 return RunRecord.model_validate_json(file.read_bytes())

@@ -13,9 +13,17 @@ from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError
 from lachesis.fields import Field, Fields
+from lachesis.inference_tests import (
+    DEFAULT_MODELS,
+    EMBEDDED,
+    InferenceRequest,
+    InferenceTest,
+    InferenceTests,
+    TestOptions,
+)
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
-from lachesis.profiles import check_profile
+from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
 from lachesis.runs import RunRecord, RunStore, tail, write_private
 from lachesis.supervision.plan import Plan, make_plan
@@ -40,6 +48,7 @@ class Service:
 
     def __init__(self, home: Path | None = None) -> None:
         self.store = RunStore(home)
+        self.tests = InferenceTests(self.store.home)
 
     # --- environments -----------------------------------------------------------------------------------------------
 
@@ -164,6 +173,52 @@ class Service:
             wandb_project=config.tinker.wandb_project,
             wandb_run_name=f"{environment.name}-{run_id}",
         )
+
+    # --- inference tests --------------------------------------------------------------------------------------------
+
+    def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
+        """Submit an inference test of the environment, configured as this launch would be."""
+        environment = discovery.find(launch.environment)
+        schema = discovery.schema(environment)
+        config = self._configure(launch, schema, Fields(launch.profile, schema))
+        models_ = wanted.models
+        if models_ is None and launch.profile == "embedded":
+            models_ = (f"{EMBEDDED}{config.openai.model_name}",)
+        named = [self._test_model(one) for one in models_ or [name for name, _, _ in DEFAULT_MODELS]]
+        if any(one.startswith(EMBEDDED) for one in named):
+            check_embedded()
+        if not all(one.startswith(EMBEDDED) for one in named):
+            check_endpoint(launcher.key_names())
+        PrefectApi().require()
+        test = self.tests.create(
+            InferenceRequest(
+                environment=environment.name,
+                environment_file=environment.file_path,
+                **{**asdict(wanted), "models": named, "num_steps": len(wanted.prompts or ()) or wanted.num_steps},
+            ),
+            config.to_yaml(),
+        )
+        try:
+            launcher.submit_test(self.tests, test)
+        except BaseException:
+            self.tests.discard(test.test_id)
+            raise
+        return test
+
+    def _test_model(self, name: str) -> str:
+        if not name.startswith(EMBEDDED):
+            return name
+        wanted = name.removeprefix(EMBEDDED)
+        if wanted == "tiny":
+            return f"{EMBEDDED}{models.tiny_path(models.Recipe(), self.store.home)}"
+        tiny = models.tiny_path(models.Recipe(), self.store.home)
+        return name if Path(wanted) == tiny else f"{EMBEDDED}{self._model(Launch('', model=wanted))}"
+
+    def test(self, test_id: str) -> InferenceTest:
+        """The test as it is now."""
+        return launcher.refresh_test(self.tests, self.tests.load(test_id))
+
+    # --- runs again -------------------------------------------------------------------------------------------------
 
     def resume(self, run_id: str) -> RunRecord:
         """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is."""

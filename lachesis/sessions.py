@@ -55,12 +55,20 @@ class Check(BaseModel):
     report: dict[str, Any]
 
 
+class AskedTest(BaseModel):
+    """The last inference test: what was asked, and its id."""
+
+    asked: dict[str, Any]
+    test_id: str
+
+
 class SessionState(BaseModel):
     """Everything that is kept of one session."""
 
     draft: Draft | None = None
     starts: list[Start] = []
     checks: dict[str, Check] = {}
+    test: AskedTest | None = None
 
 
 class Session:

@@ -57,7 +57,7 @@ def is_missing_tiny_model(model: str, home: Path) -> bool:
     return Path(model) == models.tiny_path(models.Recipe(), home) and not Path(model).is_dir()
 
 
-def build_tiny_model(group: ServiceGroup, home: Path, folder: Path) -> None:
+def build_tiny_model(home: Path, folder: Path) -> None:
     """Build it in a child, as this process shall not load torch; another one that builds it is waited for."""
     spec = ServiceSpec(
         "model",
@@ -67,5 +67,6 @@ def build_tiny_model(group: ServiceGroup, home: Path, folder: Path) -> None:
         env={"LACHESIS_HOME": str(home)},
         timeout_s=600.0,
     )
-    group.start(spec)
-    wait_for_end(group, spec, needs=[])
+    with ServiceGroup() as group:  # of its own: in a group of services nothing may end
+        group.start(spec)
+        wait_for_end(group, spec, needs=[])

@@ -131,6 +131,30 @@ class Stopped(Report):
     """True when nothing was done yet; call again with confirm=true."""
 
 
+class TestReport(Report):
+    """An inference test, or how far it is."""
+
+    __test__ = False  # no test class of pytest
+
+    test_id: str
+    status: str
+    """pending, running, completed or failed."""
+    message: str | None = None
+    environment: str
+    environment_file: str
+    test_config: Json | None = None
+    """`num_steps`, `group_size`, `rollouts_per_model`, `total_rollouts`."""
+    models_tested: list[Json] | None = None
+    """Per model: `accuracy`, `step_success_rate`, `steps` with their scores, files, and `error` when it failed; with prompts
+    also `prompts`, each with its responses and the verifier's score of each."""
+    summary: Json | None = None
+    """`environment_working`, `best_model`, `avg_accuracy` and counts."""
+    error: str | None = None
+    groups_done: int
+    groups_total: int
+    next_steps: list[str]
+
+
 class RunEntry(Report):
     run_id: str
     environment: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,17 +16,22 @@ from lachesis import __version__, launcher, paths
 from lachesis.agent import answers
 from lachesis.config import PROFILES, profile_values
 from lachesis.errors import ConfigError, LachesisError, RunStateError, ServerDownError
+from lachesis.inference_tests import InferenceTest, TestOptions
 from lachesis.prefect_api import PrefectApi, api_url
 from lachesis.profiles import missing_keys
 from lachesis.reports import Json, QueuePlace, RunResults
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
-from lachesis.sessions import Check, Draft, Session, SessionState, Start
+from lachesis.sessions import AskedTest, Check, Draft, Session, SessionState, Start
 from lachesis.supervision.plan import Plan
 
 DUPLICATE_S = 60.0
 """The same draft started again in this time is taken for a repeated call."""
 STATUS_INTERVAL_S = 1800.0
+TEST_WAIT_S = 25.0
+"""Clients give up on a call after 30 to 60 seconds."""
+Progress = Callable[[float, float, str], None]
+"""Done, total, in words."""
 CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
     "logs": "resource lachesis://runs/{run}/logs/trainer",
@@ -170,6 +177,22 @@ class Desk:
             next_steps=["rl_start_training()"],
         )
 
+    def preview_resume(self, run_id: str) -> answers.Started:
+        """What continuing the run would mean. Nothing is changed."""
+        record = self.service.get(run_id)
+        return answers.Started(
+            message=f"nothing was started: run {run_id} would go on from its newest checkpoint on profile {record.profile}, "
+            "which may cost money; call again with confirm=true",
+            run_id=run_id,
+            status=record.status,
+            environment=record.environment,
+            config={},
+            wandb_project=record.wandb_project,
+            profile=record.profile,
+            confirmation_required=True,
+            next_steps=[f'rl_start_training(resume="{run_id}", confirm=true)'],
+        )
+
     def status(self, run_id: str) -> answers.CheckedStatus:
         """A live report, at most one per run in `status_interval_s`; a run that has ended is always reported."""
         report = self.service.status(run_id, CALLS)  # an unknown id is told before the limit is touched
@@ -196,6 +219,49 @@ class Desk:
             answers.RunEntry(**record.model_dump(include=set(answers.RunEntry.model_fields))) for record in records[:limit]
         ]
         return answers.RunList(runs=entries, count=len(records), **_known(warning=warning))
+
+    # --- inference tests --------------------------------------------------------------------------------------------
+
+    def test(self, wanted: TestOptions, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
+        """Test the draft's environment; waits at most `wait_s` seconds for the result. The same call again goes on waiting."""
+        with self.session.change() as state:
+            draft = self._draft(state)
+            asked = {**draft.model_dump(mode="json"), **json.loads(json.dumps(asdict(wanted)))}
+            if state.test is None or state.test.asked != asked or self.service.test(state.test.test_id).ended:
+                state.test = AskedTest(asked=asked, test_id=self.service.start_test(_launch(draft), wanted).test_id)
+            test_id = state.test.test_id
+        return self.test_again(test_id, progress, wait_s)
+
+    def test_again(self, test_id: str, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
+        """The result of a test, waited for at most `wait_s` seconds."""
+        until = time.monotonic() + wait_s
+        while not (test := self.service.test(test_id)).ended and time.monotonic() < until:
+            done, total = self._groups(test)
+            progress(done, total, f"{test.status}: {done} of {total} groups")
+            time.sleep(0.5)
+        return self._test_report(test)
+
+    def _groups(self, test: InferenceTest) -> tuple[int, int]:
+        return self.service.tests.groups_done(test), test.request.num_steps * len(test.request.models)
+
+    def _test_report(self, test: InferenceTest) -> answers.TestReport:
+        done, total = self._groups(test)
+        again = f'rl_test_inference(test_id="{test.test_id}")'
+        working = (test.result or {}).get("summary", {}).get("environment_working")
+        message = None if test.ended else f"the test goes on; {again} waits for it and gives its result"
+        return answers.TestReport(
+            test_id=test.test_id,
+            status=test.status,
+            groups_done=done,
+            groups_total=total,
+            next_steps=[again] if not test.ended else ["rl_start_training()"] if working else ["read the log_file of a model"],
+            **{
+                "environment": test.request.environment,
+                "environment_file": test.request.environment_file,
+                **(test.result or {}),
+            },
+            **_known(message=message, error=test.error),
+        )
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 

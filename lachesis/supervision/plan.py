@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from lachesis import config as configuration
 from lachesis.config import RunConfig
@@ -51,7 +53,8 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: b
     token = f"tml-{secrets.token_urlsafe(24)}"
     services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume)]
     if record.profile == "embedded":
-        services.insert(0, _engine(record, config, folder, ports["engine"], token))
+        engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.log("engine"))
+        services.insert(0, engine)
     environment = _environment(record, config, folder, ports["api"])
     evaluations = {}
     if config.tinker.final_evaluation:
@@ -62,6 +65,31 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: b
     return Plan(config, [*services, environment], evaluations, f"http://{HOST}:{ports['trainer']}", files)
 
 
+def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
+    """An engine and an inference server for the configuration's base model, to try it without training."""
+    engine_port, port = free_ports(2)
+    values = config.model_dump()
+    values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
+    config = configuration.build(values)
+    token = f"tml-{secrets.token_urlsafe(24)}"
+    file = folder / "server.yaml"
+    engine = _engine(config, engine_port, token, seed, store=folder / "engine", log=folder / "engine.log")
+    server = ServiceSpec(
+        "inference",
+        [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
+        log=folder / "inference.log",
+        cwd=folder,
+        env={**_hub(config), **_engine_client(engine_port, token)},
+        port=port,
+        ready=http_question(f"http://{HOST}:{port}/health"),
+    )
+    return Plan(config, [engine, server], trainer_url=f"http://{HOST}:{port}", files={file: config.to_yaml()})
+
+
+def _engine_client(port: int, token: str) -> dict[str, str]:
+    return {"TINKER_TELEMETRY": "0", "TINKER_BASE_URL": f"http://{HOST}:{port}", "TINKER_API_KEY": token}
+
+
 def _with_addresses(config: RunConfig, folder: RunDir, ports: dict[str, int]) -> RunConfig:
     values = config.model_dump()
     values["env"]["rollout_server_url"] = f"http://{HOST}:{ports['api']}"
@@ -70,13 +98,13 @@ def _with_addresses(config: RunConfig, folder: RunDir, ports: dict[str, int]) ->
     return configuration.build(values)
 
 
-def _engine(record: RunRecord, config: RunConfig, folder: RunDir, port: int, token: str) -> ServiceSpec:
+def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path, log: Path) -> ServiceSpec:
     command = [*PYTHON, "lachesis.engine", "--model", config.openai.model_name, "--port", str(port)]
     return ServiceSpec(
         "engine",
-        [*command, "--store", str(folder.engine), "--seed", str(record.seed)],
-        log=folder.log("engine"),
-        cwd=folder.path,
+        [*command, "--store", str(store), "--seed", str(seed)],
+        log=log,
+        cwd=log.parent,
         env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config)},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
@@ -99,11 +127,11 @@ def _trainer(
     record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
 ) -> ServiceSpec:
     url = f"http://{HOST}:{ports['trainer']}"
-    env = {"TINKER_TELEMETRY": "0", **_hub(config), **_passed("WANDB_")}
+    env = {**_hub(config), **_passed("WANDB_")}
     if record.profile == "embedded":
-        env |= {"TINKER_BASE_URL": f"http://{HOST}:{ports['engine']}", "TINKER_API_KEY": token}
+        env |= _engine_client(ports["engine"], token)
     else:
-        env |= _passed("TINKER_")
+        env |= {**_passed("TINKER_"), "TINKER_TELEMETRY": "0"}
     flags = [*(["--resume"] if resume else []), *(["--hold"] if config.tinker.final_evaluation else [])]
     return ServiceSpec(
         "trainer",
@@ -156,6 +184,25 @@ def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str
 
 def _environment_command(record: RunRecord) -> list[str]:
     return [*PYTHON, "lachesis.environment", "run", record.environment_file]
+
+
+def make_probe(
+    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str | None
+) -> tuple[ServiceSpec, dict[Path, str]]:
+    """The environment's `process` command for one model of an inference test, and the files it reads. `key` goes through the
+    environment of this child only."""
+    config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
+    env = {"OPENAI_API_KEY": key, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"} if key else {}
+    local = Path(yaml.safe_load(config_yaml)["env"]["tokenizer_name"]).is_dir()
+    probe = ServiceSpec(
+        "environment",
+        [*PYTHON, "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
+        log=output.with_suffix(".log"),
+        cwd=output.parent,
+        env={**({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")), **env},
+        timeout_s=600.0,
+    )
+    return probe, {config_file: config_yaml, spec_file: json.dumps(spec)}
 
 
 def _is_local(config: RunConfig) -> bool:

@@ -41,6 +41,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-wandb", action="store_true")
     parser.add_argument("--resume", action="store_true", help="continue from the newest complete checkpoint, if there is one")
     parser.add_argument("--hold", action="store_true", help="after the last step keep serving inference until SIGTERM")
+    parser.add_argument("--base-only", action="store_true", help="serve the base model until SIGTERM; nothing is trained")
     return parser.parse_args(argv)
 
 
@@ -94,7 +95,21 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
     folder = args.config.resolve().parent
     with listener(config) as sock:
         tokenizer = load_tokenizer(config.openai.model_name)
-        await _train(config, args, folder, sock, tokenizer, stop)
+        if args.base_only:
+            await _serve_base(config, sock, tokenizer, stop)
+        else:
+            await _train(config, args, folder, sock, tokenizer, stop)
+
+
+async def _serve_base(config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event) -> None:
+    from lachesis.trainer import inference_app
+    from lachesis.trainer.policy import Policy
+
+    policy = await Policy.of_base_model(config)
+    app = inference_app.create_app(policy, tokenizer, config, inference_app.TrainerState(phase="serving the base model"))
+    async with serving(app, sock):
+        await stop.wait()
+    await policy.close("success")
 
 
 async def _train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -19,8 +20,8 @@ ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 class Policy:
     """Make one with `create`."""
 
-    def __init__(self, service: tinker.ServiceClient, training: tinker.TrainingClient, config: RunConfig) -> None:
-        self.service, self.training, self.config = service, training, config
+    def __init__(self, service: tinker.ServiceClient, training: tinker.TrainingClient | None, config: RunConfig) -> None:
+        self.service, self._training, self.config = service, training, config
         self.sampler: tinker.SamplingClient | None = None
         self.base: tinker.SamplingClient | None = None
 
@@ -30,7 +31,7 @@ class Policy:
 
         Raises MissingKeyError, ServerDownError, or CheckpointError when the state cannot be loaded.
         """
-        try:
+        with _told(resume_from):
             service = tinker.ServiceClient(user_metadata={"run": config.env.wandb_name or ""})
             if resume_from:
                 training = await service.create_training_client_from_state_with_optimizer_async(resume_from)
@@ -40,15 +41,22 @@ class Policy:
                 )
             policy = cls(service, training, config)
             policy.base = await service.create_sampling_client_async(base_model=config.openai.model_name)
-        except tinker.APIConnectionError as error:
-            raise ServerDownError(f"the Tinker server does not answer: {error}") from error
-        except (tinker.TinkerError, ValueError) as error:
-            if type(error) is tinker.TinkerError:  # the SDK's own subclasses come from the server
-                raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
-            if resume_from:
-                raise CheckpointError(f"training cannot continue from {resume_from}: {error}") from error
-            raise
         return policy
+
+    @classmethod
+    async def of_base_model(cls, config: RunConfig) -> Policy:
+        """The base model for sampling alone; there is nothing to train or save. Raises as `create` does."""
+        with _told():
+            service = tinker.ServiceClient()
+            base = await service.create_sampling_client_async(base_model=config.openai.model_name)
+        policy = cls(service, None, config)
+        policy.base = policy.sampler = base
+        return policy
+
+    @property
+    def training(self) -> tinker.TrainingClient:
+        assert self._training is not None, "this policy is the base model alone"
+        return self._training
 
     async def train(self, batch: Batch) -> dict[str, float]:
         """One step on the batch: both requests are queued before either is waited for. Returns the contract's metrics; the
@@ -102,6 +110,21 @@ class Policy:
         with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything
             async with asyncio.timeout(5):
                 await self.service.close(status)
+
+
+@contextlib.contextmanager
+def _told(resume_from: str | None = None) -> Iterator[None]:
+    """The SDK's errors while clients are made, in our words."""
+    try:
+        yield
+    except tinker.APIConnectionError as error:
+        raise ServerDownError(f"the Tinker server does not answer: {error}") from error
+    except (tinker.TinkerError, ValueError) as error:
+        if type(error) is tinker.TinkerError:  # the SDK's own subclasses come from the server
+            raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
+        if resume_from:
+            raise CheckpointError(f"training cannot continue from {resume_from}: {error}") from error
+        raise
 
 
 def _optimizer_metrics(metrics: dict[str, float] | None) -> dict[str, float]:

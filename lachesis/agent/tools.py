@@ -1,0 +1,342 @@
+"""The table of tools. Name, description and schemas of each come from its function; every transport is made from this table.
+
+A tool called as a function gives the JSON text of its answer and never raises: `await rl_list_runs()`. Transports use
+`Tool.call`, which gives the answer as JSON and says whether it is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from lachesis import launcher
+from lachesis.agent import answers
+from lachesis.agent.desk import Desk, Progress, default_profile
+from lachesis.config import PROFILES, explain
+from lachesis.errors import ArgumentsError, LachesisError, StorageError, as_payload
+from lachesis.inference_tests import TestOptions
+from lachesis.profiles import missing_keys
+from lachesis.reports import Report
+
+log = logging.getLogger(__name__)
+Json = dict[str, Any]
+SESSION = "default"
+MINIMUM_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a client may show or assume of a tool; the names are those of MCP's annotations."""
+
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool = False
+    open_world: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """Whose call it is, and where its progress goes."""
+
+    desk: Desk
+    progress: Progress = lambda done, total, text: None
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool. `preview`, where there is one, tells what a call would do on a profile that may cost money."""
+
+    function: Callable[..., Report]
+    hints: Hints
+    preview: Callable[..., Report | None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def title(self) -> str:
+        return self.name.removeprefix("rl_").replace("_", " ").capitalize()
+
+    @property
+    def description(self) -> str:
+        return inspect.cleandoc(self.function.__doc__ or "")
+
+    @cached_property
+    def arguments(self) -> type[BaseModel]:
+        """The model that a call's arguments are checked with."""
+        hints = get_type_hints(self.function, include_extras=True)
+        fields: Json = {
+            name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+            for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]
+        }
+        return create_model(self.name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+
+    @cached_property
+    def input_schema(self) -> Json:
+        schema: Json = self.arguments.model_json_schema()
+        return {key: value for key, value in schema.items() if key != "title"}
+
+    @cached_property
+    def output_schema(self) -> Json:
+        answer: type[Report] = get_type_hints(self.function)["return"]
+        schema: Json = answer.model_json_schema(mode="serialization")
+        return schema
+
+    def run(self, call: Call, arguments: Json | None, *, preview: bool = False) -> Report:
+        """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
+        given = arguments or {}
+        try:
+            checked = self.arguments.model_validate(given)
+        except ValidationError as error:
+            known = ", ".join(self.arguments.model_fields) or "none"
+            raise ArgumentsError(f"{self.name}: {explain(error)} (arguments: {known})") from error
+        values = {name: getattr(checked, name) for name in self.arguments.model_fields}
+        if preview and self.preview is not None and (shown := self.preview(call, **values)) is not None:
+            return shown
+        return self.function(call, **values)
+
+    def call(self, call: Call, arguments: Json | None, *, preview: bool = False) -> tuple[Json, LachesisError | None]:
+        """The answer as JSON and None, or an error as JSON and that error. Never raises."""
+        try:
+            return self.run(call, arguments, preview=preview).payload(), None
+        except LachesisError as error:
+            return as_payload(error), error
+        except OSError as error:
+            storage = StorageError(f"{error.filename or 'a file'}: {error.strerror or error}")
+            return as_payload(storage), storage
+        except Exception as error:
+            log.exception("%s failed", self.name)
+            wrapped = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
+            return as_payload(wrapped), wrapped
+
+    async def __call__(self, *values: Any, **arguments: Any) -> str:
+        """The JSON text of the answer, for the session in $LACHESIS_SESSION. Never raises."""
+        names = list(self.arguments.model_fields)
+        given = {**dict(zip(names, values, strict=False)), **arguments}
+        if len(values) > len(names):
+            given["(surplus)"] = values[len(names) :]
+        return await asyncio.to_thread(self.text, os.environ.get("LACHESIS_SESSION", SESSION), given)
+
+    def text(self, session: str, arguments: Json | None) -> str:
+        """As `call`, as JSON text for a named session. Never raises."""
+        try:
+            call = Call(Desk(session))
+        except LachesisError as error:
+            return as_text(as_payload(error))
+        return as_text(self.call(call, arguments)[0])
+
+
+def as_text(answer: Json) -> str:
+    return json.dumps(answer, indent=2, ensure_ascii=False, default=str)
+
+
+TABLE: dict[str, Tool] = {}
+
+
+def tool(hints: Hints, preview: Callable[..., Report | None] | None = None) -> Callable[[Callable[..., Report]], Tool]:
+    """Put a function into the table."""
+
+    def register(function: Callable[..., Report]) -> Tool:
+        made = Tool(function, hints, preview)
+        TABLE[made.name] = made
+        return made
+
+    return register
+
+
+READ = Hints(read_only=True, idempotent=True)
+RunId = Annotated[str, Field(description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them")]
+
+
+@tool(READ)
+def rl_list_environments(call: Call) -> answers.EnvironmentList:
+    """List the environments that can be trained on: name, class, file and what each is about."""
+    return call.desk.environments()
+
+
+@tool(Hints(idempotent=True))
+def rl_select_environment(
+    call: Call,
+    name: Annotated[str, Field(description="A name from rl_list_environments")],
+    profile: Annotated[
+        str | None, Field(description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom")
+    ] = None,
+    model: Annotated[
+        str | None, Field(description="Base model: a Hugging Face name or a folder; by default the profile's own")
+    ] = None,
+) -> answers.Selected:
+    """Select an environment and begin a new draft of its configuration with the default values.
+
+    The draft is kept for this session, also when the agent restarts. The first look at an environment takes some seconds."""
+    return call.desk.select(name, profile, model)
+
+
+@tool(READ)
+def rl_get_current_config(call: Call) -> answers.CurrentConfig:
+    """Show every field of the selected environment: those that can be edited with their types and values, and those that are
+    locked with the reason."""
+    return call.desk.current_config()
+
+
+@tool(Hints(idempotent=True))
+def rl_edit_config(
+    call: Call,
+    field: Annotated[str, Field(description="A configurable field from rl_get_current_config, bare or as section.field")],
+    value: Annotated[Any, Field(description="The new value, of the field's type")],
+) -> answers.Edited:
+    """Set one field of the draft. A wrong type, a value out of range or a locked field is refused with what is allowed, and
+    nothing changes."""
+    return call.desk.edit(field, value)
+
+
+def _preview_start(call: Call, *, dry_run: bool, resume: str | None, **_: Any) -> answers.Started | None:
+    if dry_run or not call.desk.is_paid(resume):
+        return None
+    if resume is not None:
+        return call.desk.preview_resume(resume)
+    shown = call.desk.preview()
+    return shown.model_copy(
+        update={
+            "message": f"nothing was started: profile {shown.profile} may cost money. This is what would start; "
+            "call again with confirm=true",
+            "confirmation_required": True,
+            "next_steps": ["rl_start_training(confirm=true)"],
+        }
+    )
+
+
+@tool(Hints(open_world=True), preview=_preview_start)
+def rl_start_training(
+    call: Call,
+    dry_run: Annotated[bool, Field(description="Only show the whole configuration, the services and their ports")] = False,
+    resume: Annotated[
+        str | None, Field(description="An ended run to continue from its newest checkpoint, instead of the draft")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, Field(min_length=1, max_length=200, description="The same key gives the same run, at any time")
+    ] = None,
+    allow_duplicate: Annotated[
+        bool, Field(description="Start another run although the same draft was started less than a minute ago")
+    ] = False,
+) -> answers.Started:
+    """Start a training run from the draft and return its run id at once; training goes on without the agent.
+
+    The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
+    waits and `queue` has its place."""
+    if resume is not None:
+        return call.desk.resume(resume)
+    if dry_run:
+        return call.desk.preview()
+    return call.desk.start(key=idempotency_key, allow_duplicate=allow_duplicate)
+
+
+@tool(READ)
+def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
+    """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
+
+    A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A run that has
+    ended is always reported."""
+    return call.desk.status(run_id)
+
+
+def _preview_stop(call: Call, *, run_id: str) -> answers.Stopped | None:
+    record = call.desk.service.get(run_id)
+    if record.ended or not call.desk.is_paid(run_id):
+        return None
+    return answers.Stopped(
+        message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "
+        "which may have cost money. It would save a checkpoint and end; call again with confirm=true",
+        run_id=run_id,
+        status=record.status,
+        confirmation_required=True,
+    )
+
+
+@tool(Hints(destructive=True, idempotent=True), preview=_preview_stop)
+def rl_stop_training(call: Call, run_id: RunId) -> answers.Stopped:
+    """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at once; it can be resumed."""
+    return call.desk.stop(run_id)
+
+
+@tool(READ)
+def rl_get_results(call: Call, run_id: RunId) -> answers.RunResults:
+    """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the trained weights with their
+    typed paths and the local adapter folder."""
+    return call.desk.results(run_id)
+
+
+@tool(READ)
+def rl_list_runs(
+    call: Call, limit: Annotated[int | None, Field(ge=1, le=1000, description="At most so many, the newest first")] = None
+) -> answers.RunList:
+    """List all runs with their statuses, the newest first."""
+    return call.desk.runs(limit)
+
+
+@tool(Hints(open_world=True))
+def rl_test_inference(
+    call: Call,
+    num_steps: Annotated[int, Field(ge=1, le=100, description="Groups per model, each of one item")] = 3,
+    group_size: Annotated[int, Field(ge=1, le=256, description="Completions per item")] = 16,
+    models: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
+        Field(min_length=1, max_length=10, description="`embedded:tiny`, `embedded:FOLDER`, or names at the endpoint"),
+    ] = None,
+    prompts: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,
+        Field(min_length=1, max_length=50, description="Prompts of your own, answered and scored instead of items"),
+    ] = None,
+    max_tokens: Annotated[int, Field(ge=1, le=100_000, description="Of one response; with prompts only")] = 256,
+    temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
+    test_id: Annotated[str | None, Field(description="Ask again for a test that had not ended")] = None,
+) -> answers.TestReport:
+    """Try the selected environment before training: models answer a few items, the environment scores the answers.
+
+    Waits at most 25 seconds; a test that takes longer goes on, and `test_id` asks again. A model that is right sometimes but
+    not always can learn; one that never scores cannot."""
+    if test_id is not None:
+        return call.desk.test_again(test_id, call.progress)
+    wanted = TestOptions(
+        num_steps=num_steps,
+        group_size=group_size,
+        models=tuple(models) if models else None,
+        prompts=tuple(prompts) if prompts else None,
+        max_tokens=max_tokens if prompts else None,
+        temperature=temperature if prompts else None,
+    )
+    return call.desk.test(wanted, call.progress)
+
+
+@tool(READ)
+def rl_health_check(call: Call) -> answers.Health:
+    """Tell whether the Prefect server, the keys and the environments are there, which session this is, and which runs live."""
+    return call.desk.health()
+
+
+def check_rl_python_version() -> bool:
+    """Whether this Python is new enough."""
+    return sys.version_info >= MINIMUM_PYTHON
+
+
+def get_missing_keys() -> list[str]:
+    """The names of the keys that the chosen profile ($LACHESIS_PROFILE) needs and that are nowhere; none for `embedded`."""
+    profile = default_profile()
+    if profile not in PROFILES:
+        return []
+    return [key for key in missing_keys(profile, launcher.key_names()) if not os.environ.get(key)]
+
+
+def check_rl_api_keys() -> bool:
+    """Whether the tools can be offered: a Python that is new enough, and the keys of the chosen profile."""
+    return check_rl_python_version() and not get_missing_keys()

@@ -1,0 +1,257 @@
+"""Inference tests on disk: a model answers a few items of an environment, and the environment scores the answers.
+
+inference_tests/{test_id}/test.json  config.yaml  test_{env}_{model}.jsonl  test_{env}_{model}.log
+
+A score above 0 is correct. A step is one group; it succeeds with at least one correct completion. Accuracies have three digits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from lachesis import paths
+from lachesis.config import RunConfig
+from lachesis.errors import StorageError, UnknownTestError
+from lachesis.profiles import endpoint_key
+from lachesis.runs import now, storage_errors, write_private
+
+Json = dict[str, Any]
+EMBEDDED = "embedded:"
+DEFAULT_MODELS = (
+    ("qwen/qwen3-8b", "Qwen3 8B", "small"),
+    ("z-ai/glm-4.7-flash", "GLM-4.7 Flash", "medium"),
+    ("minimax/minimax-m2.5", "MiniMax M2.5", "large"),
+)
+OPENROUTER_URL = "https://openrouter.ai/api/v1"
+
+
+class InferenceRequest(BaseModel):
+    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint."""
+
+    environment: str
+    environment_file: str
+    models: list[str]
+    num_steps: int
+    group_size: int
+    prompts: list[str] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class TestOptions:
+    """What may be chosen of a test. Without `models` the launch's own is tested, or at a paid profile the default three."""
+
+    __test__ = False  # no test class of pytest
+
+    num_steps: int = 3
+    group_size: int = 16
+    models: tuple[str, ...] | None = None
+    prompts: tuple[str, ...] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+class InferenceTest(BaseModel):
+    """One test; `result` is the contract's answer once it has ended."""
+
+    test_id: str
+    request: InferenceRequest
+    status: Literal["pending", "running", "completed", "failed"] = "pending"
+    error: str | None = None
+    created_at: str = Field(default_factory=now)
+    ended_at: str | None = None
+    result: Json | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+class InferenceTests:
+    """All tests under one home."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home or paths.home()
+        self.root = self.home / "inference_tests"
+
+    def dir(self, test_id: str) -> Path:
+        return self.root / test_id
+
+    def create(self, request: InferenceRequest, config_yaml: str) -> InferenceTest:
+        """Raises StorageError."""
+        record = InferenceTest(test_id=secrets.token_hex(4), request=request)
+        with storage_errors(self.root):
+            self.dir(record.test_id).mkdir(parents=True, mode=0o700)
+        write_private(self.dir(record.test_id) / "config.yaml", config_yaml)
+        self.save(record)
+        return record
+
+    def discard(self, test_id: str) -> None:
+        """Remove a test that was never submitted."""
+        shutil.rmtree(self.dir(test_id), ignore_errors=True)
+
+    def note_flow_run(self, test_id: str, flow_run_id: str) -> None:
+        """Beside the record, which belongs to the flow from here on."""
+        write_private(self.dir(test_id) / "flow_run_id", flow_run_id)
+
+    def flow_run(self, test_id: str) -> str | None:
+        try:
+            return (self.dir(test_id) / "flow_run_id").read_text()
+        except OSError:
+            return None
+
+    def save(self, record: InferenceTest) -> None:
+        write_private(self.dir(record.test_id) / "test.json", record.model_dump_json(indent=2))
+
+    def load(self, test_id: str) -> InferenceTest:
+        """Raises UnknownTestError, or StorageError for a damaged record."""
+        file = self.dir(test_id) / "test.json"
+        if not re.fullmatch(r"[0-9a-f]{8}", test_id) or not file.is_file():
+            known = sorted(one.parent.name for one in self.root.glob("*/test.json"))
+            raise UnknownTestError(
+                f"there is no inference test {test_id[:40]!r}; known: {', '.join(known[:10]) or 'none'}", available=known
+            )
+        with storage_errors(file):
+            try:
+                return InferenceTest.model_validate_json(file.read_bytes())
+            except ValidationError as error:
+                raise StorageError(f"{file} is damaged ({error.errors()[0]['msg']})") from error
+
+    def output(self, record: InferenceTest, model: str) -> Path:
+        """Where this model's groups go; its log lies beside it."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", _short(model))
+        return self.dir(record.test_id) / f"test_{record.request.environment}_{name}.jsonl"
+
+    def groups_done(self, record: InferenceTest) -> int:
+        """Groups that all models have answered until now."""
+        return sum(len(_lines(self.output(record, model))) for model in record.request.models)
+
+
+def model_result(output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool) -> Json:
+    """What one model's file says, in the keys of the contract."""
+    lines = _lines(output)
+    known = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
+    title, scale = known.get(model, (_short(model), "embedded" if model.startswith(EMBEDDED) else "custom"))
+    steps = [_step(index, [score for score in line["scores"] if score is not None]) for index, line in enumerate(lines, 1)]
+    total, correct = sum(one["completions"] for one in steps), sum(one["correct"] for one in steps)
+    good = sum(one["correct"] > 0 for one in steps)
+    result: Json = {
+        "model": model,
+        "name": title,
+        "scale": scale,
+        "wandb_run": wandb_run,
+        "output_file": str(output),
+        "log_file": str(output.with_suffix(".log")),
+        "steps": steps,
+        "steps_tested": len(steps),
+        "total_completions": total,
+        "correct_completions": correct,
+        "accuracy": round(correct / total, 3) if total else 0.0,
+        "steps_with_correct": good,
+        "step_success_rate": round(good / len(steps), 3) if steps else 0.0,
+    }
+    if prompts:
+        result["prompts"] = [_prompt(line) for line in lines]
+    return {**result, **({"error": error} if error else {})}
+
+
+def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
+    """The contract's answer for all models."""
+    request = record.request
+    succeeded = [one for one in models if one["steps_tested"] and "error" not in one]
+    best = max(succeeded, key=lambda one: one["accuracy"], default=None)
+    per_model = request.num_steps * request.group_size
+    return {
+        "environment": request.environment,
+        "environment_file": request.environment_file,
+        "test_config": {
+            "num_steps": request.num_steps,
+            "group_size": request.group_size,
+            "rollouts_per_model": per_model,
+            "total_rollouts": per_model * len(request.models),
+        },
+        "models_tested": models,
+        "summary": {
+            "steps_requested": request.num_steps,
+            "models_tested": len(models),
+            "models_succeeded": len(succeeded),
+            "best_model": best["model"] if best else None,
+            "avg_accuracy": round(sum(one["accuracy"] for one in succeeded) / len(succeeded), 3) if succeeded else 0.0,
+            "environment_working": bool(succeeded),
+            "output_directory": str(folder),
+        },
+    }
+
+
+def _short(model: str) -> str:
+    """The model's name; of a folder its last part."""
+    name = model.removeprefix(EMBEDDED)
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _step(number: int, scores: list[float]) -> Json:
+    return {"step": number, "completions": len(scores), "correct": sum(score > 0 for score in scores), "scores": scores}
+
+
+def _prompt(line: Json) -> Json:
+    responses = [{"text": text, "score": score} for text, score in zip(line["responses"], line["scores"], strict=True)]
+    return {"prompt": line["prompt"], "responses": responses, **({"note": line["note"]} if line.get("note") else {})}
+
+
+def _lines(output: Path) -> list[Json]:
+    """The whole groups of a file that may still be written."""
+    found = []
+    if output.is_file():
+        for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                one = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(one, dict) and isinstance(one.get("scores"), list):
+                found.append(one)
+    return found
+
+
+def probe_config(config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str) -> str:
+    """The YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server section."""
+    content = yaml.safe_load(config.to_yaml())
+    groups = output.with_name(f"groups_{output.name}") if request.prompts else output
+    content["env"].update(
+        total_steps=request.num_steps,
+        group_size=request.group_size,
+        use_wandb="WANDB_API_KEY" in os.environ,
+        wandb_name=wandb_run,
+        data_path_to_save_groups=str(groups),
+        include_messages=True,
+        ensure_scores_are_not_same=False,
+        steps_per_eval=0,
+    )
+    content["openai"] = [endpoint, dict(endpoint)]
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def remote_endpoint(model: str) -> tuple[Json, str]:
+    """The server section for a model at the endpoint of this environment's variables, and the key that it asks for."""
+    url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
+    section: Json = {
+        "model_name": model,
+        "base_url": url if url.endswith("/v1") else f"{url}/v1",
+        "api_key": None,  # left to the child's own environment
+        "server_type": "openai",
+        "health_check": False,
+        "timeout": 600,
+        "num_max_requests_at_once": 64,
+        "num_requests_for_eval": 64,
+    }
+    return section, os.environ.get(endpoint_key(os.environ), "")

@@ -1,0 +1,134 @@
+"""In the child that runs an environment's `process` command for an inference test: what that command lacks.
+
+`python -m lachesis.environment probe FILE SPEC process --config YAML`, where SPEC is a JSON file with `out`, `prompts`,
+`max_tokens` and `temperature`. A group that never comes ends the process instead of being asked for without end. With prompts,
+each is answered, and scored by the environment's own verifier: the environment makes the item itself when it has a method
+`item_from_prompt(prompt)`, else the item is looked for among those that `get_next_item()` gives.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+MOST_EMPTY_GROUPS = 8
+SEARCHED_ITEMS = 5000
+SEARCH_S = 20.0
+NO_ITEM = (
+    "no item of this environment has this prompt, so its verifier has nothing to compare with; "
+    "an environment may offer item_from_prompt(prompt)"
+)
+Json = dict[str, Any]
+
+
+def install(spec: Json) -> None:
+    """Change Atropos' base class in this process, before the environment's file is run."""
+    from atroposlib.envs.base import BaseEnv
+
+    start = BaseEnv.cli.__func__
+
+    def cli(cls: Any) -> None:
+        collect = cls.collect_trajectories
+
+        async def collect_trajectories(self: Any, item: Any) -> Any:
+            group, backlog = await collect(self, item)
+            self.empty_groups = 0 if group else getattr(self, "empty_groups", 0) + 1
+            if self.empty_groups >= MOST_EMPTY_GROUPS:
+                raise RuntimeError(f"collect_trajectories() gave no group {MOST_EMPTY_GROUPS} times in a row")
+            return group, backlog
+
+        cls.collect_trajectories = collect_trajectories
+        if spec.get("prompts"):
+            cls.process_manager = _answer_prompts(spec)
+        start(cls)
+
+    BaseEnv.cli = classmethod(cli)
+    _override_sampling({name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None})
+
+
+def _override_sampling(wanted: Json) -> None:
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
+    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
+        original = getattr(APIServer, name)
+
+        def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            return _original(self, **{**options, **wanted})
+
+        setattr(APIServer, name, call)
+
+
+def _answer_prompts(spec: Json) -> Any:
+    async def process_manager(self: Any) -> None:
+        await self.setup()
+        self.config.group_size = self.group_size_to_process
+        items = await _items(self, spec["prompts"])
+        for prompt in spec["prompts"]:
+            item = items.get(prompt)
+            answer = await (_unscored(self, prompt) if item is None else _scored(self, item))
+            _append(Path(spec["out"]), {"prompt": prompt, **answer})
+
+    return process_manager
+
+
+def _append(file: Path, line: Json) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+async def _items(env: Any, prompts: list[str]) -> dict[str, Any]:
+    """An item for each prompt that has one."""
+    if hasattr(env, "item_from_prompt"):
+        made = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
+        return {prompt: item for prompt, item in made.items() if item is not None}
+    found: dict[str, Any] = {}
+    seen: set[str] = set()
+    until = time.monotonic() + SEARCH_S
+    for _ in range(SEARCHED_ITEMS):
+        if len(found) == len(set(prompts)) or time.monotonic() > until:
+            break
+        item = await env.get_next_item()
+        texts = set(_texts(item))
+        found.update({prompt: item for prompt in prompts if prompt.strip() in texts})
+        key = repr(item)
+        if item is None or (key in seen and len(seen) > 2 * len(prompts)):
+            break  # the data begins again
+        seen.add(key)
+    return found
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in an item, however nested."""
+    if isinstance(value, str):
+        return [value.strip()]
+    if isinstance(value, dict):
+        value = value.values()
+    return [text for one in value for text in _texts(one)] if hasattr(value, "__iter__") else []
+
+
+async def _scored(env: Any, item: Any) -> Json:
+    group, _ = await env.collect_trajectories(item)
+    if not group:
+        return {"responses": [], "scores": [], "note": "the environment gave no group for this prompt"}
+    groups = group if isinstance(group, list) else [group]
+    responses = [_response(env, one, index) for one in groups for index in range(len(one["scores"]))]
+    return {"responses": responses, "scores": [float(score) for one in groups for score in one["scores"]]}
+
+
+def _response(env: Any, group: Json, index: int) -> str:
+    messages = group.get("messages")
+    if messages and messages[index]:
+        last = messages[index][-1]
+        return str(last.get("content")) if isinstance(last, dict) else str(last)
+    sampled = [token for token in group["masks"][index] if token != -100]
+    return str(env.tokenizer.decode(sampled, skip_special_tokens=True))
+
+
+async def _unscored(env: Any, prompt: str) -> Json:
+    answer = await env.server.chat_completion(
+        messages=[{"role": "user", "content": prompt}], n=env.config.group_size, max_tokens=256, temperature=1.0
+    )
+    texts = [choice.message.content or "" for choice in answer.choices]
+    return {"responses": texts, "scores": [None] * len(texts), "note": NO_ITEM}
