@@ -328,5 +328,8 @@ def explain(error: ValidationError) -> str:
     for one in error.errors():
         place = ".".join(map(str, one["loc"]))
         message = one["msg"].removeprefix("Value error, ")
+        if one["type"] == "missing":
+            lines.append(f"{place} is missing")
+            continue
         lines.append(f"{place} is {shorten(repr(one['input']))}: {message}" if place else message)
     return "; ".join(lines)

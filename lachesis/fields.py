@@ -98,7 +98,7 @@ class Fields:
 
     def _checked(self, field: Field, value: Any) -> Any:
         try:
-            _finite(value)
+            _plain(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
             model = SECTIONS[field.section]
             if field.name in model.model_fields:
@@ -113,13 +113,14 @@ class Fields:
         return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
 
 
-def _finite(value: Any) -> None:
-    """Infinity and NaN pass most ranges and are not JSON."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-    for one in inside:
-        _finite(one)
+def _plain(value: Any) -> None:
+    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters."""
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _plain(one)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it is not a finite number")
+    if isinstance(value, str) and any(ord(one) < 32 and one not in "\n\t" for one in value):
+        raise ValueError("it has control characters")
 
 
 def allowed(schema: dict[str, Any]) -> str:

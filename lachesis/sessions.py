@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -26,6 +27,13 @@ from lachesis.runs import storage_errors, write_private
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 KEPT_STARTS = 100
 KEPT_CHECKS = 200
+
+
+def folder_session(folder: Path | None = None) -> str:
+    """A name for an agent that nobody named: that of the folder it works in, so that two projects are two sessions."""
+    place = (folder or Path.cwd()).resolve()
+    readable = re.sub(r"[^A-Za-z0-9._-]", "-", place.name)[:40].strip(".-") or "root"
+    return f"{readable}-{hashlib.sha256(str(place).encode(errors='replace')).hexdigest()[:8]}"
 
 
 class Draft(BaseModel):

@@ -19,7 +19,7 @@ from lachesis.errors import ConfigError, LachesisError, RunStateError, ServerDow
 from lachesis.inference_tests import InferenceTest, TestOptions
 from lachesis.prefect_api import PrefectApi, api_url
 from lachesis.profiles import missing_keys
-from lachesis.reports import Json, QueuePlace, RunResults
+from lachesis.reports import Json, QueuePlace, RunResults, RunStatus
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 from lachesis.sessions import AskedTest, Check, Draft, Session, SessionState, Start
@@ -31,7 +31,8 @@ STATUS_INTERVAL_S = 1800.0
 TEST_WAIT_S = 25.0
 """Clients give up on a call after 30 to 60 seconds."""
 Progress = Callable[[float, float, str], None]
-"""Done, total, in words."""
+"""Seconds waited, most seconds, and in words what is known. The first grows with each call, as MCP asks of progress."""
+PROGRESS_S = 2.0
 CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
     "logs": "resource lachesis://runs/{run}/logs/trainer",
@@ -195,7 +196,7 @@ class Desk:
 
     def status(self, run_id: str) -> answers.CheckedStatus:
         """A live report, at most one per run in `status_interval_s`; a run that has ended is always reported."""
-        report = self.service.status(run_id, CALLS)  # an unknown id is told before the limit is touched
+        report = self.live_status(run_id)  # an unknown id is told before the limit is touched
         if report.status in ("completed", "failed", "stopped"):
             return answers.CheckedStatus(**report.payload())
         with self.session.change() as state:
@@ -206,6 +207,10 @@ class Desk:
                     return _limited(last, left)
             state.checks[run_id] = Check(at=time.time(), report=report.payload())
         return answers.CheckedStatus(**report.payload())
+
+    def live_status(self, run_id: str) -> RunStatus:
+        """As `status`, without its limit."""
+        return self.service.status(run_id, CALLS)
 
     def stop(self, run_id: str) -> answers.Stopped:
         return answers.Stopped(**self.service.stop(run_id))
@@ -234,11 +239,12 @@ class Desk:
 
     def test_again(self, test_id: str, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
         """The result of a test, waited for at most `wait_s` seconds."""
-        until = time.monotonic() + wait_s
-        while not (test := self.service.test(test_id)).ended and time.monotonic() < until:
-            done, total = self._groups(test)
-            progress(done, total, f"{test.status}: {done} of {total} groups")
-            time.sleep(0.5)
+        started, told = time.monotonic(), 0.0
+        while not (test := self.service.test(test_id)).ended and (waited := time.monotonic() - started) < wait_s:
+            if waited - told > PROGRESS_S:
+                told, (done, total) = waited, self._groups(test)
+                progress(round(waited, 1), wait_s, f"{test.status}: {done} of {total} groups")
+            time.sleep(0.25)
         return self._test_report(test)
 
     def _groups(self, test: InferenceTest) -> tuple[int, int]:

@@ -96,6 +96,8 @@ class Tool:
     def run(self, call: Call, arguments: Json | None, *, preview: bool = False) -> Report:
         """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
         given = arguments or {}
+        if not isinstance(given, dict) or not _is_text(given):
+            raise ArgumentsError(f"{self.name}: the arguments are no JSON object of valid Unicode text")
         try:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
@@ -135,6 +137,15 @@ class Tool:
         except LachesisError as error:
             return as_text(as_payload(error))
         return as_text(self.call(call, arguments)[0])
+
+
+def _is_text(value: Any) -> bool:
+    """Whether every text in it can be written as UTF-8; JSON may hold half of a surrogate pair."""
+    if isinstance(value, str):
+        return not any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, dict):
+        return all(_is_text(key) and _is_text(one) for key, one in value.items())
+    return all(map(_is_text, value)) if isinstance(value, list) else True
 
 
 def as_text(answer: Json) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lachesis import launcher, models, paths, weights
-from lachesis.cli import demo, doctor, show, watch
+from lachesis import launcher, models, weights
+from lachesis.cli import demo, doctor, serve, show, watch
 from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
 from lachesis.service import Launch, Service
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     handler = {
         "demo": demo_command,
-        "serve": serve,
+        "serve": serve.prefect,
         "model": model,
         "envs": envs,
         "train": train,
@@ -31,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
         "results": results,
         "logs": logs,
         "weights": export,
+        "mcp": serve.mcp,
+        "api": serve.api,
         "doctor": doctor_command,
     }[args.command]
     return handler(args) or 0
@@ -46,15 +47,6 @@ def out(args: argparse.Namespace, answer: Any, view: Any) -> None:
 
 def demo_command(args: argparse.Namespace) -> int:
     return demo.run(Service(), seed=args.seed, steps=args.steps, as_json=args.json)
-
-
-def serve(args: argparse.Namespace) -> int:
-    """Becomes the launcher, so that signals reach it."""
-    command = launcher.serve_command(*(["--port", str(args.port)] if args.port is not None else []))
-    show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
-    os.chdir(paths.checkout())
-    os.execv(command[0], command)
-    return 1
 
 
 def model(args: argparse.Namespace) -> None:

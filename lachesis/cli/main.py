@@ -64,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     weights = add("weights", "Export a run's adapter for PEFT.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
+    _add_agents(add("mcp", "Serve the tools to an agent by the Model Context Protocol."), default_port=8090)
+    _add_agents(add("api", "Serve the HTTP routes at 127.0.0.1:8080."), default_port=8080)
     add("doctor", "Check what this machine has and say how to get what is missing.")
     return top
 
@@ -82,6 +84,23 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=int)
     command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
     _profile(command)
+
+
+def _add_agents(command: argparse.ArgumentParser, default_port: int) -> None:
+    if "mcp" in command.prog:
+        command.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
+        command.add_argument(
+            "--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)"
+        )
+    command.add_argument("--host", default="127.0.0.1", help="where HTTP listens (default: %(default)s)")
+    command.add_argument("--port", type=int, default=default_port, help="default: %(default)s")
+    command.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which clients call; may be repeated",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

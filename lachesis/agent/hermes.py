@@ -1,0 +1,63 @@
+"""The table of tools as a plugin of Hermes Agent: it loads this module by the entry point group `hermes_agent.plugins` and
+calls `register(ctx)`. The tools stand in the toolset `rl` under the names they have always had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from lachesis.agent.desk import default_profile
+from lachesis.agent.resources import skill_file
+from lachesis.agent.tools import TABLE, Tool, as_text, check_rl_api_keys
+from lachesis.config import PROFILES
+from lachesis.errors import LachesisError
+from lachesis.sessions import NAME
+
+TOOLSET = "rl"
+
+
+def register(ctx: Any) -> None:
+    """Register every tool, and the skill where Hermes takes skills. The profile's keys are named for display; what hides the
+    tools is `check_rl_api_keys` alone, so the keyless profile needs none."""
+    profile = PROFILES.get(default_profile())
+    for tool in TABLE.values():
+        ctx.register_tool(
+            name=tool.name,
+            toolset=TOOLSET,
+            schema={"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+            handler=handler(tool),
+            check_fn=check_rl_api_keys,
+            requires_env=list(profile.keys) if profile else [],
+            description=tool.description.splitlines()[0],
+        )
+    with contextlib.suppress(LachesisError, AttributeError):  # no checkout, or a Hermes without skills
+        if skill_file().is_file():
+            ctx.register_skill("rl-training", skill_file())
+
+
+def handler(tool: Tool) -> Callable[..., str]:
+    """A function of Hermes' form: a dict of arguments in, a JSON text out; it never raises."""
+
+    def handle(args: dict[str, Any] | None = None, **context: Any) -> str:
+        try:
+            return tool.text(session_name(context), args)
+        except Exception as error:  # the contract with Hermes
+            return as_text({"error": f"{type(error).__name__}: {error}", "code": "lachesis_error"})
+
+    return handle
+
+
+def session_name(context: dict[str, Any]) -> str:
+    """`$LACHESIS_SESSION`, else Hermes' own session, else one for all."""
+    named = os.environ.get("LACHESIS_SESSION")
+    if named:
+        return named
+    asked = context.get("session_id")
+    if not asked:
+        return "hermes"
+    name = f"hermes-{asked}"
+    return name if NAME.fullmatch(name) else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"

@@ -1,0 +1,178 @@
+"""The table of tools as an MCP server, over stdio or streamable HTTP.
+
+A start or a stop on a profile that may cost money is a preview until it is called with `confirm=true`; the other transports
+serve programs and agents that were written before and have their own ways to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import anyio.from_thread
+import anyio.to_thread
+from mcp import types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+
+from lachesis import __version__
+from lachesis.agent import resources
+from lachesis.agent.desk import Desk
+from lachesis.agent.guard import App, Guard
+from lachesis.agent.tools import TABLE, Call, Json, Tool, as_text
+from lachesis.errors import ArgumentsError, LachesisError, as_payload
+
+Context = ServerRequestContext[Any, Any]
+SESSION_HEADER = "x-lachesis-session"
+CONFIRM = {
+    "type": "boolean",
+    "default": False,
+    "description": "On a profile that may cost money nothing happens without it; the answer is then a preview",
+}
+INSTRUCTIONS = (
+    "Train language models by reinforcement: list environments, select one, edit the draft, test, start, check, get results. "
+    "A start returns at once and training goes on alone; do not poll. The resource lachesis://skill has exact calls."
+)
+
+
+def create_server(session: str) -> Server[Any]:
+    """The server. `session` names the agent's state, unless an HTTP request names another one in X-Lachesis-Session."""
+
+    def desk_of(context: Context) -> Desk:
+        headers = context.request.headers if context.request is not None else {}
+        return Desk(headers.get(SESSION_HEADER) or session)
+
+    async def list_tools(context: Context, params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in TABLE.values()])
+
+    async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tool = TABLE.get(params.name)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:100]!r}; there are: {', '.join(TABLE)}")
+
+        def progress(done: float, total: float, text: str) -> None:
+            anyio.from_thread.check_cancelled()
+            anyio.from_thread.run(context.session.report_progress, done, total, text)
+
+        def run() -> types.CallToolResult:
+            try:
+                call = Call(desk_of(context), progress)
+                arguments, preview = _confirmed(tool, params.arguments or {})
+            except LachesisError as error:
+                return _result(as_payload(error), error)
+            return _result(*tool.call(call, arguments, preview=preview))
+
+        return await anyio.to_thread.run_sync(run, abandon_on_cancel=False)
+
+    async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
+        found = await anyio.to_thread.run_sync(lambda: resources.listed(desk_of(context)))
+        return types.ListResourcesResult(
+            resources=[
+                types.Resource(uri=one.uri, name=one.name, description=one.description, mime_type=one.mime_type)
+                for one in found
+            ]
+        )
+
+    async def list_templates(context: Context, params: Any) -> types.ListResourceTemplatesResult:
+        return types.ListResourceTemplatesResult(
+            resource_templates=[
+                types.ResourceTemplate(
+                    uri_template=one.uri, name=one.name, description=one.description, mime_type=one.mime_type
+                )
+                for one in resources.TEMPLATES
+            ]
+        )
+
+    async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        try:
+            text, kind = await anyio.to_thread.run_sync(lambda: resources.read(desk_of(context), params.uri))
+        except (LachesisError, OSError) as error:
+            raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from error
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, mime_type=kind, text=text)])
+
+    return Server(
+        "lachesis",
+        version=__version__,
+        title="Lachesis",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+    )
+
+
+@functools.cache
+def _described(tool: Tool) -> types.Tool:
+    schema = tool.input_schema
+    if tool.preview is not None:
+        schema = {**schema, "properties": {**schema["properties"], "confirm": CONFIRM}}
+    hints = tool.hints
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=schema,
+        output_schema=tool.output_schema,
+        annotations=types.ToolAnnotations(
+            title=tool.title,
+            read_only_hint=hints.read_only,
+            destructive_hint=hints.destructive,
+            idempotent_hint=hints.idempotent,
+            open_world_hint=hints.open_world,
+        ),
+    )
+
+
+def _confirmed(tool: Tool, arguments: Json) -> tuple[Json, bool]:
+    """The tool's own arguments, and whether a paid call is only to be previewed. Raises ArgumentsError."""
+    if tool.preview is None:
+        return arguments, False
+    rest = {key: value for key, value in arguments.items() if key != "confirm"}
+    confirm = arguments.get("confirm", False)
+    if not isinstance(confirm, bool):
+        raise ArgumentsError(f"{tool.name}: confirm is {str(confirm)[:50]!r}; allowed: true or false")
+    return rest, not confirm
+
+
+def _result(answer: Json, error: LachesisError | None) -> types.CallToolResult:
+    content: list[Any] = [types.TextContent(type="text", text=as_text(answer))]
+    if error is not None:
+        return types.CallToolResult(content=content, is_error=True)
+    return types.CallToolResult(content=content, structured_content=answer)
+
+
+def serve_stdio(session: str) -> None:
+    """Serve until stdin closes. A signal ends the process at once: there is nothing to lose."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    anyio.run(_stdio, session)
+
+
+async def _stdio(session: str) -> None:
+    from mcp.server.stdio import stdio_server
+
+    server = create_server(session)
+    async with stdio_server() as (read, write):
+        with contextlib.redirect_stdout(sys.stderr):  # a stray print would stand between the messages
+            await server.run(read, write, server.create_initialization_options())
+
+
+def create_app(session: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> App:
+    """The ASGI application; the server is at /mcp."""
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    app = create_server(session).streamable_http_app(
+        streamable_http_path="/mcp",
+        stateless_http=True,
+        json_response=False,  # with it progress notifications would be lost
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the guard does it
+    )
+    return Guard(app, host=host, token=token, allowed_hosts=allowed_hosts)

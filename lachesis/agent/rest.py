@@ -1,0 +1,179 @@
+"""The HTTP service of the first version: its routes, for clients that know them. Success is 200 with JSON; anything else is an
+error whose body is JSON with `error` and `code`.
+
+A session is named by the header X-Lachesis-Session; without it all clients share one, as they always did. The limit of status
+reports is the client's own here, so the service does not count a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, FastAPI, Header, Path, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+
+from lachesis import __version__
+from lachesis.agent import answers, tools
+from lachesis.agent.desk import Desk
+from lachesis.agent.guard import App, Guard
+from lachesis.agent.tools import Call, Json, Tool
+from lachesis.errors import (
+    ArgumentsError,
+    ConfigError,
+    LachesisError,
+    LockedFieldError,
+    MissingDependencyError,
+    MissingKeyError,
+    RunStateError,
+    ServerDownError,
+    StorageError,
+    UnknownEnvironmentError,
+    UnknownFieldError,
+    UnknownRunError,
+    UnknownTestError,
+    as_payload,
+)
+from lachesis.reports import Report
+
+PORT = 8080
+_STATUS: tuple[tuple[type[LachesisError], int], ...] = (
+    (UnknownEnvironmentError, 404),
+    (UnknownRunError, 404),
+    (UnknownTestError, 404),
+    (UnknownFieldError, 404),
+    (LockedFieldError, 403),
+    (ArgumentsError, 422),
+    (ConfigError, 400),
+    (RunStateError, 409),
+    (MissingKeyError, 409),
+    (MissingDependencyError, 409),
+    (ServerDownError, 503),
+    (StorageError, 507),
+)
+"""The first that fits; what is left is a fault of ours."""
+
+
+class ErrorBody(Report):
+    """What every status but 200 has as its body."""
+
+    error: str
+    code: str
+
+
+ERRORS: dict[int | str, Json] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in (
+        (400, "a configuration that cannot work"),
+        (401, "no bearer token, where one is needed"),
+        (403, "a locked field, or a foreign Host or Origin"),
+        (404, "no such environment, field or run"),
+        (409, "not possible in this state, or a key is missing"),
+        (413, "a body beyond a megabyte"),
+        (422, "arguments of the wrong form"),
+        (503, "the Prefect server does not answer"),
+        (507, "the disk refused"),
+    )
+}
+
+
+def _session(x_lachesis_session: Annotated[str, Header(description="The name of this client's state")] = "http") -> Call:
+    return Call(Desk(x_lachesis_session))
+
+
+Caller = Annotated[Call, Depends(_session)]
+RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
+
+
+def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> App:
+    """The ASGI application."""
+    return Guard(routes(), host=host, token=token, allowed_hosts=allowed_hosts)
+
+
+def routes() -> FastAPI:
+    """The routes without the guard before them. The page at /docs loads nothing from elsewhere."""
+    app: FastAPI = FastAPIOffline(title="Lachesis", version=__version__, description=__doc__, responses=ERRORS)
+
+    @app.exception_handler(LachesisError)
+    async def told(request: Request, error: LachesisError) -> JSONResponse:
+        return _error(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return _error(ArgumentsError(f"the request is not of the right form: {found}"))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail), "code": f"http_{error.status_code}"}, error.status_code, error.headers)
+
+    @app.get("/health", response_model=answers.Health)
+    def health(call: Caller) -> Any:
+        return _answer(tools.rl_health_check, call)
+
+    @app.get("/environments", response_model=list[answers.EnvironmentEntry])
+    def environments(call: Caller) -> Any:
+        """A JSON list."""
+        return JSONResponse(call.desk.environments().payload()["environments"])
+
+    @app.post("/environments/{name}/select", response_model=answers.Selected)
+    def select(call: Caller, name: str) -> Any:
+        return _answer(tools.rl_select_environment, call, {"name": name})
+
+    @app.get("/config", response_model=answers.CurrentConfig)
+    def config(call: Caller) -> Any:
+        return _answer(tools.rl_get_current_config, call)
+
+    @app.post("/config", response_model=answers.Edited)
+    def edit(call: Caller, body: tools.rl_edit_config.arguments) -> Any:  # type: ignore[name-defined]
+        return _answer(tools.rl_edit_config, call, _given(body))
+
+    @app.get("/runs", response_model=answers.RunList)
+    def runs(call: Caller) -> Any:
+        return _answer(tools.rl_list_runs, call)
+
+    @app.post("/runs", response_model=answers.Started)
+    def start(
+        call: Caller,
+        body: Annotated[tools.rl_start_training.arguments | None, Body()] = None,  # type: ignore[name-defined]
+    ) -> Any:
+        return _answer(tools.rl_start_training, call, _given(body) if body else {})
+
+    @app.get("/runs/{run_id}", response_model=answers.RunStatus)
+    def status(call: Caller, run_id: RunId) -> Any:
+        return JSONResponse(call.desk.live_status(run_id).payload())
+
+    @app.post("/runs/{run_id}/stop", response_model=answers.Stopped)
+    def stop(call: Caller, run_id: RunId) -> Any:
+        return _answer(tools.rl_stop_training, call, {"run_id": run_id})
+
+    @app.get("/runs/{run_id}/metrics", response_model=answers.RunResults)
+    def metrics(call: Caller, run_id: RunId) -> Any:
+        return _answer(tools.rl_get_results, call, {"run_id": run_id})
+
+    @app.post("/test/inference", response_model=answers.TestReport)
+    def test_inference(
+        call: Caller,
+        body: Annotated[tools.rl_test_inference.arguments | None, Body()] = None,  # type: ignore[name-defined]
+    ) -> Any:
+        return _answer(tools.rl_test_inference, call, _given(body) if body else {})
+
+    return app
+
+
+def _given(body: Any) -> Json:
+    given: Json = body.model_dump(exclude_unset=True)
+    return given
+
+
+def _answer(tool: Tool, call: Call, arguments: Json | None = None) -> JSONResponse:
+    answer, error = tool.call(call, arguments)
+    return JSONResponse(answer) if error is None else _error(error)
+
+
+def _error(error: LachesisError) -> JSONResponse:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return JSONResponse(as_payload(error), status)

@@ -1,0 +1,62 @@
+"""The commands that stay: the Prefect server and runner, and the two servers for agents."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from lachesis import launcher, paths
+from lachesis.cli import show
+from lachesis.errors import MissingDependencyError
+from lachesis.profiles import missing_modules
+
+
+def prefect(args: argparse.Namespace) -> int:
+    """Becomes the launcher, so that signals reach it."""
+    command = launcher.serve_command(*(["--port", str(args.port)] if args.port is not None else []))
+    show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
+    os.chdir(paths.checkout())
+    os.execv(command[0], command)
+    return 1
+
+
+def mcp(args: argparse.Namespace) -> int:
+    """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
+    if missing_modules(["mcp"]):
+        raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
+    from lachesis.agent import guard, mcp_server
+    from lachesis.sessions import Session, folder_session
+
+    session = Session(args.session or os.environ.get("LACHESIS_SESSION") or folder_session()).name
+    if not args.http:
+        mcp_server.serve_stdio(session)
+        return 0
+    app = mcp_server.create_app(session, host=args.host, token=guard.own_token(), allowed_hosts=args.allow_host)
+    return _run(app, args, f"MCP at http://{args.host}:{args.port}/mcp, with the bearer token in {_token_place()}")
+
+
+def api(args: argparse.Namespace) -> int:
+    """The HTTP service. On loopback a token is asked for when $LACHESIS_TOKEN is set, elsewhere always."""
+    from lachesis.agent import guard, rest
+
+    needs_token = bool(os.environ.get("LACHESIS_TOKEN")) or not guard.is_loopback(args.host)
+    token = guard.own_token() if needs_token else None
+    app = rest.create_app(host=args.host, token=token, allowed_hosts=args.allow_host)
+    with_token = f", with the bearer token in {_token_place()}" if needs_token else ""
+    return _run(app, args, f"HTTP service at http://{args.host}:{args.port}, its page at /docs{with_token}")
+
+
+def _token_place() -> str:
+    return "$LACHESIS_TOKEN" if os.environ.get("LACHESIS_TOKEN") else str(paths.home() / "token")
+
+
+def _run(app: object, args: argparse.Namespace, text: str) -> int:
+    import uvicorn
+
+    from lachesis.supervision.process import check_port
+
+    if args.host in ("127.0.0.1", "localhost"):
+        check_port(args.port)
+    show.notice(f"{text}; Ctrl-C ends it")
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")  # type: ignore[arg-type]
+    return 0
