@@ -273,7 +273,9 @@ def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str
     Raises ConfigError for an unknown profile or a file of another shape.
     """
     if profile not in PROFILES:
-        raise ConfigError(f"there is no profile {profile!r}; allowed: {', '.join(PROFILES)}", available=list(PROFILES))
+        raise ConfigError(
+            f"there is no profile {shorten(repr(profile), 60)}; allowed: {', '.join(PROFILES)}", available=list(PROFILES)
+        )
     values = {name: dict(section) for name, section in PROFILES[profile].values.items()}
     file = (home or paths.home()) / "profiles.yaml"
     if file.is_file():

@@ -20,6 +20,7 @@ from lachesis.discovery import Schema
 from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
 
 SECTIONS: dict[str, type[Section]] = {"env": EnvSection, "tinker": TinkerSection, "openai": OpenAISection}
+MOST_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,16 @@ class Fields:
 
 
 def _plain(value: Any) -> None:
-    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters."""
+    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters, a
+    text that is a document."""
     for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _plain(one)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it is not a finite number")
     if isinstance(value, str) and any(ord(one) < 32 and one not in "\n\t" for one in value):
         raise ValueError("it has control characters")
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
 
 
 def allowed(schema: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Guard:
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
         if _name(f"//{host}") not in self.hosts:
             return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"
-        if origin and _name(origin) not in self.hosts:
+        if origin and _netloc(origin) != host:  # a page of this very server, or none
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
         if self.token is not None and not hmac.compare_digest(headers.get(b"authorization", b""), self.token):
             return 401, "unauthorized", "a bearer token is needed: $LACHESIS_TOKEN, or the file `token` in $LACHESIS_HOME"
@@ -72,6 +72,13 @@ class Guard:
 def _name(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _netloc(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc
     except ValueError:
         return None
 

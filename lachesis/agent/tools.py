@@ -167,7 +167,9 @@ def tool(hints: Hints, preview: Callable[..., Report | None] | None = None) -> C
 
 
 READ = Hints(read_only=True, idempotent=True)
-RunId = Annotated[str, Field(description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them")]
+RunId = Annotated[
+    str, Field(max_length=100, description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them")
+]
 
 
 @tool(READ)
@@ -179,12 +181,14 @@ def rl_list_environments(call: Call) -> answers.EnvironmentList:
 @tool(Hints(idempotent=True))
 def rl_select_environment(
     call: Call,
-    name: Annotated[str, Field(description="A name from rl_list_environments")],
+    name: Annotated[str, Field(max_length=200, description="A name from rl_list_environments")],
     profile: Annotated[
-        str | None, Field(description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom")
+        str | None,
+        Field(max_length=100, description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom"),
     ] = None,
     model: Annotated[
-        str | None, Field(description="Base model: a Hugging Face name or a folder; by default the profile's own")
+        str | None,
+        Field(max_length=1000, description="Base model: a Hugging Face name or a folder; by default the profile's own"),
     ] = None,
 ) -> answers.Selected:
     """Select an environment and begin a new draft of its configuration with the default values.
@@ -203,7 +207,9 @@ def rl_get_current_config(call: Call) -> answers.CurrentConfig:
 @tool(Hints(idempotent=True))
 def rl_edit_config(
     call: Call,
-    field: Annotated[str, Field(description="A configurable field from rl_get_current_config, bare or as section.field")],
+    field: Annotated[
+        str, Field(max_length=200, description="A configurable field from rl_get_current_config, bare or as section.field")
+    ],
     value: Annotated[Any, Field(description="The new value, of the field's type")],
 ) -> answers.Edited:
     """Set one field of the draft. A wrong type, a value out of range or a locked field is refused with what is allowed, and
@@ -232,7 +238,8 @@ def rl_start_training(
     call: Call,
     dry_run: Annotated[bool, Field(description="Only show the whole configuration, the services and their ports")] = False,
     resume: Annotated[
-        str | None, Field(description="An ended run to continue from its newest checkpoint, instead of the draft")
+        str | None,
+        Field(max_length=100, description="An ended run to continue from its newest checkpoint, instead of the draft"),
     ] = None,
     idempotency_key: Annotated[
         str | None, Field(min_length=1, max_length=200, description="The same key gives the same run, at any time")
@@ -310,7 +317,7 @@ def rl_test_inference(
     ] = None,
     max_tokens: Annotated[int, Field(ge=1, le=100_000, description="Of one response; with prompts only")] = 256,
     temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
-    test_id: Annotated[str | None, Field(description="Ask again for a test that had not ended")] = None,
+    test_id: Annotated[str | None, Field(max_length=100, description="Ask again for a test that had not ended")] = None,
 ) -> answers.TestReport:
     """Try the selected environment before training: models answer a few items, the environment scores the answers.
 

@@ -1,0 +1,375 @@
+"""Each tool by the contract's table, without a server: keys, errors, and what lasts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.agent import tools
+from lachesis.agent.desk import Desk
+from lachesis.agent.tools import TABLE, Call
+from lachesis.errors import LachesisError
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunRecord, RunStore
+
+Json = dict[str, Any]
+Ask = Callable[..., Json]
+MakeRun = Callable[..., RunRecord]
+
+
+def test_rl_list_environments(ask: Ask) -> None:
+    answer = ask("rl_list_environments")
+    assert set(answer) == {"environments", "count", "tips"}
+    assert answer["count"] == len(answer["environments"]) >= 1
+    arithmetic = next(one for one in answer["environments"] if one["name"] == "arithmetic")
+    assert set(arithmetic) == {"name", "class_name", "file_path", "description"}
+
+
+def test_rl_select_environment(ask: Ask) -> None:
+    answer = ask("rl_select_environment", name="arithmetic")
+    assert {"message", "environment", "file_path", "config"} <= set(answer)
+    assert answer["config"]["group_size"] == 16
+    unknown = ask("rl_select_environment", name="../../etc/passwd")
+    assert unknown["code"] == "unknown_environment"
+    assert "arithmetic" in unknown["available"]
+    assert ask("rl_get_current_config")["environment"] == "arithmetic", "a failed selection changes nothing"
+
+
+def test_rl_get_current_config(ask: Ask) -> None:
+    assert ask("rl_get_current_config")["code"] == "run_state"
+    ask("rl_select_environment", name="arithmetic")
+    answer = ask("rl_get_current_config")
+    free = {field["name"]: field for field in answer["configurable_fields"]}
+    locked = {field["name"]: field for field in answer["locked_fields"]}
+    keys = {"name", "type", "default", "description", "current_value"}
+    assert keys <= set(free["group_size"])
+    assert {*keys, "locked_value", "reason"} <= set(locked["tokenizer_name"])
+    assert free["largest"]["current_value"] == 9, "the environment's own fields are there"
+    assert locked["rollout_server_url"]["locked_value"] == "http://localhost:8000"
+    assert "infrastructure" in locked["rollout_server_url"]["reason"]
+
+
+def test_rl_edit_config(ask: Ask) -> None:
+    ask("rl_select_environment", name="arithmetic")
+    answer = ask("rl_edit_config", field="group_size", value=32)
+    assert answer["field"] == "group_size"
+    assert answer["value"] == answer["config"]["group_size"] == 32
+    unknown = ask("rl_edit_config", field="nothing", value=1)
+    assert unknown["code"] == "unknown_field"
+    assert "group_size" in unknown["available_fields"]
+    locked = ask("rl_edit_config", field="max_num_workers", value=1)
+    assert locked["code"] == "locked_field"
+    assert locked["locked_value"] == 64
+    assert ask("rl_get_current_config")["configurable_fields"][0]["current_value"] == 32
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("group_size", "many", "integer, at least 2"),
+        ("group_size", 1, "at least 2"),
+        ("learning_rate", 2, "below 1"),
+        ("learning_rate", float("nan"), "finite"),
+        ("largest", 1000, "at most 999"),
+        ("largest", None, "integer"),
+        ("steps_per_eval", 1, "2 or more"),
+        ("loss_fn", "mine", "importance_sampling"),
+        ("wandb_project", "", "length at least 1"),
+        ("wandb_project", "a\x00b", "control characters"),
+        ("use_wandb", "yes", "boolean"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_nothing_changes(ask: Ask, desk: Desk, field: str, value: Any, allowed: str) -> None:
+    ask("rl_select_environment", name="arithmetic")
+    before = desk.session.read()
+    answer = ask("rl_edit_config", field=field, value=value)
+    assert answer["code"] == "field_value"
+    assert allowed in answer["error"]
+    assert desk.session.read() == before
+
+
+def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) -> None:
+    """Two fields that depend on each other are edited one after the other."""
+    ask("rl_select_environment", name="arithmetic")
+    assert "multiple" in ask("rl_edit_config", field="group_size", value=12)["problem"]
+    assert "multiple" in ask("rl_get_current_config")["problem"]
+    assert ask("rl_start_training", dry_run=True)["code"] == "field_value"
+    assert "problem" not in ask("rl_edit_config", field="batch_size", value=132)
+    assert ask("rl_start_training", dry_run=True)["config"]["batch_size"] == 132
+
+
+def test_validators_of_the_environment_itself_count_at_edit_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its JSON schema cannot say is asked in its own process."""
+    folder = home / "envs"
+    folder.mkdir()
+    (folder / "even.py").write_text(
+        "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
+        "from pydantic import field_validator\n"
+        "class Config(BaseEnvConfig):\n"
+        "    width: int = 2\n"
+        "    @field_validator('width')\n"
+        "    @classmethod\n"
+        "    def even(cls, value):\n"
+        "        if value % 2: raise ValueError('width must be even')\n"
+        "        return value\n"
+        "class Even(BaseEnv):\n"
+        "    name = 'even'\n"
+        "    env_config_cls = Config\n"
+        "    @classmethod\n"
+        "    def config_init(cls): return Config(), []\n"
+    )
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
+    desk = Desk("test")
+    desk.select("even")
+    with pytest.raises(LachesisError, match="width must be even"):
+        desk.edit("width", 3)
+    assert desk.edit("width", 4).value == 4
+    assert desk.preview().config["width"] == 4
+
+
+def test_rl_start_training(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a server: what a start would do, and what it refuses. A real start is in tests/e2e."""
+    assert ask("rl_start_training")["code"] == "run_state", "nothing is selected"
+    ask("rl_select_environment", name="arithmetic")
+    plan = ask("rl_start_training", dry_run=True)
+    assert plan["dry_run"] is True
+    assert [one["name"] for one in plan["services"]] == ["engine", "api", "trainer", "environment"]
+    ports = {one["port"] for one in plan["services"]} - {None}
+    assert len(ports) == 3
+    assert all(f":{one['port']}" in plan["config_yaml"] for one in plan["services"] if one["name"] in ("api", "trainer"))
+    assert "token" not in json.dumps(plan).lower().replace("token_length", "").replace("tokenizer", "").replace(
+        "max_answer_tokens", ""
+    ).replace("max_reasoning_tokens", "").replace("max_token_trainer_length", "")
+    down = ask("rl_start_training")
+    assert down["code"] == "server_down"
+    assert "lachesis serve" in down["error"]
+    assert ask("rl_list_runs")["count"] == 0, "no run is left behind"
+    ask("rl_select_environment", name="arithmetic", profile="tinker")
+    missing = ask("rl_start_training")
+    assert missing["code"] == "missing_key"
+    assert missing["missing"] == ["TINKER_API_KEY"]
+
+
+def test_a_start_whose_environment_file_is_gone_is_refused(
+    ask: Ask, home: Path, schemas: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(ask("rl_list_environments")["environments"][0]["file_path"]).read_text()
+    folder = home / "envs"
+    folder.mkdir()
+    (folder / "mine.py").write_text(source.replace('name = "arithmetic"', 'name = "mine"'))
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
+    ask("rl_select_environment", name="mine")
+    (folder / "mine.py").unlink()
+    assert ask("rl_start_training")["code"] == "unknown_environment"
+
+
+def test_a_server_that_hangs_is_told_as_one_that_is_down(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")
+        ask("rl_select_environment", name="arithmetic")
+        assert ask("rl_start_training")["code"] == "server_down"
+        assert ask("rl_health_check")["status"] == "degraded"
+
+
+def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    metrics = MetricsFile(RunStore(desk.service.store.home).dir(run.run_id).metrics)
+    metrics.append(1, {"reward/mean": 0.25})
+    unknown = ask("rl_check_status", run_id="ffffffff")
+    assert unknown["code"] == "unknown_run"
+    assert unknown["active_runs"] == [run.run_id]
+    first = ask("rl_check_status", run_id=run.run_id)
+    assert {"run_id", "status", "environment", "running_time_minutes", "processes", "wandb_project", "wandb_run_name"} <= set(
+        first
+    )
+    assert set(first["logs"]) == {"api", "trainer", "env"}
+    assert set(first["metrics"]) == {"step", "reward_mean", "percent_correct", "eval_percent_correct"}
+    assert first["metrics"]["reward_mean"] == 0.25
+    assert {"phase", "progress", "health", "next_steps"} <= set(first)
+    assert "rate_limited" not in first
+    limited = ask("rl_check_status", run_id=run.run_id)
+    assert limited["rate_limited"] is True
+    assert 1700 < limited["next_check_in_seconds"] <= 1800
+    assert limited["message"]
+    assert limited["metrics"]["reward_mean"] == 0.25, "the last report is still there"
+    desk.service.store.update(run.run_id, status="failed", error="trainer exited with code 1", failed_service="trainer")
+    desk.service.store.dir(run.run_id).log("trainer").write_text("Traceback\nboom\n")
+    ended = ask("rl_check_status", run_id=run.run_id)
+    assert "rate_limited" not in ended
+    assert ended["status"] == "failed"
+    assert ended["error"] == "trainer exited with code 1"
+    assert ended["last_error"]["service"] == "trainer"
+    assert ended["last_error"]["log_tail"].endswith("boom")
+
+
+def test_the_limit_of_status_reports_is_a_setting(ask: Ask, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = make_run().run_id
+    monkeypatch.setenv("LACHESIS_STATUS_INTERVAL_S", "0")
+    assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
+    assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
+
+
+def test_the_time_that_is_left_comes_from_the_last_steps(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
+    run = make_run()
+    lines = [{"step": step, "time": 100.0 + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
+    desk.service.store.dir(run.run_id).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ask("rl_check_status", run_id=run.run_id)["progress"] == {"step": 4, "total": 10, "eta_seconds": 12.0}
+
+
+def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
+    unknown = ask("rl_stop_training", run_id="ffffffff")
+    assert unknown["code"] == "unknown_run"
+    assert unknown["active_runs"] == []
+    ended = ask("rl_stop_training", run_id=make_run(status="completed").run_id)
+    assert "is not running" in ended["message"]
+    stopped = ask("rl_stop_training", run_id=make_run(status="pending").run_id)
+    assert set(stopped) == {"message", "run_id", "status"}
+    assert stopped["status"] == "stopped"
+
+
+def test_rl_get_results(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
+    assert ask("rl_get_results", run_id="ffffffff")["code"] == "unknown_run"
+    run = make_run(status="completed")
+    metrics = MetricsFile(desk.service.store.dir(run.run_id).metrics)
+    for step in range(1, 31):
+        metrics.append(step, {"reward/mean": step / 30})
+    answer = ask("rl_get_results", run_id=run.run_id)
+    assert {"run_id", "status", "environment", "wandb_project", "wandb_run_name", "final_metrics", "history"} <= set(answer)
+    assert len(answer["history"]) == 10
+    assert answer["final_metrics"]["step"] == 30
+    assert answer["weights"] == {}, "this run has saved none"
+
+
+def test_rl_list_runs(ask: Ask, make_run: MakeRun) -> None:
+    assert ask("rl_list_runs") == {"runs": [], "count": 0}
+    ids = [make_run(status="completed").run_id for _ in range(3)]
+    answer = ask("rl_list_runs")
+    assert answer["count"] == 3
+    assert {one["run_id"] for one in answer["runs"]} == set(ids)
+    assert {"run_id", "environment", "status", "wandb_run_name"} <= set(answer["runs"][0])
+    assert len(ask("rl_list_runs", limit=2)["runs"]) == 2
+
+
+def test_rl_test_inference(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses. Real tests are in tests/e2e."""
+    assert ask("rl_test_inference")["code"] == "run_state"
+    ask("rl_select_environment", name="arithmetic")
+    missing = ask("rl_test_inference", models=["qwen/qwen3-8b"])
+    assert missing["code"] == "missing_key"
+    assert missing["missing"] == ["OPENROUTER_API_KEY"]
+    assert ask("rl_test_inference")["code"] == "server_down"
+    assert ask("rl_test_inference", models=["embedded:/nowhere"])["code"] == "model_not_found"
+    assert ask("rl_test_inference", test_id="../../x")["code"] == "unknown_test"
+    assert ask("rl_test_inference", num_steps=0)["code"] == "arguments"
+
+
+def test_rl_health_check(ask: Ask) -> None:
+    answer = ask("rl_health_check")
+    assert answer["status"] == "degraded"
+    assert "lachesis serve" in answer["problems"][0]
+    assert answer["environments_discovered"] >= 1
+    assert answer["missing_keys"] == []
+
+
+def test_the_helpers_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tools.check_rl_python_version()
+    assert tools.check_rl_api_keys()
+    assert tools.get_missing_keys() == []
+    monkeypatch.setenv("LACHESIS_PROFILE", "tinker")
+    assert not tools.check_rl_api_keys()
+    assert tools.get_missing_keys() == ["TINKER_API_KEY"]
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    assert tools.check_rl_api_keys()
+
+
+async def test_a_tool_is_an_async_function_that_gives_json_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As agents of the former toolset call it."""
+    monkeypatch.setenv("LACHESIS_SESSION", "old-agent")
+    assert json.loads(await tools.rl_select_environment("arithmetic"))["environment"] == "arithmetic"
+    text = await tools.rl_edit_config("group_size", 8)
+    assert text.startswith('{\n  "message"')
+    assert json.loads(await tools.rl_edit_config(field="group_size", value=8))["value"] == 8
+    assert json.loads(await tools.rl_list_runs(1, 2))["code"] == "arguments"
+    monkeypatch.setenv("LACHESIS_SESSION", "../x")
+    assert json.loads(await tools.rl_list_runs())["code"] == "config"
+
+
+BAD: list[Any] = [None, 7, -1, 1.5, True, [], {}, "x" * 200_000, "../../x", "a\x00\x1b[31m", "\ud800", [[[]]], {"a": None}]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> None:
+    """Each argument missing, null, of a wrong type, absurdly long, like a path, with control characters."""
+    desk.select("arithmetic")
+    tool = TABLE[name]
+    good: Json = {
+        "name": "arithmetic",
+        "field": "group_size",
+        "value": 8,
+        "run_id": "ffffffff",
+        "dry_run": True,
+        "test_id": "ffffffff",
+    }
+    known = {key: value for key, value in good.items() if key in tool.arguments.model_fields}
+    for argument in [*tool.arguments.model_fields, "surplus"]:
+        cases = [{**known, argument: value} for value in BAD] + [{key: one for key, one in known.items() if key != argument}]
+        for arguments in cases:
+            if name == "rl_test_inference" and "test_id" not in arguments:
+                continue  # it would be a test of its own
+            answer, _ = tool.call(Call(desk), arguments)
+            text = tools.as_text(answer)
+            text.encode()
+            assert len(text) < 60_000
+            assert "a fault of" not in text, (arguments, text)
+            if "error" in answer and "status" not in answer:
+                assert answer["code"]
+    for arguments in (None, "text", [1]):
+        assert "a fault of" not in tools.as_text(tool.call(Call(desk), arguments)[0])  # type: ignore[arg-type]
+
+
+def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: Path) -> None:
+    one, other = Desk("one"), Desk("other")
+    one.select("arithmetic")
+    other.select("arithmetic")
+    one.edit("group_size", 8)
+    assert Desk("one").current_config().configurable_fields[0].current_value == 8
+    assert Desk("other").current_config().configurable_fields[0].current_value == 16
+
+
+def test_two_edits_at_once_are_both_kept(home: Path) -> None:
+    Desk("one").select("arithmetic")
+    edits = {"group_size": 8, "batch_size": 64, "total_steps": 7, "largest": 5, "seed": 3, "data_seed": 4}
+    threads = [threading.Thread(target=Desk("one").edit, args=edit) for edit in edits.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = {name.split(".")[1]: value for name, value in Desk("one").session.read().draft.edits.items()}  # type: ignore[union-attr]
+    assert kept == edits
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"starts": 7}', b"\xff\xfe\x00"])
+def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(desk: Desk, ask: Ask, content: bytes) -> None:
+    desk.select("arithmetic")
+    desk.session.file.write_bytes(content)
+    answer = ask("rl_edit_config", field="group_size", value=8)
+    assert answer["code"] == "storage"
+    (aside,) = desk.session.file.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == content
+    assert str(aside) in answer["error"]
+    assert ask("rl_get_current_config")["code"] == "run_state"
+    desk.select("arithmetic")
+    assert aside.read_bytes() == content
+
+
+def test_state_belongs_to_its_owner_alone(desk: Desk) -> None:
+    desk.select("arithmetic")
+    assert os.stat(desk.session.file).st_mode & 0o077 == 0
+    assert os.stat(desk.session.file.parent).st_mode & 0o077 == 0
