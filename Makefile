@@ -30,6 +30,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/launch.py
+	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/learning.py
 
 clean:

@@ -16,9 +16,12 @@ import httpx
 from lachesis import paths
 from lachesis.errors import ServerDownError
 
-TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 1.0
+"""A server that is down refuses at once; one that is busy accepts and is slow."""
 READ_TIMEOUT_S = 2.5
-"""For a question: an agent that asks shall know within three seconds that nobody answers."""
+"""For a question about runs, which can be answered from the records as well."""
+TIMEOUT_S = 10.0
+"""For all else. While several runs start on two cores, the server takes seconds to answer."""
 Json = dict[str, Any]
 
 
@@ -51,7 +54,7 @@ class PrefectApi:
 
     def require(self) -> None:
         """Raises ServerDownError unless the server answers."""
-        self._ask("GET", "/health")
+        self._ask("GET", "/health", timeout_s=READ_TIMEOUT_S)
 
     def healthy(self) -> bool:
         try:
@@ -81,7 +84,7 @@ class PrefectApi:
             return self._ask("POST", path, body) or {}
 
     def flow_run(self, flow_run_id: str) -> Json | None:
-        found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True)
+        found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
         return found
 
     def flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
@@ -108,11 +111,16 @@ class PrefectApi:
     def _ask(
         self, method: str, path: str, body: Any = None, *, missing_ok: bool = False, timeout_s: float | None = None
     ) -> Any:
-        limit = timeout_s or (READ_TIMEOUT_S if method == "GET" else TIMEOUT_S)
+        limit = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             answer = httpx.request(
                 method, self.url + path, json=body, timeout=limit, auth=self._auth, trust_env=False, follow_redirects=True
             )
+        except httpx.ReadTimeout as error:
+            raise ServerDownError(
+                f"the Prefect server at {self.url} accepts calls and has not answered in {timeout_s or TIMEOUT_S:g} s; it is "
+                "busy, or hangs: try again, or start it anew with `lachesis serve`"
+            ) from error
         except httpx.HTTPError as error:
             raise ServerDownError(
                 f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"

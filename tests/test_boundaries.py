@@ -45,6 +45,10 @@ def test_a_module_fits_one_sitting_and_a_function_one_screen(path: Path) -> None
         "lachesis.service",
         "lachesis.cli.main",
         "lachesis.cli.commands",
+        "lachesis.agent.tools",
+        "lachesis.agent.hermes",
+        "lachesis.agent.rest",
+        "lachesis.agent.mcp_server",
     ],
 )
 def test_imports_stay_light(module: str) -> None:
@@ -111,6 +115,7 @@ def test_the_readme_names_every_command_and_every_folder() -> None:
         "lachesis/engine",
         "lachesis/trainer",
         "lachesis/supervision",
+        "lachesis/agent",
         "flows",
         "tasks",
         "deployments",

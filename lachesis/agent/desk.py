@@ -240,12 +240,12 @@ class Desk:
     def test_again(self, test_id: str, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
         """The result of a test, waited for at most `wait_s` seconds."""
         started, told = time.monotonic(), 0.0
-        while not (test := self.service.test(test_id)).ended and (waited := time.monotonic() - started) < wait_s:
+        while not (test := self.service.tests.load(test_id)).ended and (waited := time.monotonic() - started) < wait_s:
             if waited - told > PROGRESS_S:
                 told, (done, total) = waited, self._groups(test)
                 progress(round(waited, 1), wait_s, f"{test.status}: {done} of {total} groups")
             time.sleep(0.25)
-        return self._test_report(test)
+        return self._test_report(self.service.test(test_id))
 
     def _groups(self, test: InferenceTest) -> tuple[int, int]:
         return self.service.tests.groups_done(test), test.request.num_steps * len(test.request.models)

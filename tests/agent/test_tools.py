@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lachesis import prefect_api
 from lachesis.agent import tools
 from lachesis.agent.desk import Desk
 from lachesis.agent.tools import TABLE, Call
@@ -171,10 +172,13 @@ def test_a_start_whose_environment_file_is_gone_is_refused(
 
 
 def test_a_server_that_hangs_is_told_as_one_that_is_down(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefect_api, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")
         ask("rl_select_environment", name="arithmetic")
-        assert ask("rl_start_training")["code"] == "server_down"
+        answer = ask("rl_start_training")
+        assert answer["code"] == "server_down"
+        assert "busy" in answer["error"]
         assert ask("rl_health_check")["status"] == "degraded"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,11 +44,62 @@ def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return make
 
 
+class Endpoint(http.server.ThreadingHTTPServer):
+    """A server with OpenAI's chat route whose model can add; the address ends in /v1."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Chat)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        self.key = "sk-test-4f1d9c"
+        self.keys: set[str] = set()
+        self.last: dict[str, Any] = {}
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.keys.add(self.headers["Authorization"])
+        self.server.last = body
+        numbers = [int(one) for one in re.findall(r"\d+", body["messages"][-1]["content"])]
+        message = {"role": "assistant", "content": str(sum(numbers))}
+        choices = [{"index": index, "message": message, "finish_reason": "stop"} for index in range(body.get("n") or 1)]
+        answer = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 @pytest.fixture(scope="session")
-def served_home(new_home: Callable[[], Path]) -> Iterator[Path]:
+def endpoint() -> Iterator[Endpoint]:
+    """Where the served home's inference tests ask models by name."""
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
     """A home whose launcher runs; it is told to end by SIGTERM and leaves nothing behind."""
     home = new_home()
-    env = {**os.environ, "LACHESIS_HOME": str(home), "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
+    env = {
+        **os.environ,
+        "LACHESIS_HOME": str(home),
+        "LACHESIS_MAX_RUNS": "3",
+        "OPENAI_BASE_URL": endpoint.url,
+        "OPENAI_API_KEY": endpoint.key,
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+    }
     command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -70,6 +124,22 @@ def cli(served_home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **env})
         assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def agent(served_home: Path) -> Callable[..., Any]:
+    """One tool call by an agent's process, which is killed after it; see agent.py."""
+
+    def run(transport: str, tool: str, place: dict[str, str], /, **arguments: Any) -> Any:
+        env = {**os.environ, **place, "LACHESIS_HOME": str(served_home), "LACHESIS_SESSION": f"agent-{transport}"}
+        command = [sys.executable, str(Path(__file__).with_name("agent.py")), transport, tool, json.dumps(arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=env)
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+        answer = json.loads(done.stdout)
+        assert "code" not in answer, answer
+        return answer
 
     return run
 

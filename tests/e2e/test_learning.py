@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,33 @@ from lachesis.models import tokenizer
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
-def test_a_model_learns_and_is_handed_over(cli: Callable[..., Any], start_engine: Callable[..., Any], tmp_path: Path) -> None:
-    """Reward and held-out accuracy rise, every process ends well, and PEFT samples like the engine."""
-    options = ("--set", "total_steps=110", "--seed", "1", "--watch")
-    results = cli("train", "arithmetic", *options)
-    run_id = results["run_id"]
-    assert results["status"] == "completed"
+def test_a_model_learns_and_is_handed_over(
+    agent: Callable[..., Any], cli: Callable[..., Any], start_engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    """By an agent over MCP that is killed between every two calls: reward and held-out accuracy rise, every process ends well,
+    and PEFT samples like the engine."""
+
+    def call(tool: str, /, **arguments: Any) -> Any:
+        return agent("stdio", tool, {}, **arguments)
+
+    names = [one["name"] for one in call("rl_list_environments")["environments"]]
+    call("rl_select_environment", name=names[names.index("arithmetic")])
+    for field, value in (("total_steps", 110), ("seed", 1)):
+        call("rl_edit_config", field=field, value=value)
+    assert call("rl_get_current_config")["configurable_fields"][0]["name"] == "group_size"
+    run_id = call("rl_start_training")["run_id"]
+    while call("rl_check_status", run_id=run_id)["status"] not in ("completed", "failed", "stopped"):
+        time.sleep(3)
+    results = call("rl_get_results", run_id=run_id)
+    assert results["status"] == "completed", results
     assert results["reward"]["first"] <= 0.35
     assert results["reward"]["last"] >= 0.6
     assert results["held_out"]["after"] >= results["held_out"]["before"] + 0.4
     assert results["final_metrics"]["step"] == 110
     assert len(results["history"]) == 10
-    assert cli("results", run_id) == results
+    assert Path(results["wandb_dir"]).is_dir(), "without a key W&B's files are local"
+    told = cli("results", run_id)
+    assert {**told, "next_steps": results["next_steps"]} == results, "every surface says the same"
     status = cli("status", run_id)
     assert status["processes"]["trainer"] == "exited (0)"
     assert set(status["processes"]) == {"engine", "api", "trainer", "env"}

@@ -1,0 +1,142 @@
+"""The MCP server, by the SDK's own client in the same process; real processes are in tests/e2e."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from mcp import Client, MCPError
+
+from lachesis.agent.desk import Desk
+from lachesis.agent.mcp_server import create_server
+from lachesis.agent.tools import TABLE
+from lachesis.runs import RunRecord
+
+Json = dict[str, Any]
+
+
+@contextlib.asynccontextmanager
+async def connected(session: str = "test") -> AsyncIterator[Client]:
+    async with Client(create_server(session)) as client:
+        yield client
+
+
+async def ask(client: Client, tool: str, **arguments: Any) -> tuple[Json, bool]:
+    answer = await client.call_tool(tool, arguments)
+    return json.loads(answer.content[0].text), bool(answer.is_error)  # type: ignore[union-attr]
+
+
+async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> None:
+    async with connected() as client:
+        listed = (await client.list_tools()).tools
+    assert [tool.name for tool in listed] == list(TABLE)
+    for tool in listed:
+        assert tool.title
+        assert len(tool.description or "") > 40
+        assert tool.input_schema["additionalProperties"] is False
+        jsonschema.Draft202012Validator.check_schema(tool.input_schema)
+        jsonschema.Draft202012Validator.check_schema(tool.output_schema or {})
+        hints = tool.annotations
+        assert hints is not None
+        assert None not in (hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint, hints.open_world_hint)
+    by_name = {tool.name: tool for tool in listed}
+    assert by_name["rl_stop_training"].annotations.destructive_hint  # type: ignore[union-attr]
+    assert by_name["rl_check_status"].annotations.read_only_hint  # type: ignore[union-attr]
+    confirmed = {name for name, tool in by_name.items() if "confirm" in tool.input_schema.get("properties", {})}
+    assert confirmed == {"rl_start_training", "rl_stop_training"}
+
+
+async def test_answers_are_structured_and_errors_can_be_mended(home: Path, make_run: Callable[..., RunRecord]) -> None:
+    """The client checks each answer against its schema."""
+    run_id = make_run().run_id
+    async with connected() as client:
+        for name, arguments in (
+            ("rl_list_environments", {}),
+            ("rl_select_environment", {"name": "arithmetic"}),
+            ("rl_get_current_config", {}),
+            ("rl_edit_config", {"field": "seed", "value": 1}),
+            ("rl_start_training", {"dry_run": True}),
+            ("rl_check_status", {"run_id": run_id}),
+            ("rl_check_status", {"run_id": run_id}),
+            ("rl_get_results", {"run_id": run_id}),
+            ("rl_list_runs", {}),
+            ("rl_health_check", {}),
+        ):
+            answer = await client.call_tool(name, arguments)
+            assert not answer.is_error, (name, answer)
+            assert answer.structured_content == json.loads(answer.content[0].text)  # type: ignore[union-attr]
+        wrong, failed = await ask(client, "rl_edit_config", field="seed", value="x")
+        assert failed
+        assert wrong["code"] == "field_value"
+        missing, failed = await ask(client, "rl_edit_config", field="seed")
+        assert failed
+        assert "value is missing" in missing["error"]
+        with pytest.raises(MCPError, match="rl_list_environments"):
+            await client.call_tool("rl_nothing", {})
+
+
+async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-secret-1")
+    async with connected() as client:
+        await ask(client, "rl_select_environment", name="arithmetic", profile="tinker")
+        preview, failed = await ask(client, "rl_start_training")
+        assert not failed
+        assert preview["confirmation_required"] is True
+        assert "run_id" not in preview
+        assert "tml-secret-1" not in json.dumps(preview)
+        assert (await ask(client, "rl_list_runs"))[0]["count"] == 0
+        confirmed, failed = await ask(client, "rl_start_training", confirm=True)
+        assert (confirmed["code"], failed) == ("server_down", True), "it went on to the server"
+        wrong, failed = await ask(client, "rl_start_training", confirm="yes")
+        assert (wrong["code"], failed) == ("arguments", True)
+        await ask(client, "rl_select_environment", name="arithmetic")
+        assert (await ask(client, "rl_start_training"))[0]["code"] == "server_down", "nothing to confirm without cost"
+
+
+async def test_a_stop_that_may_have_cost_money_is_a_preview_until_it_is_confirmed(
+    home: Path, make_run: Callable[..., RunRecord]
+) -> None:
+    run_id = make_run(profile="tinker", status="pending").run_id
+    async with connected() as client:
+        preview, _ = await ask(client, "rl_stop_training", run_id=run_id)
+        assert preview["confirmation_required"] is True
+        assert preview["status"] == "pending"
+        resumed, _ = await ask(client, "rl_start_training", resume=run_id)
+        assert resumed["confirmation_required"] is True
+        stopped, _ = await ask(client, "rl_stop_training", run_id=run_id, confirm=True)
+        assert stopped["status"] == "stopped"
+        again, _ = await ask(client, "rl_stop_training", run_id=run_id)
+        assert "is not running" in again["message"]
+        assert (await ask(client, "rl_stop_training", run_id="ffffffff"))[0]["code"] == "unknown_run"
+
+
+async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_run: Callable[..., RunRecord]) -> None:
+    run = make_run()
+    desk = Desk("test")
+    desk.select("arithmetic")
+    folder = desk.service.store.dir(run.run_id)
+    folder.log("trainer").write_text("one\ntwo\n")
+    folder.config.write_text("env: {}\n")
+    async with connected() as client:
+        uris = [one.uri for one in (await client.list_resources()).resources]
+        templates = [one.uri_template for one in (await client.list_resource_templates()).resource_templates]
+        assert "lachesis://runs/{run_id}/logs/{service}" in templates
+        texts = {}
+        for uri in uris:
+            texts[uri] = (await client.read_resource(uri)).contents[0].text  # type: ignore[union-attr]
+        assert texts["lachesis://skill"].startswith("---\nname: rl-training")
+        assert json.loads(texts["lachesis://config"])["environment"] == "arithmetic"
+        assert texts[f"lachesis://runs/{run.run_id}/logs/trainer"] == "one\ntwo"
+        assert texts[f"lachesis://runs/{run.run_id}/config"] == "env: {}\n"
+        for bad in ("lachesis://runs/../../x/config", "lachesis://runs/ffffffff/config", "file:///etc/passwd", "lachesis://x"):
+            with pytest.raises(MCPError):
+                await client.read_resource(bad)
+        with pytest.raises(MCPError, match="trainer"):
+            await client.read_resource(f"lachesis://runs/{run.run_id}/logs/x")

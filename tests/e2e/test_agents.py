@@ -1,0 +1,164 @@
+"""Agents do the whole job with tools, each call from a process that is killed after it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lachesis.supervision.process import free_ports
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+Json = dict[str, Any]
+SHORT = {"total_steps": 3, "final_evaluation": False, "use_wandb": False}
+
+
+@pytest.fixture(scope="module")
+def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
+    """`lachesis mcp --http` and `lachesis api`, and what an agent must know of each transport."""
+    mcp_port, api_port = free_ports(2)
+    env = {**os.environ, "LACHESIS_HOME": str(served_home)}
+    started = []
+    for words in (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)]):
+        log = (served_home / f"{words[0]}.log").open("wb")
+        command = [sys.executable, "-m", "lachesis.cli.main", *words]
+        started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+    mcp_url, api_url = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
+    for url, process in ((f"{mcp_url}/mcp", started[0]), (f"{api_url}/health", started[1])):
+        _wait_answer(url, process)
+    yield {
+        "stdio": {},
+        "hermes": {},
+        "mcp-http": {"URL": mcp_url, "TOKEN": (served_home / "token").read_text()},
+        "http": {"URL": api_url},
+    }
+    for process in started:
+        process.terminate()
+        assert process.wait(10) is not None
+
+
+def _wait_answer(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 60
+    while True:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        try:
+            httpx.get(url, trust_env=False)
+        except httpx.HTTPError:
+            time.sleep(0.1)
+        else:
+            return
+
+
+@pytest.fixture
+def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Callable[..., Any]:
+    """One tool call over a transport, by a process that is gone afterwards."""
+    return lambda transport, tool, /, **arguments: agent(transport, tool, surfaces[transport], **arguments)
+
+
+def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., Any], wait_until: Callable[..., Any]) -> None:
+    """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a fourth run waits its turn."""
+    transports = ("mcp-http", "hermes", "http")
+    runs = {}
+    for seed, transport in enumerate(transports):
+        assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
+        call(transport, "rl_select_environment", name="arithmetic")
+        for field, value in {**SHORT, "seed": seed}.items():
+            call(transport, "rl_edit_config", field=field, value=value)
+    for seed, transport in enumerate(transports):
+        started = call(transport, "rl_start_training")
+        assert started["status"] == "starting"
+        assert started["config"]["seed"] == seed, "the drafts are different"
+        runs[transport] = started["run_id"]
+        assert call(transport, "rl_start_training")["run_id"] == runs[transport], "a repeated call starts nothing"
+    assert len(set(runs.values())) == 3
+    fourth = call("http", "rl_start_training", idempotency_key="one more")
+    assert fourth["queue"] == {"place": 1, "running": fourth["queue"]["running"], "limit": 3}
+    assert call("http", "rl_start_training", idempotency_key="one more")["run_id"] == fourth["run_id"]
+    assert call("http", "rl_check_status", run_id=fourth["run_id"])["queue"]["place"] == 1
+    assert call("http", "rl_stop_training", run_id=fourth["run_id"])["status"] == "stopped"
+
+    for transport, run_id in runs.items():
+        status = wait_until(
+            lambda t=transport, r=run_id: _ended(call(t, "rl_check_status", run_id=r)), 200, f"{transport}'s end"
+        )
+        assert status["status"] == "completed", status
+        results = call(transport, "rl_get_results", run_id=run_id)
+        assert results["final_metrics"]["step"] == 3
+        assert results["weights"]["sampler_weights"].startswith("tinker://")
+        assert results["weights"]["state"].startswith("tinker://")
+        assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()
+        again = call(transport, "rl_stop_training", run_id=run_id)
+        assert "is not running" in again["message"]
+        assert run_id in [one["run_id"] for one in call(transport, "rl_list_runs")["runs"]]
+
+
+def _ended(status: Json) -> Json | None:
+    if status["status"] in ("completed", "failed", "stopped"):
+        return status
+    time.sleep(1)
+    return None
+
+
+def test_an_environment_is_tried_on_the_embedded_model_and_at_an_endpoint(
+    call: Callable[..., Any], endpoint: Any, served_home: Path
+) -> None:
+    """A test goes on when the call is over, and its id asks again."""
+    call("stdio", "rl_select_environment", name="arithmetic")
+    wanted = {"num_steps": 2, "group_size": 4, "models": ["embedded:tiny", "some/model"]}
+    answer = call("stdio", "rl_test_inference", **wanted)
+    told = answer["progress_notifications"]
+    assert told == sorted(set(told)), "progress only grows"
+    assert told
+    while answer["status"] not in ("completed", "failed"):
+        answer = call("stdio", "rl_test_inference", test_id=answer["test_id"])
+    assert answer["status"] == "completed", answer
+    assert answer["test_config"] == {"num_steps": 2, "group_size": 4, "rollouts_per_model": 8, "total_rollouts": 16}
+    local, remote = answer["models_tested"]
+    assert local["total_completions"] == remote["total_completions"] == 8, answer
+    assert remote["accuracy"] == 1.0, "the endpoint of this test can add"
+    assert Path(remote["output_file"]).name == "test_arithmetic_some_model.jsonl"
+    assert Path(remote["log_file"]).is_file()
+    assert {"model", "name", "scale", "wandb_run", "steps", "steps_tested", "correct_completions"} <= set(local)
+    assert {"steps_with_correct", "step_success_rate"} <= set(local)
+    assert [set(step) for step in local["steps"]] == [{"step", "completions", "correct", "scores"}] * 2
+    summary = answer["summary"]
+    assert summary["best_model"] == "some/model"
+    assert summary["environment_working"] is True
+    assert {"steps_requested", "models_tested", "models_succeeded", "avg_accuracy", "output_directory"} <= set(summary)
+    assert endpoint.keys == {f"Bearer {endpoint.key}"}
+    written = [file for file in served_home.rglob("*") if file.is_file() and "prefect" not in file.parts]
+    assert not [file for file in written if endpoint.key.encode() in file.read_bytes()], "the key is in no file"
+
+
+def test_prompts_of_ones_own_are_answered_and_scored(call: Callable[..., Any], endpoint: Any) -> None:
+    """What the environment's verifier can score has a score, anything else says why not."""
+    arguments = {"prompts": ["3+4=", "who are you?"], "models": ["some/model"], "group_size": 2, "max_tokens": 5}
+    answer = call("http", "rl_test_inference", **arguments, temperature=0.5)
+    while answer["status"] not in ("completed", "failed"):
+        answer = call("http", "rl_test_inference", test_id=answer["test_id"])
+    known, other = answer["models_tested"][0]["prompts"]
+    assert known == {"prompt": "3+4=", "responses": [{"text": "7", "score": 1.0}] * 2}
+    assert [one["score"] for one in other["responses"]] == [None, None]
+    assert "no item" in other["note"]
+    assert endpoint.last["max_tokens"] == 5
+    assert endpoint.last["temperature"] == 0.5
+
+
+def test_what_waits_for_nothing_does_not_name_a_foreign_caller(surfaces: dict[str, dict[str, str]]) -> None:
+    """The HTTP surfaces refuse a missing token, a foreign Host and a foreign Origin."""
+    mcp, api = surfaces["mcp-http"]["URL"] + "/mcp", surfaces["http"]["URL"] + "/health"
+    token = {"Authorization": f"Bearer {surfaces['mcp-http']['TOKEN']}"}
+    assert httpx.post(mcp, json={}, trust_env=False).status_code == 401
+    assert httpx.post(mcp, json={}, headers={"Authorization": "Bearer x"}, trust_env=False).status_code == 401
+    for url, headers in ((mcp, token), (api, {})):
+        for foreign in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://localhost:1"}):
+            assert httpx.get(url, headers={**headers, **foreign}, trust_env=False).status_code == 403
