@@ -17,10 +17,10 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from lachesis import __version__
-from lachesis.agent import answers, tools
+from lachesis.agent import answers
 from lachesis.agent.desk import Desk
 from lachesis.agent.guard import App, Guard
-from lachesis.agent.tools import Call, Json, Tool
+from lachesis.agent.tools import TABLE, Call, Json
 from lachesis.errors import (
     ArgumentsError,
     ConfigError,
@@ -85,6 +85,9 @@ def _session(x_lachesis_session: Annotated[str, Header(description="The name of 
 
 
 Caller = Annotated[Call, Depends(_session)]
+EditBody = TABLE["rl_edit_config"].arguments
+StartBody = TABLE["rl_start_training"].arguments
+TestBody = TABLE["rl_test_inference"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 
@@ -112,7 +115,7 @@ def routes() -> FastAPI:
 
     @app.get("/health", response_model=answers.Health)
     def health(call: Caller) -> Any:
-        return _answer(tools.rl_health_check, call)
+        return _answer("rl_health_check", call)
 
     @app.get("/environments", response_model=list[answers.EnvironmentEntry])
     def environments(call: Caller) -> Any:
@@ -121,26 +124,26 @@ def routes() -> FastAPI:
 
     @app.post("/environments/{name}/select", response_model=answers.Selected)
     def select(call: Caller, name: str) -> Any:
-        return _answer(tools.rl_select_environment, call, {"name": name})
+        return _answer("rl_select_environment", call, {"name": name})
 
     @app.get("/config", response_model=answers.CurrentConfig)
     def config(call: Caller) -> Any:
-        return _answer(tools.rl_get_current_config, call)
+        return _answer("rl_get_current_config", call)
 
     @app.post("/config", response_model=answers.Edited)
-    def edit(call: Caller, body: tools.rl_edit_config.arguments) -> Any:  # type: ignore[name-defined]
-        return _answer(tools.rl_edit_config, call, _given(body))
+    def edit(call: Caller, body: EditBody) -> Any:  # type: ignore[valid-type]
+        return _answer("rl_edit_config", call, _given(body))
 
     @app.get("/runs", response_model=answers.RunList)
     def runs(call: Caller) -> Any:
-        return _answer(tools.rl_list_runs, call)
+        return _answer("rl_list_runs", call)
 
     @app.post("/runs", response_model=answers.Started)
     def start(
         call: Caller,
-        body: Annotated[tools.rl_start_training.arguments | None, Body()] = None,  # type: ignore[name-defined]
+        body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        return _answer(tools.rl_start_training, call, _given(body) if body else {})
+        return _answer("rl_start_training", call, _given(body) if body else {})
 
     @app.get("/runs/{run_id}", response_model=answers.RunStatus)
     def status(call: Caller, run_id: RunId) -> Any:
@@ -148,18 +151,18 @@ def routes() -> FastAPI:
 
     @app.post("/runs/{run_id}/stop", response_model=answers.Stopped)
     def stop(call: Caller, run_id: RunId) -> Any:
-        return _answer(tools.rl_stop_training, call, {"run_id": run_id})
+        return _answer("rl_stop_training", call, {"run_id": run_id})
 
     @app.get("/runs/{run_id}/metrics", response_model=answers.RunResults)
     def metrics(call: Caller, run_id: RunId) -> Any:
-        return _answer(tools.rl_get_results, call, {"run_id": run_id})
+        return _answer("rl_get_results", call, {"run_id": run_id})
 
     @app.post("/test/inference", response_model=answers.TestReport)
     def test_inference(
         call: Caller,
-        body: Annotated[tools.rl_test_inference.arguments | None, Body()] = None,  # type: ignore[name-defined]
+        body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        return _answer(tools.rl_test_inference, call, _given(body) if body else {})
+        return _answer("rl_test_inference", call, _given(body) if body else {})
 
     return app
 
@@ -169,8 +172,8 @@ def _given(body: Any) -> Json:
     return given
 
 
-def _answer(tool: Tool, call: Call, arguments: Json | None = None) -> JSONResponse:
-    answer, error = tool.call(call, arguments)
+def _answer(tool: str, call: Call, arguments: Json | None = None) -> JSONResponse:
+    answer, error = TABLE[tool].call(call, arguments)
     return JSONResponse(answer) if error is None else _error(error)
 
 

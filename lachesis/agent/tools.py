@@ -7,14 +7,14 @@ A tool called as a function gives the JSON text of its answer and never raises: 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -72,7 +72,7 @@ class Tool:
     def description(self) -> str:
         return inspect.cleandoc(self.function.__doc__ or "")
 
-    @cached_property
+    @functools.cached_property
     def arguments(self) -> type[BaseModel]:
         """The model that a call's arguments are checked with."""
         hints = get_type_hints(self.function, include_extras=True)
@@ -82,12 +82,12 @@ class Tool:
         }
         return create_model(self.name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
 
-    @cached_property
+    @functools.cached_property
     def input_schema(self) -> Json:
         schema: Json = self.arguments.model_json_schema()
         return {key: value for key, value in schema.items() if key != "title"}
 
-    @cached_property
+    @functools.cached_property
     def output_schema(self) -> Json:
         answer: type[Report] = get_type_hints(self.function)["return"]
         schema: Json = answer.model_json_schema(mode="serialization")
@@ -122,14 +122,6 @@ class Tool:
             wrapped = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
             return as_payload(wrapped), wrapped
 
-    async def __call__(self, *values: Any, **arguments: Any) -> str:
-        """The JSON text of the answer, for the session in $LACHESIS_SESSION. Never raises."""
-        names = list(self.arguments.model_fields)
-        given = {**dict(zip(names, values, strict=False)), **arguments}
-        if len(values) > len(names):
-            given["(surplus)"] = values[len(names) :]
-        return await asyncio.to_thread(self.text, os.environ.get("LACHESIS_SESSION", SESSION), given)
-
     def text(self, session: str, arguments: Json | None) -> str:
         """As `call`, as JSON text for a named session. Never raises."""
         try:
@@ -153,15 +145,27 @@ def as_text(answer: Json) -> str:
 
 
 TABLE: dict[str, Tool] = {}
+JsonText = Callable[..., Coroutine[Any, Any, str]]
 
 
-def tool(hints: Hints, preview: Callable[..., Report | None] | None = None) -> Callable[[Callable[..., Report]], Tool]:
-    """Put a function into the table."""
+def tool(hints: Hints, preview: Callable[..., Report | None] | None = None) -> Callable[[Callable[..., Report]], JsonText]:
+    """Put a function into the table; what is left in its place is the async function that gives JSON text."""
 
-    def register(function: Callable[..., Report]) -> Tool:
+    def register(function: Callable[..., Report]) -> JsonText:
         made = Tool(function, hints, preview)
         TABLE[made.name] = made
-        return made
+        names = list(made.arguments.model_fields)
+
+        @functools.wraps(function)
+        async def as_function(*values: Any, **arguments: Any) -> str:
+            given = {**dict(zip(names, values, strict=False)), **arguments}
+            if len(values) > len(names):
+                given["(surplus)"] = values[len(names) :]
+            return await asyncio.to_thread(made.text, os.environ.get("LACHESIS_SESSION", SESSION), given)
+
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        as_function.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+        return as_function
 
     return register
 

@@ -51,6 +51,13 @@ async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> No
     assert confirmed == {"rl_start_training", "rl_stop_training"}
 
 
+async def test_a_client_of_the_older_protocol_is_served_too(home: Path) -> None:
+    async with Client(create_server("test"), mode="legacy") as client:
+        assert client.protocol_version < "2026"
+        assert len((await client.list_tools()).tools) == len(TABLE)
+        assert (await ask(client, "rl_list_environments"))[0]["count"] >= 1
+
+
 async def test_answers_are_structured_and_errors_can_be_mended(home: Path, make_run: Callable[..., RunRecord]) -> None:
     """The client checks each answer against its schema."""
     run_id = make_run().run_id
