@@ -153,7 +153,9 @@ class RunConfig(Section):
     openai: OpenAISection = OpenAISection()
     tinker: TinkerSection = TinkerSection()
     slurm: Annotated[Literal[False], INFRASTRUCTURE] = False
+    """Whether Atropos takes its servers from Slurm."""
     testing: Annotated[Literal[False], INFRASTRUCTURE] = False
+    """Whether Atropos answers by itself, without a model."""
 
     @model_validator(mode="after")
     def _batches_can_form(self) -> Self:

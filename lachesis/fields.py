@@ -15,11 +15,13 @@ import jsonschema
 import yaml
 from pydantic import ValidationError
 
-from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
+from lachesis.config import INFRASTRUCTURE, PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
 from lachesis.discovery import Schema
 from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
 
 SECTIONS: dict[str, type[Section]] = {"env": EnvSection, "tinker": TinkerSection, "openai": OpenAISection}
+TOP = "run"
+"""The section of the fields that stand in no section of the YAML."""
 MOST_CHARACTERS = 10_000
 
 
@@ -61,6 +63,11 @@ class Fields:
                 locked = marks[0] if marks and f"{section}.{name}" not in unlocked else None
                 field = Field(section, name, ours["properties"][name], info.default, info.description or "", locked)
                 self.by_name[f"{section}.{name}"] = field
+        for name in ("slurm", "testing"):
+            info = RunConfig.model_fields[name]
+            one = {"type": "boolean", "enum": [False]}
+            field = Field(TOP, name, one, False, info.description or "", INFRASTRUCTURE.reason)
+            self.by_name[f"{TOP}.{name}"] = field
         if schema is not None:
             self._add_own(schema)
 
@@ -75,7 +82,7 @@ class Fields:
 
     def find(self, name: str) -> Field:
         """Raises UnknownFieldError with the fields that can be edited."""
-        names = (name, *(f"{section}.{name}" for section in SECTIONS))
+        names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP)))
         found = [self.by_name[one] for one in names if one in self.by_name]
         if found:
             return next((field for field in found if field.locked is None), found[0])
@@ -89,7 +96,8 @@ class Fields:
         """The field and the checked value. Raises UnknownFieldError, LockedFieldError or FieldValueError."""
         field = self.find(name)
         if field.locked is not None:
-            held = getattr(getattr(current, field.section), field.name) if current else field.default
+            section = current if field.section == TOP else getattr(current, field.section, None)
+            held = getattr(section, field.name, field.default)
             raise LockedFieldError(
                 f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); `lachesis envs NAME` shows what can be "
                 "edited",

@@ -12,7 +12,7 @@ from lachesis import discovery, launcher, models
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError
-from lachesis.fields import Field, Fields
+from lachesis.fields import TOP, Field, Fields
 from lachesis.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -68,6 +68,7 @@ class Service:
             problem = str(error)
             config = self._configure(replace(launch, edits=()), schema, fields)
         values = config.model_dump()
+        values[TOP] = values
         for name, value in launch.edits:
             field = fields.find(name)
             values[field.section][field.name] = value

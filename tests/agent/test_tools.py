@@ -56,6 +56,8 @@ def test_rl_get_current_config(ask: Ask) -> None:
     assert free["largest"]["current_value"] == 9, "the environment's own fields are there"
     assert locked["rollout_server_url"]["locked_value"] == "http://localhost:8000"
     assert "infrastructure" in locked["rollout_server_url"]["reason"]
+    assert locked["slurm"]["locked_value"] is False
+    assert ask("rl_edit_config", field="testing", value=True)["locked_value"] is False
 
 
 def test_rl_edit_config(ask: Ask) -> None:
@@ -70,6 +72,46 @@ def test_rl_edit_config(ask: Ask) -> None:
     assert locked["code"] == "locked_field"
     assert locked["locked_value"] == 64
     assert ask("rl_get_current_config")["configurable_fields"][0]["current_value"] == 32
+
+
+def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> None:
+    """Only the dialect differs: vllm, which fails loudly where sglang gives an empty completion."""
+    ask("rl_select_environment", name="arithmetic", profile="tinker")
+    locked = {(one["section"], one["name"]): one["locked_value"] for one in ask("rl_get_current_config")["locked_fields"]}
+    contract: dict[str, Json] = {
+        "env": {
+            "tokenizer_name": "Qwen/Qwen3-8B",
+            "rollout_server_url": "http://localhost:8000",
+            "use_wandb": True,
+            "max_token_length": 8192,
+            "max_num_workers": 2048,
+            "worker_timeout": 3600,
+            "total_steps": 2500,
+            "steps_per_eval": 25,
+            "max_batches_offpolicy": 3,
+            "inference_weight": 1.0,
+            "eval_limit_ratio": 0.1,
+        },
+        "openai": {
+            "model_name": "Qwen/Qwen3-8B",
+            "base_url": "http://localhost:8001/v1",
+            "api_key": "x",
+            "weight": 1.0,
+            "num_requests_for_eval": 256,
+            "timeout": 3600,
+        },
+        "tinker": {
+            "lora_rank": 32,
+            "learning_rate": 4e-5,
+            "max_token_trainer_length": 9000,
+            "checkpoint_dir": "./temp/",
+            "save_checkpoint_interval": 25,
+        },
+        "run": {"slurm": False, "testing": False},
+    }
+    for section, fields in contract.items():
+        for name, value in fields.items():
+            assert locked[section, name] == value, (section, name)
 
 
 @pytest.mark.parametrize(
