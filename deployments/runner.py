@@ -19,12 +19,12 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.states import Crashed
 
-from lachesis.launcher import MAX_RUNS, READY_LINE
+from lachesis.launcher import READY_LINE, own_max_runs
 
 log = logging.getLogger("lachesis.runner")
 
 NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
-LIMITS = {"flows.launch.launch": MAX_RUNS, "flows.validate.validate": 2}
+LIMITS = {"flows.launch.launch": own_max_runs(), "flows.validate.validate": 2}
 """Flow runs at once per entrypoint. Each has a runner of its own, so that a test need not wait for a training run to end."""
 
 
@@ -44,14 +44,13 @@ async def main() -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(READY_LINE, flush=True)
     await asyncio.wait([asyncio.create_task(stop.wait()), *serving], return_when=asyncio.FIRST_COMPLETED)
-    for task in serving:
-        if task.done():
-            log.error("a runner ended by itself: %s", task.exception())
-            return 1
+    lost = [task for task in serving if task.done()]
+    for task in lost:
+        log.error("a runner ended by itself: %s", task.exception())
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
     await asyncio.gather(*serving, return_exceptions=True)
-    return 0
+    return 1 if lost else 0
 
 
 async def _reconcile(deployment_ids: list[object]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.launcher import MAX_RUNS, READY_LINE, deployment_name
+from lachesis.launcher import READY_LINE, deployment_name, own_max_runs
 from lachesis.prefect_api import PrefectApi, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
@@ -63,6 +63,7 @@ class Launcher:
             signal.signal(number, lambda *_: self.stop.set())
         try:
             with self._alone():
+                own_max_runs()  # a wrong number is told before anything is started
                 try:
                     self._start()
                     self._watch()
@@ -107,7 +108,7 @@ class Launcher:
             "ui_url": url.removesuffix("/api"),
             "pid": os.getpid(),
             "pids": {name: process.pid for name, process, _ in self.children},
-            "max_runs": MAX_RUNS,
+            "max_runs": own_max_runs(),
             "keys": [name for name in all_keys() if os.environ.get(name)],
             "started_at": now(),
         }

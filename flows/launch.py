@@ -167,7 +167,7 @@ class _Run:
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
-            self._note_wandb(health.get("wandb_url"))
+            self._note_wandb(health)
             if health.get("phase") == "finished" or self._ended():
                 progress.publish(total, total, force=True)
                 return "completed"
@@ -194,9 +194,10 @@ class _Run:
                 raise death(self.plan.service(name), code)
         return False
 
-    def _note_wandb(self, url: str | None) -> None:
-        if url and url != self.record.wandb_url:
-            self.record = self.store.update(self.run_id, wandb_url=url)
+    def _note_wandb(self, health: dict[str, Any]) -> None:
+        told = {key: health[key] for key in ("wandb_url", "wandb_error") if health.get(key)}
+        if any(getattr(self.record, key) != value for key, value in told.items()):
+            self.record = self.store.update(self.run_id, **told)
 
     def evaluate(self) -> None:
         """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed."""

@@ -9,6 +9,8 @@ A profile says where training happens and what its users may change:
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -307,15 +309,28 @@ def resolve(
     values = profile_values(profile, home)
     own = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
     env = {**own, **values.get("env", {})}
-    env.setdefault("wandb_name", f"{environment}-{datetime.now():%Y%m%d-%H%M%S}")
     sections = {"env": env, "openai": values.get("openai", {}), "tinker": values.get("tinker", {})}
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     if sections["tinker"].get("use_wandb") is False:
         sections["env"]["use_wandb"] = False  # the environment's own logging goes with the trainer's
+    if sections["env"].get("wandb_name") is None:  # the Atropos API takes no environment without a name
+        sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
     return build({"environment": environment, "profile": profile, **sections})
+
+
+def setting(name: str, default: float, *, least: float) -> float:
+    """A number from the environment variable `name`. Raises ConfigError."""
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text.strip() else default
+    except ValueError:
+        value = math.nan
+    if not value >= least:
+        raise ConfigError(f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {least:g}")
+    return value
 
 
 def build(values: Mapping[str, Any], where: str = "") -> RunConfig:

@@ -230,15 +230,15 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
     return result
 
 
-def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[str]:
-    """What the environment's own configuration class says against these values; empty when it takes them. Values that were
-    taken once are not asked about again until the file changes."""
+def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[dict[str, str]]:
+    """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
+    itself or "". Empty when it takes them. The answer is kept until the file changes."""
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
-    if cache.is_file():
-        return []
-    errors: list[str] = _ask_child(environment, values, timeout_s)["errors"]
-    if not errors:
-        _remember(cache, {"accepted": values})
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
+        return kept
+    errors: list[dict[str, str]] = _ask_child(environment, values, timeout_s)["errors"]
+    _remember(cache, {"errors": errors})
     return errors
 
 
@@ -267,18 +267,11 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
     """Run `lachesis.environment describe` and read the file it writes; its output may hold anything, so it goes to a log."""
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out, log = Path(folder) / "answer.json", Path(folder) / "log"
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "lachesis.environment",
-            "describe",
-            environment.file_path,
-            environment.class_name,
-        ]
+        place = (environment.file_path, environment.class_name, str(out))
+        command = [sys.executable, "-P", "-m", "lachesis.environment", "describe", *place]
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                [*command, str(out)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
@@ -289,8 +282,10 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
                 child.communicate(json.dumps(values).encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 raise EnvironmentTimeoutError(
-                    f"{environment.file_path} was still being imported after {timeout_s:.0f} s; "
-                    f"an environment must load its data in setup(), not at import. Its output ends:\n{tail(log, 15)}"
+                    f"{environment.file_path} was still being imported after {timeout_s:.0f} s; an environment must load its "
+                    "data in setup(), not at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its "
+                    "output ends:"
+                    f"\n{tail(log, 15)}"
                 ) from None
             finally:  # also at Ctrl-C, and for what the import has started
                 with contextlib.suppress(ProcessLookupError):

@@ -77,12 +77,12 @@ def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         config, warning = BaseEnvConfig(), f"config_init() failed, so these are Atropos' general fields: {error!r}"
     schema = type(config).model_json_schema()
-    errors: list[str] = []
+    errors: list[dict[str, str]] = []
     if values:
         try:
             type(config)(**{**config.model_dump(), **values})
         except ValidationError as error:
-            errors = [f"{'.'.join(map(str, one['loc']))} is {one['input']!r}: {one['msg']}" for one in error.errors()]
+            errors = [_complaint(one) for one in error.errors()]
     found = {
         "properties": schema.get("properties", {}),
         "definitions": schema.get("$defs", {}),
@@ -91,6 +91,12 @@ def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
         "warning": warning,
     }
     return {"schema": found, "errors": errors}
+
+
+def _complaint(error: Any) -> dict[str, str]:
+    """The field that is wrong by itself, or "" for fields that do not fit together, and what is said of it."""
+    place, said = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    return {"field": place, "message": f"{place} is {repr(error['input'])[:200]}: {said}" if place else said}
 
 
 def _has_functions(core_schema: Any) -> bool:

@@ -31,6 +31,7 @@ A message says what happened, the value, what is allowed, and where to look.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -190,6 +191,11 @@ class StorageError(LachesisError, OSError):
     """The disk refused a read or a write."""
 
     code = "storage"
+
+
+def as_text(answer: Any) -> str:
+    """JSON text as every transport gives it."""
+    return json.dumps(answer, indent=2, ensure_ascii=False, default=str)
 
 
 def shorten(text: str, most: int = 200) -> str:

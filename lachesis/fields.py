@@ -54,6 +54,8 @@ class Fields:
     def __init__(self, profile: str, schema: Schema | None = None) -> None:
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, Field] = {}
+        self.own: dict[str, Any] = {}
+        """The environment's schema, which may be narrower than ours for fields of both."""
         unlocked = PROFILES[profile].unlocked
         for section, model in SECTIONS.items():
             ours = model.model_json_schema()
@@ -73,6 +75,7 @@ class Fields:
 
     def _add_own(self, schema: Schema) -> None:
         self.definitions.update(schema.definitions)
+        self.own = schema.properties
         for name, one in schema.properties.items():
             reference = str(one.get("$ref", "")).rsplit("/", 1)[-1]
             one = {**self.definitions.get(reference, {}), **{key: value for key, value in one.items() if key != "$ref"}}
@@ -99,8 +102,8 @@ class Fields:
             section = current if field.section == TOP else getattr(current, field.section, None)
             held = getattr(section, field.name, field.default)
             raise LockedFieldError(
-                f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); `lachesis envs NAME` shows what can be "
-                "edited",
+                f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); rl_get_current_config or "
+                "`lachesis envs NAME` shows what can be edited",
                 locked_value=held,
             )
         return field, self._checked(field, value)
@@ -109,6 +112,8 @@ class Fields:
         try:
             _plain(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
+            if field.section == "env":
+                jsonschema.validate(value, {**self.own.get(field.name, {}), "$defs": self.definitions})
             model = SECTIONS[field.section]
             if field.name in model.model_fields:
                 return getattr(model.model_validate({field.name: value}), field.name)
@@ -120,6 +125,13 @@ class Fields:
                 f"allowed: {allowed(field.schema)}"
             ) from error
         return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
+
+
+def editable(config: RunConfig) -> dict[str, Any]:
+    """The values of the fields that the configuration's profile does not lock."""
+    free = [field for field in Fields(config.profile).by_name.values() if field.locked is None]
+    values = {field.name: getattr(getattr(config, field.section), field.name) for field in free}
+    return {**values, **(config.env.model_extra or {})}
 
 
 def _plain(value: Any) -> None:

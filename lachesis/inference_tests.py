@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,31 +34,25 @@ DEFAULT_MODELS = (
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
 
-class InferenceRequest(BaseModel):
-    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint."""
-
-    environment: str
-    environment_file: str
-    models: list[str]
-    num_steps: int
-    group_size: int
-    prompts: list[str] | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-
-
-@dataclass(frozen=True)
-class TestOptions:
+class TestOptions(BaseModel):
     """What may be chosen of a test. Without `models` the launch's own is tested, or at a paid profile the default three."""
 
     __test__ = False  # no test class of pytest
 
     num_steps: int = 3
     group_size: int = 16
-    models: tuple[str, ...] | None = None
-    prompts: tuple[str, ...] | None = None
+    models: list[str] | None = None
+    prompts: list[str] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
+
+
+class InferenceRequest(TestOptions):
+    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint."""
+
+    environment: str
+    environment_file: str
+    models: list[str]
 
 
 class InferenceTest(BaseModel):
@@ -246,7 +239,7 @@ def remote_endpoint(model: str) -> tuple[Json, str]:
     url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
     section: Json = {
         "model_name": model,
-        "base_url": url if url.endswith("/v1") else f"{url}/v1",
+        "base_url": url,
         "api_key": None,  # left to the child's own environment
         "server_type": "openai",
         "health_check": False,

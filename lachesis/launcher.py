@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lachesis import paths
+from lachesis.config import setting
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file
@@ -24,8 +25,6 @@ from lachesis.runs import RunRecord, RunStore, Status, now, storage_errors
 
 FLOW = "launch-training"
 TEST_FLOW = "validate-environment"
-MAX_RUNS = int(os.environ.get("LACHESIS_MAX_RUNS", "4"))
-"""Training runs at once on this host; more of them wait in the queue."""
 READY_LINE = "runner is ready"
 """What the runner prints when it takes runs."""
 
@@ -156,7 +155,8 @@ def queue_place(store: RunStore, run_id: str) -> dict[str, int] | None:
     records = store.all()
     limit = max_runs()
     running = sum(record.status in ("starting", "running", "stopping") for record in records)
-    waiting = [record.run_id for record in reversed(records) if record.status == "pending"]
+    pending = [record for record in records if record.status == "pending" and record.flow_run_id]
+    waiting = [record.run_id for record in sorted(pending, key=lambda record: record.queued_at)]
     if run_id not in waiting:
         return None
     place = waiting.index(run_id) + 1 - max(0, limit - running)  # the first ones start at once
@@ -214,9 +214,26 @@ def _server_note() -> dict[str, Any] | None:
     return found
 
 
+def own_max_runs() -> int:
+    """Training runs at once on this host, from $LACHESIS_MAX_RUNS; more of them wait in the queue. Raises ConfigError."""
+    return int(setting("LACHESIS_MAX_RUNS", 4, least=1))
+
+
 def max_runs() -> int:
     """Training runs at once, as the launcher of this home was told."""
-    return int((_server_note() or {}).get("max_runs", MAX_RUNS))
+    return int((_server_note() or {}).get("max_runs") or own_max_runs())
+
+
+def server_problem(home: Path) -> str | None:
+    """What is missing for a run to start: the server, or a runner of this home."""
+    try:
+        api = PrefectApi()
+        api.require()
+        if _server_note() is None or api.deployment(FLOW, deployment_name(home)) is None:
+            return f"the Prefect server at {api.url} answers, but no runner of {home} is there; start it with `lachesis serve`"
+    except ServerDownError as error:
+        return str(error)
+    return None
 
 
 def key_names() -> dict[str, str] | None:

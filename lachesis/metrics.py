@@ -68,6 +68,7 @@ class WandbSink:
 
     def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
         self.url: str | None = None
+        self.error: str | None = None
         self._folder = folder
         self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
@@ -98,7 +99,8 @@ class WandbSink:
                 run.log(item[1], step=item[0])
             run.finish()
         except Exception as error:  # W&B is a copy; metrics.jsonl is the record
-            log.warning("W&B logging stopped (%s: %s); metrics.jsonl goes on", type(error).__name__, error)
+            self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
+            log.warning(self.error)
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
         with self._wake:

@@ -17,7 +17,7 @@ MOST_EMPTY_GROUPS = 8
 SEARCHED_ITEMS = 5000
 SEARCH_S = 20.0
 NO_ITEM = (
-    "no item of this environment has this prompt, so its verifier has nothing to compare with; "
+    "no item with this prompt was found, so the verifier has nothing to compare with; "
     "an environment may offer item_from_prompt(prompt)"
 )
 Json = dict[str, Any]
@@ -45,6 +45,19 @@ def install(spec: Json) -> None:
         start(cls)
 
     BaseEnv.cli = classmethod(cli)
+    _name_wandb_run(spec["wandb_run"])
+
+
+def _name_wandb_run(name: str) -> None:
+    """Atropos' `process` gives its W&B run a name of its own."""
+    import wandb
+
+    original = wandb.init
+
+    def init(*values: Any, **options: Any) -> Any:
+        return original(*values, **{**options, "name": name})
+
+    wandb.init = init
 
 
 def _answer_prompts(spec: Json) -> Any:
@@ -95,6 +108,7 @@ async def _items(env: Any, prompts: list[str]) -> dict[str, Any]:
         return {prompt: item for prompt, item in made.items() if item is not None}
     found: dict[str, Any] = {}
     seen: set[str] = set()
+    repeats = 0
     until = time.monotonic() + SEARCH_S
     for _ in range(SEARCHED_ITEMS):
         if len(found) == len(set(prompts)) or time.monotonic() > until:
@@ -102,10 +116,10 @@ async def _items(env: Any, prompts: list[str]) -> dict[str, Any]:
         item = await env.get_next_item()
         texts = set(_texts(item))
         found.update({prompt: item for prompt in prompts if prompt.strip() in texts})
-        key = repr(item)
-        if item is None or (key in seen and len(seen) > 2 * len(prompts)):
-            break  # the data begins again
-        seen.add(key)
+        repeats = repeats + 1 if repr(item) in seen else 0
+        if item is None or repeats > max(200, 10 * len(seen)):
+            break  # there is nothing new
+        seen.add(repr(item))
     return found
 
 
@@ -128,17 +142,20 @@ async def _scored(env: Any, item: Any, texts: list[str]) -> Json:
         }
     groups = group if isinstance(group, list) else [group]
     scores = [float(score) for one in groups for score in one["scores"]]
-    if len(texts) == len(scores):
-        return {"responses": list(texts), "scores": scores}
     responses = [_response(env, one, index) for one in groups for index in range(len(one["scores"]))]
+    if None in responses and len(texts) == len(scores):
+        responses = list(texts)
     return {"responses": responses, "scores": scores}
 
 
-def _response(env: Any, group: Json, index: int) -> str:
+def _response(env: Any, group: Json, index: int) -> str | None:
+    """What was said; None where the tokens are constants that stand for those of an endpoint that answers with text."""
     messages = group.get("messages")
     if messages and messages[index]:
         last = messages[index][-1]
         return str(last.get("content")) if isinstance(last, dict) else str(last)
+    if list(group["tokens"][index]) == list(range(len(group["tokens"][index]))):
+        return None
     sampled = [token for token in group["masks"][index] if token != -100]
     return str(env.tokenizer.decode(sampled, skip_special_tokens=True))
 

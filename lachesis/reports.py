@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -101,6 +102,19 @@ class RunStatus(Report):
     """What keeps this report from being up to date."""
 
 
+class Weights(Report):
+    """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
+
+    step: int | None = None
+    sampler_weights: str | None = None
+    """Tinker path for sampling."""
+    state: str | None = None
+    """Tinker path for training on, with the optimizer."""
+    adapter: str | None = None
+    """A PEFT folder on this machine; null when another server holds the weights."""
+    warning: str | None = None
+
+
 class RunResults(Report):
     """What came of a run."""
 
@@ -117,8 +131,7 @@ class RunResults(Report):
     """First and last mean reward, each over five steps."""
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
-    weights: Json
-    """`sampler_weights` and `state` (typed Tinker paths), `adapter` (a local PEFT folder or null), `step`."""
+    weights: Weights
     final_metrics: Json
     history: list[Json]
     """At most ten steps, evenly spread, first and last among them."""
@@ -155,6 +168,7 @@ def run_status(
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         "wandb_url": record.wandb_url,
+        "wandb_error": record.wandb_error,
         "error": record.error,
         "last_error": _last_error(record, folder),
         "warning": warning,
@@ -166,7 +180,7 @@ def run_status(
         environment=record.environment,
         profile=record.profile,
         running_time_minutes=round(minutes, 2),
-        processes={short_name(name): service.state for name, service in record.services.items()},
+        processes=_processes(record),
         progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
@@ -220,6 +234,12 @@ def next_steps(record: RunRecord, words: Mapping[str, str] = COMMANDS) -> list[s
     return [words[key].format(run=record.run_id) for key in keys if key in words]
 
 
+def _processes(record: RunRecord) -> dict[str, str]:
+    """The contract's three from the first moment on."""
+    states = {short_name(name): service.state for name, service in record.services.items()}
+    return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
+
+
 def _logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
     """The contract's three from the first moment on, and those of what else has been started."""
     names = dict.fromkeys(("api", "trainer", "environment", *record.services))
@@ -239,7 +259,8 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
 
 
 def _eta(record: RunRecord, steps: list[Step]) -> float | None:
-    recent = [one for one in steps[-PACE_STEPS:] if "time" in one]
+    begun = datetime.fromisoformat(record.started_at or record.created_at).timestamp()
+    recent = [one for one in steps[-PACE_STEPS:] if one.get("time", 0.0) >= begun]  # not those before a resume
     if record.ended or len(recent) < 2:
         return None
     made = recent[-1]["step"] - recent[0]["step"]
@@ -247,20 +268,20 @@ def _eta(record: RunRecord, steps: list[Step]) -> float | None:
     return round(float(max(0, record.total_steps - recent[-1]["step"]) * pace), 1)
 
 
-def _weights(folder: RunDir) -> Json:
+def _weights(folder: RunDir) -> Weights:
     try:
         newest = Checkpoints(folder.checkpoints).newest()
     except CheckpointError as error:
-        return {"warning": str(error)}
+        return Weights(warning=str(error))
     if newest is None:
-        return {}
+        return Weights()
     adapter = adapter_folder(folder, newest)
-    return {
-        "step": newest.step,
-        "sampler_weights": newest.sampler_weights,
-        "state": newest.state,
-        "adapter": str(adapter) if adapter else None,
-    }
+    return Weights(
+        step=newest.step,
+        sampler_weights=newest.sampler_weights,
+        state=newest.state,
+        adapter=str(adapter) if adapter else None,
+    )
 
 
 def _mean_reward(steps: list[Step]) -> float:

@@ -56,6 +56,8 @@ class RunRecord(BaseModel):
     health: dict[str, Any] | None = None
     """What the monitor said of it last; None before it has looked."""
     created_at: str = Field(default_factory=lambda: now())
+    queued_at: str = Field(default_factory=lambda: now())
+    """When it was submitted last; a resumed run stands at the end of the queue."""
     started_at: str | None = None
     healthy_at: str | None = None
     ended_at: str | None = None
@@ -63,6 +65,8 @@ class RunRecord(BaseModel):
     wandb_project: str
     wandb_run_name: str
     wandb_url: str | None = None
+    wandb_error: str | None = None
+    """Why logging to W&B has stopped, if it has."""
     prefect_api_url: str | None = None
     flow_run_id: str | None = None
     flow_pid: int | None = None
@@ -125,13 +129,14 @@ class RunStore:
     def new_id(self) -> str:
         return secrets.token_hex(4)
 
-    def create(self, record: RunRecord) -> RunDir:
-        """Make the run's folder and its record. Raises StorageError."""
+    def create(self, record: RunRecord, config_yaml: str = "") -> RunDir:
+        """Make the run's folder, its configuration, and last its record. Raises StorageError."""
         folder = self.dir(record.run_id)
         with storage_errors(folder.path):
             for path in (folder.logs, folder.checkpoints):
                 path.mkdir(parents=True, exist_ok=True)
             os.chmod(folder.path, 0o700)
+        write_private(folder.config, config_yaml)
         write_private(folder.record, record.model_dump_json(indent=2))
         return folder
 
@@ -145,7 +150,8 @@ class RunStore:
             known = [record.run_id for record in self.all()]
             active = [record.run_id for record in self.all() if not record.ended]
             raise UnknownRunError(
-                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(known[:10]) or 'none'} (see `lachesis runs`)",
+                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(known[:10]) or 'none'} (rl_list_runs or "
+                "`lachesis runs` has all)",
                 active_runs=active,
             )
         file = self.dir(run_id).record

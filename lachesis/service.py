@@ -12,7 +12,7 @@ from lachesis import discovery, launcher, models
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError
-from lachesis.fields import TOP, Field, Fields
+from lachesis.fields import TOP, Field, Fields, editable
 from lachesis.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -25,7 +25,7 @@ from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
-from lachesis.runs import RunRecord, RunStore, tail, write_private
+from lachesis.runs import RunRecord, RunStore, now, tail
 from lachesis.supervision.plan import Plan, make_plan
 from lachesis.trainer.checkpoints import Checkpoints
 
@@ -46,7 +46,8 @@ class Launch:
 class Service:
     """One home folder. Every method raises LachesisError and nothing else that a user could cause."""
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, home: Path | None = None, *, schema_timeout_s: float = discovery.SCHEMA_TIMEOUT_S) -> None:
+        self.schema_timeout_s = schema_timeout_s
         self.store = RunStore(home)
         self.tests = InferenceTests(self.store.home)
 
@@ -59,11 +60,13 @@ class Service:
         """One environment and its fields, with the value that this launch would have, and why it could not start so."""
         configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment)
+        schema = discovery.schema(environment, self.schema_timeout_s)
         fields = Fields(launch.profile, schema)
         problem = None
         try:
             config = self._configure(launch, schema, fields)
+            complaints = self._complaints(environment, schema, launch, fields)
+            problem = "; ".join(one["message"] for one in complaints) or None
         except ConfigError as error:
             problem = str(error)
             config = self._configure(replace(launch, edits=()), schema, fields)
@@ -97,15 +100,21 @@ class Service:
         """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
         FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
         environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment)
+        schema = discovery.schema(environment, self.schema_timeout_s)
         fields = Fields(launch.profile, schema)
         field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
         key = f"{field.section}.{field.name}"
         changed = replace(launch, edits=(*((one, old) for one, old in launch.edits if one != key), (key, checked)))
-        own = _own_values(changed, fields)
-        if schema.checks and field.name in own:
-            self._check_own(environment, {field.name: checked})
+        for one in self._complaints(environment, schema, changed, fields):
+            if one["field"] == field.name:
+                raise FieldValueError(f"{environment.name} refuses it: {one['message']}")
         return changed, field, checked
+
+    def _complaints(self, environment: Environment, schema: Schema, launch: Launch, fields: Fields) -> list[dict[str, str]]:
+        """What validators of the environment's own class say to the edits; they run in its own process only."""
+        edited = [(fields.find(name), value) for name, value in launch.edits]
+        own = {field.name: value for field, value in edited if field.section == "env"}
+        return discovery.check_values(environment, own, self.schema_timeout_s) if schema.checks and own else []
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -113,11 +122,12 @@ class Service:
         """The checked configuration of a launch, before anything is started."""
         environment = discovery.find(launch.environment)
         check_profile(launch.profile, launcher.key_names())
-        schema = discovery.schema(environment)
+        schema = discovery.schema(environment, self.schema_timeout_s)
         fields = Fields(launch.profile, schema)
         config = self._configure(launch, schema, fields)
-        if schema.checks and (own := _own_values(launch, fields)):
-            self._check_own(environment, own)
+        complaints = self._complaints(environment, schema, launch, fields)
+        if complaints:
+            raise FieldValueError(f"{environment.name} refuses it: {'; '.join(one['message'] for one in complaints)}")
         return environment, config
 
     def preview(self, launch: Launch) -> tuple[RunConfig, Plan]:
@@ -138,20 +148,18 @@ class Service:
             edits.setdefault("tinker", {})["seed"] = launch.seed
         return configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
 
-    def _check_own(self, environment: Environment, values: dict[str, Any]) -> None:
-        """Validators of the environment's own class run in its own process only. Raises FieldValueError."""
-        complaints = discovery.check_values(environment, values)
-        if complaints:
-            raise FieldValueError(f"{environment.name} refuses its configuration: {'; '.join(complaints)}")
-
-    def start(self, launch: Launch) -> RunRecord:
-        """Create a run and submit it; no run is left behind when this raises."""
+    def start(self, launch: Launch, run_id: str | None = None) -> RunRecord:
+        """Create a run and submit it; no run is left behind when this raises. With a `run_id` that exists already, because
+        somebody was killed while starting it, that run is submitted."""
+        run_id = run_id or self.store.new_id()
+        if self.store.dir(run_id).record.is_file():
+            record = self.store.load(run_id)
+            return record if record.flow_run_id else launcher.submit(self.store, record)
         environment, config = self.resolve(launch)
         PrefectApi()  # a missing server is told before anything is made
-        record = self._record(launch, environment, config, self.store.new_id())
-        folder = self.store.create(record)
+        record = self._record(launch, environment, config, run_id)
+        self.store.create(record, config.to_yaml())
         try:
-            write_private(folder.config, config.to_yaml())
             return launcher.submit(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)
@@ -180,11 +188,11 @@ class Service:
     def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
         """Submit an inference test of the environment, configured as this launch would be."""
         environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment)
+        schema = discovery.schema(environment, self.schema_timeout_s)
         config = self._configure(launch, schema, Fields(launch.profile, schema))
         models_ = wanted.models
         if models_ is None and launch.profile == "embedded":
-            models_ = (f"{EMBEDDED}{config.openai.model_name}",)
+            models_ = [f"{EMBEDDED}{config.openai.model_name}"]
         named = [self._test_model(one) for one in models_ or [name for name, _, _ in DEFAULT_MODELS]]
         if any(one.startswith(EMBEDDED) for one in named):
             check_embedded()
@@ -195,7 +203,7 @@ class Service:
             InferenceRequest(
                 environment=environment.name,
                 environment_file=environment.file_path,
-                **{**asdict(wanted), "models": named, "num_steps": len(wanted.prompts or ()) or wanted.num_steps},
+                **{**wanted.model_dump(), "models": named, "num_steps": len(wanted.prompts or ()) or wanted.num_steps},
             ),
             config.to_yaml(),
         )
@@ -213,7 +221,7 @@ class Service:
         if wanted == "tiny":
             return f"{EMBEDDED}{models.tiny_path(models.Recipe(), self.store.home)}"
         tiny = models.tiny_path(models.Recipe(), self.store.home)
-        return name if Path(wanted) == tiny else f"{EMBEDDED}{self._model(Launch('', model=wanted))}"
+        return name if Path(wanted) == tiny else f"{EMBEDDED}{_model_place(wanted)}"
 
     def test(self, test_id: str) -> InferenceTest:
         """The test as it is now."""
@@ -231,15 +239,28 @@ class Service:
         check_profile(record.profile, launcher.key_names())
         Checkpoints(self.store.dir(run_id).checkpoints).newest()  # a damaged manifest is told before anything changes
         queued = self.store.update(
-            run_id, status="pending", phase="queued", error=None, attempt=record.attempt + 1, services={}, started_at=None
+            run_id,
+            status="pending",
+            phase="queued",
+            error=None,
+            attempt=record.attempt + 1,
+            services={},
+            started_at=None,
+            queued_at=now(),
         )
         try:
             return launcher.submit(self.store, queued)
         except BaseException:
             self.store.update(
-                run_id, **record.model_dump(include={"status", "phase", "error", "attempt", "services", "started_at"})
+                run_id,
+                **record.model_dump(include={"status", "phase", "error", "attempt", "services", "started_at", "queued_at"}),
             )
             raise
+
+    def editable_values(self, record: RunRecord) -> Json:
+        """The fields of the run that its profile lets be edited, with their values."""
+        config = RunConfig.from_yaml(self.store.dir(record.run_id).config)
+        return editable(config)
 
     def get(self, run_id: str) -> RunRecord:
         return launcher.refresh(self.store, self.store.load(run_id))
@@ -292,19 +313,14 @@ class Service:
     def _model(self, launch: Launch) -> str | None:
         if launch.model is None:
             return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
-        folder = Path(launch.model).expanduser()
-        if not folder.exists() and not launch.model.startswith(("/", ".", "~")):
-            return launch.model  # a name on the Hub
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(f"{folder} holds no model (no config.json there); `lachesis model build` makes a tiny one")
-        return str(folder.resolve())
+        return _model_place(launch.model)
 
 
-def _own_values(launch: Launch, fields: Fields) -> dict[str, Any]:
-    """The edits to fields that only the environment's own class has."""
-    edited = [(fields.find(name), value) for name, value in launch.edits]
-    return {
-        field.name: value
-        for field, value in edited
-        if field.section == "env" and field.name not in configuration.EnvSection.model_fields
-    }
+def _model_place(name: str) -> str:
+    """A name on the Hub, or the folder that holds a model. Raises ModelNotFoundError."""
+    folder = Path(name).expanduser()
+    if not folder.exists() and not name.startswith(("/", ".", "~")):
+        return name
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{folder} holds no model (no config.json there); `lachesis model build` makes a tiny one")
+    return str(folder.resolve())

@@ -21,12 +21,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis import paths
-from lachesis.errors import ConfigError, StorageError
+from lachesis.errors import ConfigError, RunStateError, StorageError
 from lachesis.runs import storage_errors, write_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-KEPT_STARTS = 100
+KEPT_STARTS = 1000
 KEPT_CHECKS = 200
+BUSY_S = 15.0
 
 
 def folder_session(folder: Path | None = None) -> str:
@@ -94,30 +95,62 @@ class Session:
 
     def read(self) -> SessionState:
         """Raises StorageError when the file is damaged; it is then kept aside, and the next call finds a new session."""
+        try:
+            return self._parsed()
+        except ValidationError:
+            with self._alone():  # it may have been replaced by a good one meanwhile
+                return self._read()
+
+    def _parsed(self) -> SessionState:
         with storage_errors(self.file):
             try:
                 return SessionState.model_validate_json(self.file.read_bytes())
             except FileNotFoundError:
                 return SessionState()
-            except ValidationError as error:
+
+    def _read(self) -> SessionState:
+        try:
+            return self._parsed()
+        except ValidationError as error:
+            with storage_errors(self.file):
                 aside = self.file.with_name(f"{self.file.name}.damaged-{int(time.time() * 1000)}")
                 os.replace(self.file, aside)
-                raise StorageError(
-                    f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {aside}; "
-                    "the session begins anew: select an environment again"
-                ) from error
+            raise StorageError(
+                f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {aside}; "
+                "the session begins anew: select an environment again"
+            ) from error
 
     @contextlib.contextmanager
     def change(self) -> Iterator[SessionState]:
-        """The state, to be changed in place; written when the block ends well. One at a time."""
+        """The state, to be changed in place; written when the block ends well. One at a time; raises RunStateError when
+        another call of this session takes too long."""
+        with self._alone():
+            state = self._read()
+            yield state
+            self.write(state)
+
+    def write(self, state: SessionState) -> None:
+        """Replace the file; inside `change` only, for what must be kept even if the block is killed."""
+        state.starts = state.starts[-KEPT_STARTS:]
+        newest = sorted(state.checks, key=lambda run: state.checks[run].at)[-KEPT_CHECKS:]
+        state.checks = {run: state.checks[run] for run in newest}
+        write_private(self.file, state.model_dump_json(indent=2))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(self.file.with_name(f".{self.name}.lock"), "w")  # noqa: SIM115 - closed below
+        until = time.monotonic() + BUSY_S
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            state = self.read()
-            yield state
-            state.starts = state.starts[-KEPT_STARTS:]
-            newest = sorted(state.checks, key=lambda run: state.checks[run].at)[-KEPT_CHECKS:]
-            state.checks = {run: state.checks[run] for run in newest}
-            write_private(self.file, state.model_dump_json(indent=2))
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise RunStateError(
+                            f"another call of session {self.name} has not ended after {BUSY_S:.0f} s; try again"
+                        ) from None
+                    time.sleep(0.02)
+            yield

@@ -38,11 +38,11 @@ def test_model(tests: InferenceTests, test: InferenceTest, config: RunConfig, mo
     with ServiceGroup() as group:
         try:
             config, endpoint, key = _endpoint(group, tests.home, output, config, model)
-            _probe(group, test, output, probe_config(config, test.request, output, endpoint, run), key)
+            _probe(group, test, output, probe_config(config, test.request, output, endpoint, run), run, key)
         except LachesisError as problem:
             error = str(problem)
     result = model_result(output, model, run, error=error, prompts=bool(test.request.prompts))
-    if not error and result["steps_tested"] < len(test.request.prompts or range(test.request.num_steps)):
+    if not error and result["steps_tested"] < test.request.num_steps:
         result["error"] = f"{result['steps_tested']} groups came of those asked for, see {result['log_file']}"
     return result
 
@@ -72,9 +72,9 @@ def _endpoint(
     return plan.config, plan.config.openai.model_dump(mode="json"), None
 
 
-def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: str, key: str | None) -> None:
+def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: str, wandb_run: str, key: str | None) -> None:
     request = test.request
-    wanted: Json = {"out": str(output), "prompts": request.prompts}
+    wanted: Json = {"out": str(output), "prompts": request.prompts, "wandb_run": wandb_run}
     if request.prompts:
         wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
     probe, files = make_probe(request.environment_file, config_yaml, output, wanted, key=key)

@@ -76,7 +76,9 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached() -> None:
     assert discovery.schema(environment) == schema
     assert time.monotonic() - started < 1
     assert discovery.check_values(environment, {"largest": 5}) == []
-    assert discovery.check_values(environment, {"largest": 0}) == ["largest is 0: Input should be greater than or equal to 1"]
+    assert discovery.check_values(environment, {"largest": 0}) == [
+        {"field": "largest", "message": "largest is 0: Input should be greater than or equal to 1"}
+    ]
 
 
 def test_an_import_that_raises_is_shown_with_its_traceback(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.reports import Json, QueuePlace, Report, RunResults, RunStatus
-
-__all__ = ["RunResults", "RunStatus"]
+from lachesis.reports import Json, QueuePlace, Report, RunStatus
 
 
 class EnvironmentEntry(Report):
@@ -131,6 +129,64 @@ class Stopped(Report):
     """True when nothing was done yet; call again with confirm=true."""
 
 
+class TestedStep(Report):
+    step: int
+    completions: int
+    correct: int
+    """Completions with a score above 0."""
+    scores: list[float]
+
+
+class Response(Report):
+    text: str | None
+    score: float | None
+    """Null when the verifier had nothing to compare with."""
+
+
+class AnsweredPrompt(Report):
+    prompt: str
+    responses: list[Response]
+    note: str | None = None
+
+
+class TestedModel(Report):
+    model: str
+    name: str
+    scale: str
+    wandb_run: str
+    output_file: str
+    log_file: str
+    steps: list[TestedStep]
+    steps_tested: int
+    total_completions: int
+    correct_completions: int
+    accuracy: float
+    """Share of the completions that are correct, from 0 to 1."""
+    steps_with_correct: int
+    step_success_rate: float
+    """Share of the steps with at least one correct completion, from 0 to 1."""
+    prompts: list[AnsweredPrompt] | None = None
+    error: str | None = None
+    """Why this model's test is not complete."""
+
+
+class TestConfig(Report):
+    num_steps: int
+    group_size: int
+    rollouts_per_model: int
+    total_rollouts: int
+
+
+class TestSummary(Report):
+    steps_requested: int
+    models_tested: int
+    models_succeeded: int
+    best_model: str | None
+    avg_accuracy: float
+    environment_working: bool
+    output_directory: str
+
+
 class TestReport(Report):
     """An inference test, or how far it is."""
 
@@ -142,13 +198,9 @@ class TestReport(Report):
     message: str | None = None
     environment: str
     environment_file: str
-    test_config: Json | None = None
-    """`num_steps`, `group_size`, `rollouts_per_model`, `total_rollouts`."""
-    models_tested: list[Json] | None = None
-    """Per model: `accuracy`, `step_success_rate`, `steps` with their scores, files, and `error` when it failed; with prompts
-    also `prompts`, each with its responses and the verifier's score of each."""
-    summary: Json | None = None
-    """`environment_working`, `best_model`, `avg_accuracy` and counts."""
+    test_config: TestConfig | None = None
+    models_tested: list[TestedModel] | None = None
+    summary: TestSummary | None = None
     error: str | None = None
     groups_done: int
     groups_total: int

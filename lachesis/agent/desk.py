@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,42 +12,31 @@ from typing import Any
 from pydantic import ValidationError
 
 from lachesis import __version__, launcher, paths
-from lachesis.agent import answers
-from lachesis.config import PROFILES, profile_values
-from lachesis.errors import ConfigError, LachesisError, RunStateError, ServerDownError
+from lachesis.agent import answers, views
+from lachesis.config import PROFILES, profile_values, setting
+from lachesis.errors import ConfigError, LachesisError, RunStateError, UnknownTestError
+from lachesis.fields import editable
 from lachesis.inference_tests import InferenceTest, TestOptions
-from lachesis.prefect_api import PrefectApi, api_url
+from lachesis.prefect_api import api_url
 from lachesis.profiles import missing_keys
-from lachesis.reports import Json, QueuePlace, RunResults, RunStatus
+from lachesis.reports import QueuePlace, RunResults, RunStatus
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 from lachesis.sessions import AskedTest, Check, Draft, Session, SessionState, Start
-from lachesis.supervision.plan import Plan
 
 DUPLICATE_S = 60.0
 """The same draft started again in this time is taken for a repeated call."""
-STATUS_INTERVAL_S = 1800.0
 TEST_WAIT_S = 25.0
+SCHEMA_TIMEOUT_S = 25.0
 """Clients give up on a call after 30 to 60 seconds."""
-Progress = Callable[[float, float, str], None]
+Tell = Callable[[float, float, str], None]
 """Seconds waited, most seconds, and in words what is known. The first grows with each call, as MCP asks of progress."""
-PROGRESS_S = 2.0
-CALLS = {
-    "status": 'rl_check_status(run_id="{run}")',
-    "logs": "resource lachesis://runs/{run}/logs/trainer",
-    "stop": 'rl_stop_training(run_id="{run}")',
-    "resume": 'rl_start_training(resume="{run}")',
-    "results": 'rl_get_results(run_id="{run}")',
-}
-"""How an agent does what comes next."""
+TELL_S = 2.0
 
 
 def status_interval_s() -> float:
-    """Seconds between two live looks at the same run; `$LACHESIS_STATUS_INTERVAL_S`."""
-    try:
-        return float(os.environ.get("LACHESIS_STATUS_INTERVAL_S", STATUS_INTERVAL_S))
-    except ValueError:
-        return STATUS_INTERVAL_S
+    """Seconds between two live looks at the same run, from $LACHESIS_STATUS_INTERVAL_S. Raises ConfigError."""
+    return setting("LACHESIS_STATUS_INTERVAL_S", 1800, least=0)
 
 
 def default_profile() -> str:
@@ -59,7 +47,7 @@ class Desk:
     """The use cases of one session. Every method raises LachesisError and nothing else that an agent could cause."""
 
     def __init__(self, session: str, service: Service | None = None) -> None:
-        self.service = service or Service()
+        self.service = service or Service(schema_timeout_s=SCHEMA_TIMEOUT_S)
         self.session = Session(session, self.service.store.home)
 
     # --- the draft --------------------------------------------------------------------------------------------------
@@ -75,9 +63,9 @@ class Desk:
             environment=name,
             file_path=found["file_path"],
             profile=draft.profile,
-            config=_values(found),
+            config=views.values(found),
             session=self.session.name,
-            **_known(warning=found["warning"]),
+            **views.known(warning=found["warning"]),
         )
 
     def current_config(self) -> answers.CurrentConfig:
@@ -89,13 +77,15 @@ class Desk:
             environment=draft.environment,
             profile=draft.profile,
             model=draft.model,
-            configurable_fields=[answers.FieldView(**_without_lock(field)) for field in free],
+            configurable_fields=[answers.FieldView(**views.without_lock(field)) for field in free],
             locked_fields=[
-                answers.LockedFieldView(**_without_lock(field), locked_value=field["current_value"], reason=field["locked"])
+                answers.LockedFieldView(
+                    **views.without_lock(field), locked_value=field["current_value"], reason=field["locked"]
+                )
                 for field in locked
             ],
             tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to the profile and its operator",
-            **_known(problem=found["problem"], warning=found["warning"]),
+            **views.known(problem=found["problem"], warning=found["warning"]),
         )
 
     def edit(self, field: str, value: Any) -> answers.Edited:
@@ -108,8 +98,8 @@ class Desk:
             message=f"{edited.section}.{edited.name} is now {checked!r}",
             field=edited.name,
             value=checked,
-            config=_values(found),
-            **_known(problem=found["problem"]),
+            config=views.values(found),
+            **views.known(problem=found["problem"]),
         )
 
     def _draft(self, state: SessionState) -> Draft:
@@ -123,43 +113,57 @@ class Desk:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def start(self, *, key: str | None = None, allow_duplicate: bool = False) -> answers.Started:
-        """Start the draft. The same draft within a minute, or the same key, gives the run that there is."""
+        """Start the draft. The same draft within a minute, or the same key, gives the run that there is.
+
+        What is about to be started is written first: an agent that is killed meanwhile and calls again gets that run."""
         with self.session.change() as state:
             draft = self._draft(state)
-            earlier = _earlier(state, draft, key, allow_duplicate=allow_duplicate)
-            if earlier is not None:
-                return self._started(self.service.get(earlier.run_id), draft, duplicate=True)
-            record = self.service.start(_launch(draft))
-            state.starts.append(Start(run_id=record.run_id, draft=draft, at=time.time(), key=key))
-        return self._started(record, draft)
+            start = _earlier(state, draft, key, allow_duplicate=allow_duplicate)
+            again = start is not None
+            if start is None:
+                start = Start(run_id=self.service.store.new_id(), draft=draft, at=time.time(), key=key)
+                state.starts.append(start)
+                self.session.write(state)
+            try:
+                record = self.service.start(_launch(draft), start.run_id)
+            except LachesisError:
+                state.starts.remove(start)
+                self.session.write(state)
+                raise
+        return self._started(self.service.get(record.run_id) if again else record, duplicate=again)
 
     def resume(self, run_id: str) -> answers.Started:
         """Continue an ended run; one that lives is returned as it is."""
         alive = not self.service.get(run_id).ended
         record = self.service.resume(run_id)
-        draft = Draft(environment=record.environment, profile=record.profile)
-        return self._started(record, draft, duplicate=alive, edited=False)
+        self._look_anew(run_id)
+        return self._started(record, duplicate=alive)
 
-    def _started(self, record: RunRecord, draft: Draft, *, duplicate: bool = False, edited: bool = True) -> answers.Started:
+    def _look_anew(self, run_id: str) -> None:
+        """The next report is live: the last one is about another time of the run."""
+        with self.session.change() as state:
+            state.checks.pop(run_id, None)
+
+    def _started(self, record: RunRecord, *, duplicate: bool) -> answers.Started:
         run = record.run_id
         folder = self.service.store.dir(run)
         queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
         waiting = f"; it waits for place {queue['place']} in the queue of this host" if queue else ""
-        what = "was started by an equal call before" if duplicate else "is starting"
+        what = "is there already, this call has started nothing" if duplicate else "is starting"
         return answers.Started(
-            message=f"run {run} {what}{waiting}; {CALLS['status'].format(run=run)} tells how it does",
+            message=f"run {run} {what}{waiting}; {views.CALLS['status'].format(run=run)} tells how it does",
             run_id=run,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
-            config=_values(self.service.describe(_launch(draft))) if edited else {},
+            config=self.service.editable_values(record),
             wandb_project=record.wandb_project,
             wandb_run_name=record.wandb_run_name,
             config_path=str(folder.config),
             logs={name: str(folder.log(name)) for name in ("api", "trainer", "env")},
             ui_url=launcher.ui_url(record),
             profile=record.profile,
-            next_steps=[CALLS[key].format(run=run) for key in ("status", "stop")],
-            **_known(queue=QueuePlace(**queue) if queue else None, duplicate=duplicate or None),
+            next_steps=[views.CALLS[key].format(run=run) for key in ("status", "stop")],
+            **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=duplicate or None),
         )
 
     def preview(self) -> answers.Started:
@@ -169,12 +173,12 @@ class Desk:
         return answers.Started(
             message="nothing was started; this is what rl_start_training() would start",
             environment=draft.environment,
-            config=_values(self.service.describe(_launch(draft))),
+            config=editable(config),
             wandb_project=config.tinker.wandb_project,
             profile=draft.profile,
             dry_run=True,
             config_yaml=plan.config.to_yaml(),
-            services=_services(plan),
+            services=views.services(plan),
             next_steps=["rl_start_training()"],
         )
 
@@ -182,16 +186,16 @@ class Desk:
         """What continuing the run would mean. Nothing is changed."""
         record = self.service.get(run_id)
         return answers.Started(
-            message=f"nothing was started: run {run_id} would go on from its newest checkpoint on profile {record.profile}, "
-            "which may cost money; call again with confirm=true",
+            message=f"nothing was started; run {run_id} ({record.status}) would go on from its newest checkpoint on profile "
+            f"{record.profile}",
             run_id=run_id,
             status=record.status,
             environment=record.environment,
-            config={},
+            config=self.service.editable_values(record),
             wandb_project=record.wandb_project,
             profile=record.profile,
-            confirmation_required=True,
-            next_steps=[f'rl_start_training(resume="{run_id}", confirm=true)'],
+            dry_run=True,
+            next_steps=[views.CALLS["resume"].format(run=run_id)],
         )
 
     def status(self, run_id: str) -> answers.CheckedStatus:
@@ -204,46 +208,56 @@ class Desk:
             left = 0.0 if last is None else last.at + status_interval_s() - time.time()
             if last is not None and left > 0:
                 with contextlib.suppress(ValidationError):  # a report of another version
-                    return _limited(last, left)
+                    return views.limited(last, left)
             state.checks[run_id] = Check(at=time.time(), report=report.payload())
         return answers.CheckedStatus(**report.payload())
 
     def live_status(self, run_id: str) -> RunStatus:
         """As `status`, without its limit."""
-        return self.service.status(run_id, CALLS)
+        return self.service.status(run_id, views.CALLS)
 
     def stop(self, run_id: str) -> answers.Stopped:
-        return answers.Stopped(**self.service.stop(run_id))
+        stopped = self.service.stop(run_id)
+        self._look_anew(run_id)
+        return answers.Stopped(**stopped)
 
     def results(self, run_id: str) -> RunResults:
-        return self.service.results(run_id, CALLS)
+        return self.service.results(run_id, views.CALLS)
 
     def runs(self, limit: int | None = None) -> answers.RunList:
         records, warning = self.service.look_at_runs()
         entries = [
             answers.RunEntry(**record.model_dump(include=set(answers.RunEntry.model_fields))) for record in records[:limit]
         ]
-        return answers.RunList(runs=entries, count=len(records), **_known(warning=warning))
+        return answers.RunList(runs=entries, count=len(records), **views.known(warning=warning))
 
     # --- inference tests --------------------------------------------------------------------------------------------
 
-    def test(self, wanted: TestOptions, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
-        """Test the draft's environment; waits at most `wait_s` seconds for the result. The same call again goes on waiting."""
+    def test(self, wanted: TestOptions, tell: Tell, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
+        """Test the draft's environment; takes at most about `wait_s` seconds. The same call again goes on waiting."""
+        until = time.monotonic() + wait_s
         with self.session.change() as state:
             draft = self._draft(state)
-            asked = {**draft.model_dump(mode="json"), **json.loads(json.dumps(asdict(wanted)))}
-            if state.test is None or state.test.asked != asked or self.service.test(state.test.test_id).ended:
+            asked = {**draft.model_dump(mode="json"), **wanted.model_dump(mode="json")}
+            if state.test is None or state.test.asked != asked or self._is_over(state.test.test_id):
                 state.test = AskedTest(asked=asked, test_id=self.service.start_test(_launch(draft), wanted).test_id)
             test_id = state.test.test_id
-        return self.test_again(test_id, progress, wait_s)
+        return self.test_again(test_id, tell, until)
 
-    def test_again(self, test_id: str, progress: Progress, wait_s: float = TEST_WAIT_S) -> answers.TestReport:
-        """The result of a test, waited for at most `wait_s` seconds."""
+    def _is_over(self, test_id: str) -> bool:
+        try:
+            return self.service.test(test_id).ended
+        except UnknownTestError:
+            return True
+
+    def test_again(self, test_id: str, tell: Tell, until: float | None = None) -> answers.TestReport:
+        """The result of a test, waited for until that time of the monotonic clock, by default as long as a call may take."""
         started, told = time.monotonic(), 0.0
-        while not (test := self.service.tests.load(test_id)).ended and (waited := time.monotonic() - started) < wait_s:
-            if waited - told > PROGRESS_S:
-                told, (done, total) = waited, self._groups(test)
-                progress(round(waited, 1), wait_s, f"{test.status}: {done} of {total} groups")
+        until = until or started + TEST_WAIT_S
+        while not (test := self.service.tests.load(test_id)).ended and (now := time.monotonic()) < until:
+            if now - started - told > TELL_S:
+                told, (done, total) = now - started, self._groups(test)
+                tell(round(told, 1), round(until - started, 1), f"{test.status}: {done} of {total} groups")
             time.sleep(0.25)
         return self._test_report(self.service.test(test_id))
 
@@ -253,20 +267,16 @@ class Desk:
     def _test_report(self, test: InferenceTest) -> answers.TestReport:
         done, total = self._groups(test)
         again = f'rl_test_inference(test_id="{test.test_id}")'
-        working = (test.result or {}).get("summary", {}).get("environment_working")
         message = None if test.ended else f"the test goes on; {again} waits for it and gives its result"
+        named = {"environment": test.request.environment, "environment_file": test.request.environment_file}
         return answers.TestReport(
             test_id=test.test_id,
             status=test.status,
             groups_done=done,
             groups_total=total,
-            next_steps=[again] if not test.ended else ["rl_start_training()"] if working else ["read the log_file of a model"],
-            **{
-                "environment": test.request.environment,
-                "environment_file": test.request.environment_file,
-                **(test.result or {}),
-            },
-            **_known(message=message, error=test.error),
+            next_steps=views.after_test(test) if test.ended else [again],
+            **{**named, **(test.result or {})},
+            **views.known(message=message, error=test.error),
         )
 
     # --- the rest ---------------------------------------------------------------------------------------------------
@@ -284,17 +294,13 @@ class Desk:
                 "rl_test_inference() tries it before anything is trained",
                 "more folders with environments: LACHESIS_ENVIRONMENTS",
             ],
-            **_known(problems=scan.problems),
+            **views.known(problems=scan.problems),
         )
 
     def health(self) -> answers.Health:
         """Whether the parts that a run needs are there. Never raises for a part that is missing."""
-        problems: list[str] = []
-        url = api_url()
-        try:
-            PrefectApi().require()
-        except ServerDownError as error:
-            problems.append(str(error))
+        found = launcher.server_problem(self.service.store.home)
+        problems = [found] if found else []
         state = SessionState()
         try:
             state = self.session.read()
@@ -314,7 +320,7 @@ class Desk:
             status="degraded" if problems else "ok",
             version=__version__,
             problems=problems,
-            prefect_url=url,
+            prefect_url=api_url(),
             profile=profile,
             missing_keys=missing,
             environments_discovered=len(scan.environments),
@@ -347,35 +353,3 @@ def _earlier(state: SessionState, draft: Draft, key: str | None, *, allow_duplic
         if key is None and not allow_duplicate and start.draft == draft and time.time() - start.at < DUPLICATE_S:
             return start
     return None
-
-
-def _limited(last: Check, left: float) -> answers.CheckedStatus:
-    """The last report again, with the time when a new one is due."""
-    wait, ago = max(1, round(left)), round(time.time() - last.at)
-    return answers.CheckedStatus(
-        **last.report,
-        rate_limited=True,
-        message=f"this is the report of {ago} s ago; the next live one is due in {wait} s. The run goes on by itself, and once "
-        "it has ended that is reported at once",
-        next_check_in_seconds=wait,
-        reported_seconds_ago=ago,
-    )
-
-
-def _services(plan: Plan) -> list[answers.PlannedService]:
-    return [
-        answers.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
-    ]
-
-
-def _values(found: Json) -> Json:
-    return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
-
-
-def _without_lock(field: Json) -> Json:
-    return {key: value for key, value in field.items() if key != "locked"}
-
-
-def _known(**values: Any) -> Json:
-    """Those that there are."""
-    return {key: value for key, value in values.items() if value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lachesis import paths
-from lachesis.agent.tools import as_text
+from lachesis.errors import StorageError, as_text
 from lachesis.runs import storage_errors, write_private
 
 Scope = MutableMapping[str, Any]
@@ -34,28 +35,39 @@ def own_token() -> str:
         return named
     file = paths.home() / "token"
     with storage_errors(file):
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_private(file, secrets.token_urlsafe(32))
-        return file.read_text().strip()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = file.with_name(f".token.{secrets.token_hex(4)}")
+        write_private(made, secrets.token_urlsafe(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(made, file)  # the first of several wins
+        made.unlink()
+        token = file.read_text().strip()
+    if not token:
+        raise StorageError(f"{file} is empty; delete it, and a new token is made")
+    return token
 
 
 class Guard:
     """Pure ASGI. A page in a browser that was led here by a foreign name (DNS rebinding) is refused with 403, a missing or
-    wrong token with 401, a body beyond a megabyte with 413."""
+    wrong token with 401, a body beyond a megabyte with 413, and one of unknown size with 411."""
 
     def __init__(self, app: App, *, host: str, token: str | None, allowed_hosts: Iterable[str] = ()) -> None:
         self.app = app
-        self.hosts = {*LOCAL, *allowed_hosts} if is_loopback(host) else {host, *allowed_hosts}
+        self.hosts = {one.lower() for one in (host, *(LOCAL if is_loopback(host) else ()), *allowed_hosts)}
         self.token = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(dict(scope["headers"]))):
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif refusal := self._refusal(scope["headers"]):
             await _answer(send, *refusal)
         else:
             await self.app(scope, receive, send)
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+    def _refusal(self, received: list[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
+        headers = dict(reversed(received))  # of one that is sent twice the first counts
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
         if _name(f"//{host}") not in self.hosts:
             return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"
@@ -63,6 +75,8 @@ class Guard:
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
         if self.token is not None and not hmac.compare_digest(headers.get(b"authorization", b""), self.token):
             return 401, "unauthorized", "a bearer token is needed: $LACHESIS_TOKEN, or the file `token` in $LACHESIS_HOME"
+        if b"transfer-encoding" in headers:
+            return 411, "length_required", "a body needs a Content-Length"
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > MOST_BYTES:
             return 413, "too_large", f"a body of {size.decode('latin-1')[:20]} bytes; allowed: {MOST_BYTES}"

@@ -4,17 +4,15 @@ calls `register(ctx)`. The tools stand in the toolset `rl` under the names they 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from lachesis.agent.desk import default_profile
-from lachesis.agent.resources import skill_file
-from lachesis.agent.tools import TABLE, Tool, as_text, check_rl_api_keys
+from lachesis.agent.resources import has_skill, skill_file
+from lachesis.agent.tools import TABLE, Tool, check_rl_api_keys
 from lachesis.config import PROFILES
-from lachesis.errors import LachesisError
 from lachesis.sessions import NAME
 
 TOOLSET = "rl"
@@ -34,19 +32,15 @@ def register(ctx: Any) -> None:
             requires_env=list(profile.keys) if profile else [],
             description=tool.description.splitlines()[0],
         )
-    with contextlib.suppress(LachesisError, AttributeError):  # no checkout, or a Hermes without skills
-        if skill_file().is_file():
-            ctx.register_skill("rl-training", skill_file())
+    if hasattr(ctx, "register_skill") and has_skill():
+        ctx.register_skill("rl-training", skill_file())
 
 
 def handler(tool: Tool) -> Callable[..., str]:
     """A function of Hermes' form: a dict of arguments in, a JSON text out; it never raises."""
 
     def handle(args: dict[str, Any] | None = None, **context: Any) -> str:
-        try:
-            return tool.text(session_name(context), args)
-        except Exception as error:  # the contract with Hermes
-            return as_text({"error": f"{type(error).__name__}: {error}", "code": "lachesis_error"})
+        return tool.text(session_name(context), args)
 
     return handle
 

@@ -25,8 +25,8 @@ from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.desk import Desk
 from lachesis.agent.guard import App, Guard
-from lachesis.agent.tools import TABLE, Call, Json, Tool, as_text
-from lachesis.errors import ArgumentsError, LachesisError, as_payload
+from lachesis.agent.tools import TABLE, Call, Json, Tool
+from lachesis.errors import ArgumentsError, LachesisError, as_payload, as_text
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from lachesis import paths
 from lachesis.agent.desk import Desk
-from lachesis.agent.tools import as_text
-from lachesis.errors import LachesisError, UnknownRunError
+from lachesis.errors import LachesisError, StorageError, as_text
 
 SCHEME = "lachesis://"
 SERVICES = ("trainer", "env", "api", "engine")
@@ -49,13 +49,20 @@ TEMPLATES = (
 
 def listed(desk: Desk) -> list[Resource]:
     """The fixed ones, and configuration and trainer log of the newest runs."""
-    found = list(STATIC)
+    found = [one for one in STATIC if one.name != "skill" or has_skill()]
     for record in desk.service.store.all()[:NEWEST]:
         place = f"{SCHEME}runs/{record.run_id}"
         what = f"of run {record.run_id} ({record.environment}, {record.status})"
         found.append(Resource(f"{place}/config", f"config {what}", f"Configuration {what}", "application/yaml"))
         found.append(Resource(f"{place}/logs/trainer", f"trainer log {what}", f"Trainer log {what}", "text/plain"))
     return found
+
+
+def has_skill() -> bool:
+    """Whether the skill is at hand; it is not in the installed package."""
+    with contextlib.suppress(LachesisError):  # no checkout
+        return skill_file().is_file()
+    return False
 
 
 def read(desk: Desk, uri: str) -> tuple[str, str]:
@@ -75,5 +82,5 @@ def read(desk: Desk, uri: str) -> tuple[str, str]:
     desk.service.store.load(found[1])
     config = desk.service.store.dir(found[1]).config
     if not config.is_file():
-        raise UnknownRunError(f"run {found[1]} has no configuration file at {config}")
+        raise StorageError(f"run {found[1]} has no configuration file at {config}")
     return config.read_text(encoding="utf-8"), "application/yaml"

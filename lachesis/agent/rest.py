@@ -7,28 +7,34 @@ reports is the client's own here, so the service does not count a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, Header, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from lachesis import __version__
 from lachesis.agent import answers
 from lachesis.agent.desk import Desk
 from lachesis.agent.guard import App, Guard
-from lachesis.agent.tools import TABLE, Call, Json
+from lachesis.agent.tools import TABLE, Call, Json, told
 from lachesis.errors import (
     ArgumentsError,
+    CheckpointError,
     ConfigError,
+    EnvironmentError_,
+    EnvironmentTimeoutError,
     LachesisError,
     LockedFieldError,
     MissingDependencyError,
     MissingKeyError,
-    RunStateError,
+    ModelNotFoundError,
+    RunError,
     ServerDownError,
     StorageError,
     UnknownEnvironmentError,
@@ -37,18 +43,21 @@ from lachesis.errors import (
     UnknownTestError,
     as_payload,
 )
-from lachesis.reports import Report
+from lachesis.reports import Report, RunResults, RunStatus
 
-PORT = 8080
 _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),
     (UnknownRunError, 404),
     (UnknownTestError, 404),
     (UnknownFieldError, 404),
+    (ModelNotFoundError, 404),
     (LockedFieldError, 403),
     (ArgumentsError, 422),
     (ConfigError, 400),
-    (RunStateError, 409),
+    (EnvironmentTimeoutError, 504),
+    (EnvironmentError_, 409),
+    (RunError, 409),
+    (CheckpointError, 409),
     (MissingKeyError, 409),
     (MissingDependencyError, 409),
     (ServerDownError, 503),
@@ -64,24 +73,37 @@ class ErrorBody(Report):
     code: str
 
 
+class SelectBody(BaseModel):
+    """Where to train, and which model."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    profile: str | None = None
+    model: str | None = None
+
+
 ERRORS: dict[int | str, Json] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
         (400, "a configuration that cannot work"),
         (401, "no bearer token, where one is needed"),
         (403, "a locked field, or a foreign Host or Origin"),
-        (404, "no such environment, field or run"),
-        (409, "not possible in this state, or a key is missing"),
+        (404, "no such environment, field, model or run"),
+        (409, "not possible in this state, an environment that cannot be imported, or a key is missing"),
+        (411, "a body without its length"),
         (413, "a body beyond a megabyte"),
         (422, "arguments of the wrong form"),
         (503, "the Prefect server does not answer"),
+        (504, "an environment whose import does not end"),
         (507, "the disk refused"),
     )
 }
 
 
-def _session(x_lachesis_session: Annotated[str, Header(description="The name of this client's state")] = "http") -> Call:
-    return Call(Desk(x_lachesis_session))
+def _session(
+    x_lachesis_session: Annotated[str | None, Header(description="The name of this client's state")] = None,
+) -> Call:
+    return Call(Desk(x_lachesis_session or os.environ.get("LACHESIS_SESSION") or "http"))
 
 
 Caller = Annotated[Call, Depends(_session)]
@@ -101,7 +123,7 @@ def routes() -> FastAPI:
     app: FastAPI = FastAPIOffline(title="Lachesis", version=__version__, description=__doc__, responses=ERRORS)
 
     @app.exception_handler(LachesisError)
-    async def told(request: Request, error: LachesisError) -> JSONResponse:
+    async def refused_session(request: Request, error: LachesisError) -> JSONResponse:
         return _error(error)
 
     @app.exception_handler(RequestValidationError)
@@ -120,11 +142,12 @@ def routes() -> FastAPI:
     @app.get("/environments", response_model=list[answers.EnvironmentEntry])
     def environments(call: Caller) -> Any:
         """A JSON list."""
-        return JSONResponse(call.desk.environments().payload()["environments"])
+        return _told(lambda: call.desk.environments().payload()["environments"])
 
     @app.post("/environments/{name}/select", response_model=answers.Selected)
-    def select(call: Caller, name: str) -> Any:
-        return _answer("rl_select_environment", call, {"name": name})
+    def select(call: Caller, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
+        """The body may be left out; then the profile is the service's own."""
+        return _answer("rl_select_environment", call, {"name": name, **(_given(body) if body else {})})
 
     @app.get("/config", response_model=answers.CurrentConfig)
     def config(call: Caller) -> Any:
@@ -145,15 +168,15 @@ def routes() -> FastAPI:
     ) -> Any:
         return _answer("rl_start_training", call, _given(body) if body else {})
 
-    @app.get("/runs/{run_id}", response_model=answers.RunStatus)
+    @app.get("/runs/{run_id}", response_model=RunStatus)
     def status(call: Caller, run_id: RunId) -> Any:
-        return JSONResponse(call.desk.live_status(run_id).payload())
+        return _told(lambda: call.desk.live_status(run_id).payload())
 
     @app.post("/runs/{run_id}/stop", response_model=answers.Stopped)
     def stop(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_stop_training", call, {"run_id": run_id})
 
-    @app.get("/runs/{run_id}/metrics", response_model=answers.RunResults)
+    @app.get("/runs/{run_id}/metrics", response_model=RunResults)
     def metrics(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_get_results", call, {"run_id": run_id})
 
@@ -173,8 +196,12 @@ def _given(body: Any) -> Json:
 
 
 def _answer(tool: str, call: Call, arguments: Json | None = None) -> JSONResponse:
-    answer, error = TABLE[tool].call(call, arguments)
-    return JSONResponse(answer) if error is None else _error(error)
+    return _told(lambda: TABLE[tool].run(call, arguments).payload())
+
+
+def _told(answer: Callable[[], Any]) -> JSONResponse:
+    found, error = told(answer)
+    return JSONResponse(found) if error is None else _error(error)
 
 
 def _error(error: LachesisError) -> JSONResponse:

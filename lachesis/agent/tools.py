@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
 import logging
 import os
 import sys
@@ -21,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from lachesis import launcher
 from lachesis.agent import answers
-from lachesis.agent.desk import Desk, Progress, default_profile
+from lachesis.agent.desk import Desk, Tell, default_profile
 from lachesis.config import PROFILES, explain
-from lachesis.errors import ArgumentsError, LachesisError, StorageError, as_payload
+from lachesis.errors import ArgumentsError, LachesisError, StorageError, as_payload, as_text
 from lachesis.inference_tests import TestOptions
 from lachesis.profiles import missing_keys
-from lachesis.reports import Report
+from lachesis.reports import Report, RunResults
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -49,7 +48,7 @@ class Call:
     """Whose call it is, and where its progress goes."""
 
     desk: Desk
-    progress: Progress = lambda done, total, text: None
+    tell: Tell = lambda done, total, text: None
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Tool:
 
     def run(self, call: Call, arguments: Json | None, *, preview: bool = False) -> Report:
         """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
-        given = arguments or {}
+        given = {} if arguments is None else arguments
         if not isinstance(given, dict) or not _is_text(given):
             raise ArgumentsError(f"{self.name}: the arguments are no JSON object of valid Unicode text")
         try:
@@ -110,25 +109,26 @@ class Tool:
 
     def call(self, call: Call, arguments: Json | None, *, preview: bool = False) -> tuple[Json, LachesisError | None]:
         """The answer as JSON and None, or an error as JSON and that error. Never raises."""
-        try:
-            return self.run(call, arguments, preview=preview).payload(), None
-        except LachesisError as error:
-            return as_payload(error), error
-        except OSError as error:
-            storage = StorageError(f"{error.filename or 'a file'}: {error.strerror or error}")
-            return as_payload(storage), storage
-        except Exception as error:
-            log.exception("%s failed", self.name)
-            wrapped = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
-            return as_payload(wrapped), wrapped
+        return told(lambda: self.run(call, arguments, preview=preview).payload())
 
     def text(self, session: str, arguments: Json | None) -> str:
         """As `call`, as JSON text for a named session. Never raises."""
-        try:
-            call = Call(Desk(session))
-        except LachesisError as error:
-            return as_text(as_payload(error))
-        return as_text(self.call(call, arguments)[0])
+        return as_text(told(lambda: self.run(Call(Desk(session)), arguments).payload())[0])
+
+
+def told(answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
+    """What `answer()` gives and None, or its error as JSON and that error, whatever it raises."""
+    try:
+        return answer(), None
+    except LachesisError as error:
+        return as_payload(error), error
+    except OSError as error:
+        storage = StorageError(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return as_payload(storage), storage
+    except Exception as error:
+        log.exception("a tool failed")
+        fault = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
+        return as_payload(fault), fault
 
 
 def _is_text(value: Any) -> bool:
@@ -138,10 +138,6 @@ def _is_text(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_text(key) and _is_text(one) for key, one in value.items())
     return all(map(_is_text, value)) if isinstance(value, list) else True
-
-
-def as_text(answer: Json) -> str:
-    return json.dumps(answer, indent=2, ensure_ascii=False, default=str)
 
 
 TABLE: dict[str, Tool] = {}
@@ -224,17 +220,13 @@ def rl_edit_config(
 def _preview_start(call: Call, *, dry_run: bool, resume: str | None, **_: Any) -> answers.Started | None:
     if dry_run or not call.desk.is_paid(resume):
         return None
-    if resume is not None:
-        return call.desk.preview_resume(resume)
-    shown = call.desk.preview()
-    return shown.model_copy(
-        update={
-            "message": f"nothing was started: profile {shown.profile} may cost money. This is what would start; "
-            "call again with confirm=true",
-            "confirmation_required": True,
-            "next_steps": ["rl_start_training(confirm=true)"],
-        }
-    )
+    shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview()
+    update = {
+        "message": f"{shown.message}. Profile {shown.profile} may cost money: the same call with confirm=true starts it",
+        "confirmation_required": True,
+        "next_steps": ["rl_start_training with the same arguments and confirm=true"],
+    }
+    return shown.model_copy(update=update)
 
 
 @tool(Hints(open_world=True), preview=_preview_start)
@@ -246,7 +238,7 @@ def rl_start_training(
         Field(max_length=100, description="An ended run to continue from its newest checkpoint, instead of the draft"),
     ] = None,
     idempotency_key: Annotated[
-        str | None, Field(min_length=1, max_length=200, description="The same key gives the same run, at any time")
+        str | None, Field(min_length=1, max_length=200, description="The same key gives the same run")
     ] = None,
     allow_duplicate: Annotated[
         bool, Field(description="Start another run although the same draft was started less than a minute ago")
@@ -256,10 +248,12 @@ def rl_start_training(
 
     The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
     waits and `queue` has its place."""
+    if resume is not None and (idempotency_key or allow_duplicate):
+        raise ArgumentsError("resume is safe to repeat by itself; idempotency_key and allow_duplicate are for new runs")
+    if dry_run:
+        return call.desk.preview() if resume is None else call.desk.preview_resume(resume)
     if resume is not None:
         return call.desk.resume(resume)
-    if dry_run:
-        return call.desk.preview()
     return call.desk.start(key=idempotency_key, allow_duplicate=allow_duplicate)
 
 
@@ -292,7 +286,7 @@ def rl_stop_training(call: Call, run_id: RunId) -> answers.Stopped:
 
 
 @tool(READ)
-def rl_get_results(call: Call, run_id: RunId) -> answers.RunResults:
+def rl_get_results(call: Call, run_id: RunId) -> RunResults:
     """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the trained weights with their
     typed paths and the local adapter folder."""
     return call.desk.results(run_id)
@@ -328,16 +322,16 @@ def rl_test_inference(
     Waits at most 25 seconds; a test that takes longer goes on, and `test_id` asks again. A model that is right sometimes but
     not always can learn; one that never scores cannot."""
     if test_id is not None:
-        return call.desk.test_again(test_id, call.progress)
+        return call.desk.test_again(test_id, call.tell)
     wanted = TestOptions(
         num_steps=num_steps,
         group_size=group_size,
-        models=tuple(models) if models else None,
-        prompts=tuple(prompts) if prompts else None,
+        models=models,
+        prompts=prompts,
         max_tokens=max_tokens if prompts else None,
         temperature=temperature if prompts else None,
     )
-    return call.desk.test(wanted, call.progress)
+    return call.desk.test(wanted, call.tell)
 
 
 @tool(READ)

@@ -13,6 +13,7 @@ from lachesis import launcher, models, weights
 from lachesis.cli import demo, doctor, serve, show, watch
 from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
+from lachesis.inference_tests import TestOptions
 from lachesis.service import Launch, Service
 
 
@@ -24,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
         "model": model,
         "envs": envs,
         "train": train,
+        "test": test,
         "runs": runs,
         "status": status,
         "stop": stop,
@@ -96,11 +98,26 @@ def train(args: argparse.Namespace) -> int:
     return 0
 
 
+def test(args: argparse.Namespace) -> int:
+    """Waits for the end; Ctrl-C leaves the test running."""
+    service = Service()
+    edits = tuple(parse_assignment(text) for text in args.edits)
+    prompted = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
+    wanted = TestOptions(num_steps=args.steps, group_size=args.group_size, models=args.model, prompts=args.prompt, **prompted)
+    started = service.start_test(Launch(args.environment, args.profile, edits), wanted)
+    show.notice(f"test {started.test_id}: {service.tests.dir(started.test_id)}")
+    with show.steps_bar("groups", quiet=args.json) as advance:
+        while not (found := service.test(started.test_id)).ended:
+            advance(service.tests.groups_done(found), found.request.num_steps * len(found.request.models))
+            time.sleep(0.5)
+    out(args, found.model_dump(mode="json"), show.tested(found))
+    return 0 if (found.result or {}).get("summary", {}).get("environment_working") else 1
+
+
 def runs(args: argparse.Namespace) -> None:
     records, warning = Service().look_at_runs()
-    rows = [
-        record.model_dump(include={"run_id", "environment", "status", "wandb_run_name", "created_at"}) for record in records
-    ]
+    shown = {"run_id", "environment", "status", "wandb_run_name", "profile", "created_at"}
+    rows = [record.model_dump(include=shown) for record in records]
     if warning:
         show.notice(warning)
     out(args, {"runs": rows, "count": len(rows)}, show.runs(rows))

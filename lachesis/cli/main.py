@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lachesis import __version__
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     envs.add_argument("name", nargs="?")
     _profile(envs)
     _add_train(add("train", "Start a run on an environment, or resume one."))
+    _add_test(add("test", "Let a model answer a few items of an environment before anything is trained."))
     add("runs", "List all runs.")
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
@@ -64,8 +66,7 @@ def parser() -> argparse.ArgumentParser:
     weights = add("weights", "Export a run's adapter for PEFT.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
-    _add_agents(add("mcp", "Serve the tools to an agent by the Model Context Protocol."), default_port=8090)
-    _add_agents(add("api", "Serve the HTTP routes at 127.0.0.1:8080."), default_port=8080)
+    _add_servers(add)
     add("doctor", "Check what this machine has and say how to get what is missing.")
     return top
 
@@ -86,21 +87,29 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     _profile(command)
 
 
-def _add_agents(command: argparse.ArgumentParser, default_port: int) -> None:
-    if "mcp" in command.prog:
-        command.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
-        command.add_argument(
-            "--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)"
-        )
-    command.add_argument("--host", default="127.0.0.1", help="where HTTP listens (default: %(default)s)")
-    command.add_argument("--port", type=int, default=default_port, help="default: %(default)s")
-    command.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further name by which clients call; may be repeated",
-    )
+def _add_servers(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    mcp = add("mcp", "Serve the tools to an agent by the Model Context Protocol.")
+    mcp.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
+    mcp.add_argument("--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)")
+    _add_listening(mcp, port=8090)
+    _add_listening(add("api", "Serve the HTTP routes of the first version."), port=8080)
+
+
+def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
+    command.add_argument("--host", help="where HTTP listens (default: 127.0.0.1)")
+    command.add_argument("--port", type=int, help=f"default: {port}")
+    command.add_argument("--allow-host", action="append", metavar="NAME", help="a further name of this server; may be repeated")
+    command.set_defaults(default_port=port)
+
+
+def _add_test(command: argparse.ArgumentParser) -> None:
+    command.add_argument("environment", help="a name from `lachesis envs`")
+    command.add_argument("--model", action="append", help="embedded:tiny, embedded:FOLDER or a name; may be repeated")
+    command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
+    command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")
+    command.add_argument("--prompt", action="append", help="a prompt of your own instead of the items; may be repeated")
+    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
+    _profile(command)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import os
 
 from lachesis import launcher, paths
 from lachesis.cli import show
-from lachesis.errors import MissingDependencyError
+from lachesis.errors import ConfigError, MissingDependencyError
 from lachesis.profiles import missing_modules
 
 
@@ -29,34 +29,42 @@ def mcp(args: argparse.Namespace) -> int:
 
     session = Session(args.session or os.environ.get("LACHESIS_SESSION") or folder_session()).name
     if not args.http:
+        if args.host or args.port or args.allow_host:
+            raise ConfigError("--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens")
         mcp_server.serve_stdio(session)
         return 0
-    app = mcp_server.create_app(session, host=args.host, token=guard.own_token(), allowed_hosts=args.allow_host)
-    return _run(app, args, f"MCP at http://{args.host}:{args.port}/mcp, with the bearer token in {_token_place()}")
+    host, port, names = _listening(args)
+    app = mcp_server.create_app(session, host=host, token=guard.own_token(), allowed_hosts=names)
+    return _run(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_token_place()}")
 
 
 def api(args: argparse.Namespace) -> int:
     """The HTTP service. On loopback a token is asked for when $LACHESIS_TOKEN is set, elsewhere always."""
     from lachesis.agent import guard, rest
 
-    needs_token = bool(os.environ.get("LACHESIS_TOKEN")) or not guard.is_loopback(args.host)
+    host, port, names = _listening(args)
+    needs_token = bool(os.environ.get("LACHESIS_TOKEN")) or not guard.is_loopback(host)
     token = guard.own_token() if needs_token else None
-    app = rest.create_app(host=args.host, token=token, allowed_hosts=args.allow_host)
+    app = rest.create_app(host=host, token=token, allowed_hosts=names)
     with_token = f", with the bearer token in {_token_place()}" if needs_token else ""
-    return _run(app, args, f"HTTP service at http://{args.host}:{args.port}, its page at /docs{with_token}")
+    return _run(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{with_token}")
+
+
+def _listening(args: argparse.Namespace) -> tuple[str, int, list[str]]:
+    return args.host or "127.0.0.1", args.port or args.default_port, args.allow_host or []
 
 
 def _token_place() -> str:
     return "$LACHESIS_TOKEN" if os.environ.get("LACHESIS_TOKEN") else str(paths.home() / "token")
 
 
-def _run(app: object, args: argparse.Namespace, text: str) -> int:
+def _run(app: object, host: str, port: int, text: str) -> int:
     import uvicorn
 
     from lachesis.supervision.process import check_port
 
-    if args.host in ("127.0.0.1", "localhost"):
-        check_port(args.port)
+    if host in ("127.0.0.1", "localhost"):
+        check_port(port)
     show.notice(f"{text}; Ctrl-C ends it")
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")  # type: ignore[arg-type]
+    uvicorn.run(app, host=host, port=port, log_level="warning")  # type: ignore[arg-type]
     return 0

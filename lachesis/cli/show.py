@@ -17,6 +17,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from lachesis.cli.doctor import Check
     from lachesis.discovery import Scan
+    from lachesis.inference_tests import InferenceTest
 
 Json = dict[str, Any]
 console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
@@ -147,6 +148,31 @@ def status(answer: Json) -> RenderableType:
 
 def _left(seconds: float | None) -> str:
     return "" if seconds is None else f", about {seconds:.0f} s left"
+
+
+def tested(test: InferenceTest) -> RenderableType:
+    """Per model its accuracy, and with prompts what was said."""
+    if test.result is None:
+        return Text(f"the test failed: {test.error}", style="red")
+    table = _table("model", "groups", "right", "accuracy", "groups with a right one", "error")
+    lines: list[RenderableType] = [table]
+    for one in test.result["models_tested"]:
+        right = f"{one['correct_completions']} of {one['total_completions']}"
+        error = str(one.get("error", "")).split("\n")[0]
+        rates = (f"{one['accuracy']:.3f}", f"{one['step_success_rate']:.3f}")
+        table.add_row(one["name"], str(one["steps_tested"]), right, *rates, Text(error, style="red"))
+        for prompt in one.get("prompts", []):
+            said = "; ".join(f"{response['text']!r} {_score(response['score'])}" for response in prompt["responses"])
+            lines.append(Text(f"{one['name']}: {prompt['prompt']!r} -> {said}{_note(prompt)}"))
+    return Group(*lines, Text(f"files: {test.result['summary']['output_directory']}", style="dim"))
+
+
+def _score(score: float | None) -> str:
+    return "(no score)" if score is None else f"({score:g})"
+
+
+def _note(prompt: Json) -> str:
+    return f" [{prompt['note']}]" if prompt.get("note") else ""
 
 
 def results(answer: Json) -> RenderableType:

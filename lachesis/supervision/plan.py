@@ -199,7 +199,7 @@ def make_probe(
         [*PYTHON, "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
-        env={**({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")), **env},
+        env={**({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")), **_passed("WANDB_"), **env},
         timeout_s=600.0,
     )
     return probe, {config_file: config_yaml, spec_file: json.dumps(spec)}

@@ -35,6 +35,7 @@ class TrainerState:
     phase: str = "starting"
     step: int = 0
     wandb_url: str | None = None
+    wandb_error: str | None = None
 
 
 class Sampling(BaseModel):
@@ -188,6 +189,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "step": state.step,
             "total_steps": config.env.total_steps,
             "wandb_url": state.wandb_url,
+            "wandb_error": state.wandb_error,
         }
 
     @router.get("/wandb_info")

@@ -80,7 +80,7 @@ class Trainer:
         self.metrics.append(self.state.step, metrics)
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
-            self.state.wandb_url = self.wandb.url
+            self.state.wandb_url, self.state.wandb_error = self.wandb.url, self.wandb.error
         log.info("step %d/%d reward %.3f", self.state.step, self.config.env.total_steps, metrics["reward/mean"])
 
     async def _save(self) -> None:

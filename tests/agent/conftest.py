@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lachesis import config as configuration
 from lachesis import discovery
 from lachesis.agent.desk import Desk
 from lachesis.agent.tools import TABLE, Call
@@ -74,7 +75,7 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
             "wandb_run_name": f"arithmetic-{run_id}",
         }
         record = RunRecord.model_validate({**known, **changes})
-        store.create(record)
+        store.create(record, configuration.resolve("arithmetic", record.profile, {}, home=home).to_yaml())
         return record
 
     return make

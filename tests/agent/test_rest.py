@@ -47,6 +47,23 @@ def test_post_environments_name_select(client: TestClient) -> None:
     assert "arithmetic" in unknown.json()["available"]
 
 
+def test_an_environment_that_cannot_be_imported_is_told(
+    client: TestClient, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / "envs"
+    folder.mkdir()
+    (folder / "broken.py").write_text("class A(BaseEnv\n")
+    (folder / "raising.py").write_text("raise RuntimeError('boom')\nclass B(BaseEnv):\n    pass\n")
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
+    for name, said in (("broken", "does not parse"), ("raising", "boom")):
+        answer = client.post(f"/environments/{name}/select")
+        assert answer.status_code == 409
+        assert answer.json()["code"] == "environment_load"
+        assert said in answer.json()["error"]
+    assert client.post("/environments/arithmetic/select", json={"model": "/nowhere"}).json()["code"] == "model_not_found"
+    assert client.post("/environments/arithmetic/select", json={"profile": "tinker"}).json()["profile"] == "tinker"
+
+
 def test_get_config(client: TestClient) -> None:
     assert client.get("/config").status_code == 409
     client.post("/environments/arithmetic/select")
@@ -150,7 +167,15 @@ def test_foreign_pages_are_refused(client: TestClient, headers: dict[str, str], 
     assert client.get("/environments", headers=headers).status_code == status
 
 
+def test_a_server_on_another_loopback_address_serves_itself(home: Path) -> None:
+    with TestClient(rest.create_app(host="127.0.0.2", allowed_hosts=["GPU-Box"]), base_url="http://127.0.0.2:8080") as client:
+        assert client.get("/environments").status_code == 200
+        assert client.get("/environments", headers={"Host": "gpu-box:8080"}).status_code == 200
+
+
 def test_a_body_beyond_a_megabyte_is_refused(client: TestClient) -> None:
+    chunks = (b"x" * 100_000 for _ in range(20))
+    assert client.post("/config", content=chunks).status_code == 411
     assert client.post("/config", json={"field": "x", "value": "x" * 1_000_001}).status_code == 413
 
 

@@ -7,13 +7,14 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lachesis import prefect_api
+from lachesis import launcher, prefect_api
 from lachesis.agent import tools
 from lachesis.agent.desk import Desk
 from lachesis.agent.tools import TABLE, Call
@@ -139,6 +140,13 @@ def test_a_wrong_value_is_refused_and_nothing_changes(ask: Ask, desk: Desk, fiel
     assert desk.session.read() == before
 
 
+def test_a_name_that_is_taken_away_is_made_again(ask: Ask) -> None:
+    """The Atropos API takes no environment without a name."""
+    ask("rl_select_environment", name="arithmetic")
+    ask("rl_edit_config", field="wandb_name", value=None)
+    assert "wandb_name: arithmetic-20" in ask("rl_start_training", dry_run=True)["config_yaml"]
+
+
 def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) -> None:
     """Two fields that depend on each other are edited one after the other."""
     ask("rl_select_environment", name="arithmetic")
@@ -155,8 +163,15 @@ def test_validators_of_the_environment_itself_count_at_edit_time(home: Path, mon
     folder.mkdir()
     (folder / "even.py").write_text(
         "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
-        "from pydantic import field_validator\n"
+        "from pydantic import Field, field_validator, model_validator\n"
         "class Config(BaseEnvConfig):\n"
+        "    group_size: int = Field(8, ge=8)\n"
+        "    low: int = 1\n"
+        "    high: int = 5\n"
+        "    @model_validator(mode='after')\n"
+        "    def ordered(self):\n"
+        "        if self.low > self.high: raise ValueError('low must not be above high')\n"
+        "        return self\n"
         "    width: int = 2\n"
         "    @field_validator('width')\n"
         "    @classmethod\n"
@@ -176,9 +191,15 @@ def test_validators_of_the_environment_itself_count_at_edit_time(home: Path, mon
         desk.edit("width", 3)
     assert desk.edit("width", 4).value == 4
     assert desk.preview().config["width"] == 4
+    with pytest.raises(LachesisError, match="minimum of 8"):
+        desk.edit("group_size", 4)  # the class is narrower than every environment must be
+    assert desk.edit("low", 9).problem == "low must not be above high"
+    with pytest.raises(LachesisError, match="low must not be above high"):
+        desk.preview()
+    assert desk.edit("high", 10).problem is None
 
 
-def test_rl_start_training(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rl_start_training(ask: Ask) -> None:
     """Without a server: what a start would do, and what it refuses. A real start is in tests/e2e."""
     assert ask("rl_start_training")["code"] == "run_state", "nothing is selected"
     ask("rl_select_environment", name="arithmetic")
@@ -201,9 +222,105 @@ def test_rl_start_training(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing["missing"] == ["TINKER_API_KEY"]
 
 
-def test_a_start_whose_environment_file_is_gone_is_refused(
-    ask: Ask, home: Path, schemas: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The run ids that were handed to the server, in place of a server."""
+    ids: list[str] = []
+
+    def submit(store: RunStore, record: RunRecord) -> RunRecord:
+        ids.append(record.run_id)
+        return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
+
+    monkeypatch.setattr(launcher, "submit", submit)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return ids
+
+
+def test_the_same_draft_is_started_once_unless_told_otherwise(ask: Ask, submitted: list[str]) -> None:
+    ask("rl_select_environment", name="arithmetic")
+    first = ask("rl_start_training")
+    assert {
+        "run_id",
+        "status",
+        "environment",
+        "config",
+        "wandb_project",
+        "wandb_run_name",
+        "config_path",
+        "logs",
+        "message",
+    } <= set(first)
+    assert first["status"] == "starting"
+    assert first["wandb_run_name"] == f"arithmetic-{first['run_id']}"
+    assert ask("rl_start_training")["run_id"] == first["run_id"]
+    other = ask("rl_start_training", allow_duplicate=True)["run_id"]
+    keyed = ask("rl_start_training", idempotency_key="k")["run_id"]
+    assert ask("rl_start_training", idempotency_key="k")["run_id"] == keyed
+    ask("rl_edit_config", field="seed", value=1)
+    assert "another configuration" in ask("rl_start_training", idempotency_key="k")["error"]
+    changed = ask("rl_start_training")["run_id"]
+    assert submitted == [first["run_id"], other, keyed, changed]
+    assert len(set(submitted)) == 4
+
+
+def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
+    Desk("one").select("arithmetic")
+    threads = [threading.Thread(target=Desk("one").start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(submitted) == 1
+
+
+def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
+    desk: Desk, submitted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run's folder is there, the server knows nothing, and nobody was told the id."""
+    desk.select("arithmetic")
+    with monkeypatch.context() as patched:
+        patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
+        patched.setattr(launcher, "submit", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            desk.start()
+    (left,) = desk.service.store.all()
+    assert left.flow_run_id is None
+    assert Desk("test").start().run_id == left.run_id
+    assert submitted == [left.run_id]
+
+
+def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: Desk, make_run: MakeRun, submitted: list[str]) -> None:
+    run_id = make_run().run_id
+    ask("rl_check_status", run_id=run_id)
+    desk.service.store.update(run_id, status="failed", error="boom")
+    shown = ask("rl_start_training", resume=run_id, dry_run=True)
+    assert shown["dry_run"] is True
+    assert submitted == [], "a dry run starts nothing"
+    assert ask("rl_start_training", resume=run_id, idempotency_key="k")["code"] == "arguments"
+    assert ask("rl_start_training", resume=run_id)["run_id"] == run_id
+    assert submitted == [run_id]
+    report = ask("rl_check_status", run_id=run_id)
+    assert "rate_limited" not in report, "what was said of the run before it ended is no report of it now"
+    assert report["processes"] == {"api": "pending", "trainer": "pending", "env": "pending"}
+    assert ask("rl_start_training", resume=make_run(status="completed").run_id)["code"] == "run_state"
+
+
+def test_a_run_without_a_free_place_has_its_place_in_the_queue(
+    ask: Ask, make_run: MakeRun, submitted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LACHESIS_MAX_RUNS", "2")
+    for _ in range(2):
+        make_run(status="running")
+    make_run(status="pending", flow_run_id="f", prefect_api_url="elsewhere")
+    ask("rl_select_environment", name="arithmetic")
+    started = ask("rl_start_training")
+    assert started["queue"] == {"place": 2, "running": 2, "limit": 2}
+    assert "place 2" in started["message"]
+    monkeypatch.setenv("LACHESIS_MAX_RUNS", "many")
+    assert "LACHESIS_MAX_RUNS" in ask("rl_health_check")["error"]
+
+
+def test_a_start_whose_environment_file_is_gone_is_refused(ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(ask("rl_list_environments")["environments"][0]["file_path"]).read_text()
     folder = home / "envs"
     folder.mkdir()
@@ -225,7 +342,7 @@ def test_a_server_that_hangs_is_told_as_one_that_is_down(ask: Ask, monkeypatch: 
         assert ask("rl_health_check")["status"] == "degraded"
 
 
-def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
     run = make_run()
     metrics = MetricsFile(RunStore(desk.service.store.home).dir(run.run_id).metrics)
     metrics.append(1, {"reward/mean": 0.25})
@@ -265,7 +382,9 @@ def test_the_limit_of_status_reports_is_a_setting(ask: Ask, make_run: MakeRun, m
 
 def test_the_time_that_is_left_comes_from_the_last_steps(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
     run = make_run()
-    lines = [{"step": step, "time": 100.0 + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
+    begun = time.time() + 1
+    lines = [{"step": step, "time": begun + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
+    lines.insert(0, {"step": 0, "time": begun - 3600, "reward/mean": 0.5})  # before a resume: no part of the pace
     desk.service.store.dir(run.run_id).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert ask("rl_check_status", run_id=run.run_id)["progress"] == {"step": 4, "total": 10, "eta_seconds": 12.0}
 
@@ -304,7 +423,7 @@ def test_rl_list_runs(ask: Ask, make_run: MakeRun) -> None:
     assert len(ask("rl_list_runs", limit=2)["runs"]) == 2
 
 
-def test_rl_test_inference(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rl_test_inference(ask: Ask) -> None:
     """What it refuses. Real tests are in tests/e2e."""
     assert ask("rl_test_inference")["code"] == "run_state"
     ask("rl_select_environment", name="arithmetic")

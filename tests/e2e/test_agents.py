@@ -42,7 +42,7 @@ def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
     }
     for process in started:
         process.terminate()
-        assert process.wait(10) is not None
+        process.wait(10)
 
 
 def _wait_answer(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -153,7 +153,7 @@ def test_prompts_of_ones_own_are_answered_and_scored(call: Callable[..., Any], e
     assert endpoint.last["temperature"] == 0.5
 
 
-def test_what_waits_for_nothing_does_not_name_a_foreign_caller(surfaces: dict[str, dict[str, str]]) -> None:
+def test_foreign_callers_are_refused(surfaces: dict[str, dict[str, str]]) -> None:
     """The HTTP surfaces refuse a missing token, a foreign Host and a foreign Origin."""
     mcp, api = surfaces["mcp-http"]["URL"] + "/mcp", surfaces["http"]["URL"] + "/health"
     token = {"Authorization": f"Bearer {surfaces['mcp-http']['TOKEN']}"}

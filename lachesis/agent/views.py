@@ -1,0 +1,65 @@
+"""How answers to agents are put together."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lachesis.agent import answers
+from lachesis.inference_tests import InferenceTest
+from lachesis.reports import Json
+from lachesis.sessions import Check
+from lachesis.supervision.plan import Plan
+
+CALLS = {
+    "status": 'rl_check_status(run_id="{run}")',
+    "logs": "read the files in `logs`, or the resource lachesis://runs/{run}/logs/trainer",
+    "stop": 'rl_stop_training(run_id="{run}")',
+    "resume": 'rl_start_training(resume="{run}")',
+    "results": 'rl_get_results(run_id="{run}")',
+}
+"""How an agent does what comes next."""
+
+
+def limited(last: Check, left: float) -> answers.CheckedStatus:
+    """The last report again, with the time when a new one is due."""
+    wait, ago = max(1, round(left)), round(time.time() - last.at)
+    return answers.CheckedStatus(
+        **last.report,
+        rate_limited=True,
+        message=f"this is the report of {ago} s ago; the next live one is due in {wait} s. The run goes on by itself, and once "
+        "it has ended that is reported at once",
+        next_check_in_seconds=wait,
+        reported_seconds_ago=ago,
+    )
+
+
+def after_test(test: InferenceTest) -> list[str]:
+    """What the result asks for."""
+    summary = (test.result or {}).get("summary", {})
+    if not summary.get("environment_working"):
+        return ["read `error` here or in `models_tested` and the log it names, mend the cause, then rl_test_inference()"]
+    if not summary["avg_accuracy"]:
+        return [
+            "no completion was right, so there is nothing to learn from: easier items, a stronger model, a larger group_size"
+        ]
+    return ["rl_start_training()"]
+
+
+def services(plan: Plan) -> list[answers.PlannedService]:
+    return [
+        answers.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
+    ]
+
+
+def values(found: Json) -> Json:
+    return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
+
+
+def without_lock(field: Json) -> Json:
+    return {key: value for key, value in field.items() if key != "locked"}
+
+
+def known(**values: Any) -> Json:
+    """Those that there are."""
+    return {key: value for key, value in values.items() if value}
