@@ -1,3 +1,4 @@
+# make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all tests            make lint    style, types, import direction
 # make serve   Prefect server and runner, until Ctrl-C
@@ -10,7 +11,9 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test serve lint bench clean
+.PHONY: install demo test serve lint bench clean
+
+install: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/lachesis demo

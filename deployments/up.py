@@ -23,7 +23,7 @@ from pathlib import Path
 from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.launcher import READY_LINE, deployment_name, own_max_runs
+from lachesis.launcher import READY_LINE, deployment_name, own_max_runs, running_server
 from lachesis.prefect_api import PrefectApi, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
@@ -89,6 +89,9 @@ class Launcher:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                running = running_server()
+                if running is not None:
+                    raise RunStateError(f"it is running already: {running['ui_url']}, for {self.home}") from None
                 raise RunStateError(
                     f"another launcher runs in {self.home}, or a server or runner that it has left; their process ids are in "
                     f"{server_file(self.home)}: end these first, the runner before the server"

@@ -25,15 +25,15 @@ def validate(test_id: str, home: str) -> dict[str, Any]:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     tests = InferenceTests(Path(home))
-    test = tests.load(test_id).model_copy(update={"status": "running"})
-    tests.save(test)
-    try:
-        config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
-        models = [test_model(tests, test, config, model) for model in test.request.models]
-    except BaseException as error:
-        reason = str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}"
-        tests.save(test.model_copy(update={"status": "failed", "error": reason, "ended_at": now()}))
-        raise
-    result = whole_result(test, models, tests.dir(test_id))
-    tests.save(test.model_copy(update={"status": "completed", "result": result, "ended_at": now()}))
-    return result
+    with tests.holder(test_id).living() as lock:
+        test = tests.load(test_id).model_copy(update={"status": "running"})
+        tests.save(test)
+        try:
+            config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
+            models = [test_model(tests, test, config, model, lock) for model in test.request.models]
+        except BaseException as error:
+            tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
+            raise
+        result = whole_result(test, models, tests.dir(test_id))
+        tests.save(test.model_copy(update={"status": "completed", "result": result, "ended_at": now()}))
+        return result

@@ -288,7 +288,7 @@ def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str
                 if name not in ("env", "openai", "tinker"):
                     raise ValueError(f"there is no section {name}; allowed: env, openai, tinker")
                 values.setdefault(name, {}).update(section)
-        except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}") from error
     return values
 

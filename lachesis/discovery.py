@@ -221,8 +221,9 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
     Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
     """
     cache = _cache_file(environment, "")
-    with contextlib.suppress(OSError, ValueError, TypeError):  # absent or damaged: it is made again
-        return Schema(**json.loads(cache.read_text()))
+    kept = _kept(cache)
+    if kept is not None:
+        return kept
     answer = _ask_child(environment, {}, timeout_s)
     result = Schema(**answer["schema"])
     if result.warning is None:
@@ -230,11 +231,22 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
     return result
 
 
+def _kept(cache: Path) -> Schema | None:
+    """What was learnt before; None when it is absent or damaged, and has to be learnt again."""
+    try:
+        found = Schema(**json.loads(cache.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    properties = found.properties.values() if isinstance(found.properties, dict) else [None]
+    parts = (found.definitions, found.values, *properties)
+    return found if all(isinstance(one, dict) for one in parts) else None
+
+
 def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[dict[str, str]]:
     """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
     itself or "". Empty when it takes them. The answer is kept until the file changes."""
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
         return kept
     errors: list[dict[str, str]] = _ask_child(environment, values, timeout_s)["errors"]
@@ -246,8 +258,10 @@ def _cache_file(environment: Environment, question: str) -> Path:
     """Named after all that the answer depends on."""
     file = Path(environment.file_path)
     siblings = sorted(file.parent.glob("*.py"))  # the class may inherit its fields from another file
-    with storage_errors(file.parent):
-        source = b"".join(one.read_bytes() for one in siblings)
+    source = b""
+    for one in siblings:
+        with contextlib.suppress(OSError):  # an unreadable neighbour is told by the scan
+            source += one.read_bytes()
     key = hashlib.sha256(source + repr((file, environment.class_name, _versions(), question)).encode()).hexdigest()[:32]
     return paths.home() / "cache" / "schemas" / f"{key}.json"
 

@@ -14,6 +14,8 @@ import json
 import os
 import runpy
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path.insert(0, str(file.parent))
     if command == "describe":
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         describe(file, class_name=sys.argv[3], out=Path(sys.argv[4]), values=json.loads(sys.stdin.read() or "{}"))
     else:
         restore_template_default()
@@ -32,7 +35,29 @@ def main() -> None:
 
             probe.install(json.loads(Path(options.pop(0)).read_text()))
         sys.argv = [str(file), *options]
-        runpy.run_path(str(file), run_name="__main__")
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except Exception as error:
+            traceback.print_exc()
+            print(_causes(error), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
+            sys.exit(1)
+
+
+def _causes(error: BaseException | None) -> str:
+    """The error and what lies behind it. A retry that has given up says nothing of what went wrong."""
+    lines: list[str] = []
+    while error is not None and len(lines) < 5:
+        lines.append(f"{type(error).__name__}: {str(error)[:500]}")
+        attempt = getattr(error, "last_attempt", None)
+        error = attempt.exception() if attempt is not None else error.__cause__
+    return "\nbecause of ".join(lines)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone, as nobody waits for what it says; also in the middle of an import."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def restore_template_default() -> None:

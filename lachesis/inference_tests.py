@@ -22,7 +22,7 @@ from lachesis import paths
 from lachesis.config import RunConfig
 from lachesis.errors import StorageError, UnknownTestError
 from lachesis.profiles import endpoint_key
-from lachesis.runs import now, storage_errors, write_private
+from lachesis.runs import RunDir, now, storage_errors, write_private
 
 Json = dict[str, Any]
 EMBEDDED = "embedded:"
@@ -121,6 +121,26 @@ class InferenceTests:
             except ValidationError as error:
                 raise StorageError(f"{file} is damaged ({error.errors()[0]['msg']})") from error
 
+    def look(self, test_id: str) -> InferenceTest:
+        """The test; ended as failed when its flow is gone, which the file that a living one holds tells."""
+        test = self.load(test_id)
+        if test.status == "running" and not self.holder(test_id).is_alive():
+            return self.fail(test_id, "its flow is gone: the runner or the machine was stopped; start it again")
+        return test
+
+    def holder(self, test_id: str) -> RunDir:
+        """Held while the test's flow or one of its processes lives."""
+        return RunDir(self.root, test_id)
+
+    def fail(self, test_id: str, reason: str) -> InferenceTest:
+        """The test, ended with this reason if it has not ended meanwhile."""
+        fresh = self.load(test_id)
+        if fresh.ended:
+            return fresh
+        failed = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now()})
+        self.save(failed)
+        return failed
+
     def output(self, record: InferenceTest, model: str) -> Path:
         """Where this model's groups go; its log lies beside it."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", _short(model))
@@ -209,7 +229,7 @@ def _lines(output: Path) -> list[Json]:
         for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 one = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(one, dict) and isinstance(one.get("scores"), list):
                 found.append(one)

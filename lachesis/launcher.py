@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import signal
 import socket
@@ -20,11 +19,13 @@ from lachesis import paths
 from lachesis.config import setting
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
 from lachesis.inference_tests import InferenceTest, InferenceTests
-from lachesis.prefect_api import PrefectApi, api_url, server_file
-from lachesis.runs import RunRecord, RunStore, Status, now, storage_errors
+from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
+from lachesis.runs import RunRecord, RunStore, Status, seconds_between, storage_errors
 
 FLOW = "launch-training"
 TEST_FLOW = "validate-environment"
+SUBMIT_S = 120.0
+"""Longer than any submission takes."""
 READY_LINE = "runner is ready"
 """What the runner prints when it takes runs."""
 
@@ -86,23 +87,20 @@ def submit_test(tests: InferenceTests, test: InferenceTest) -> None:
 
 
 def refresh_test(tests: InferenceTests, test: InferenceTest) -> InferenceTest:
-    """The test, ended as failed when its flow run ended without a word."""
+    """The test, ended as failed when its flow run was never submitted or ended without a word."""
     flow_run_id = tests.flow_run(test.test_id)
     if test.ended or flow_run_id is None:
-        return test
+        old = seconds_between(test.created_at) > SUBMIT_S
+        never = "it was never submitted, as what started it was killed; start it again"
+        return tests.fail(test.test_id, never) if old and not test.ended else test
     try:
         state = (PrefectApi().flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
     except ServerDownError:
         return test  # the test writes its own end
     if state["type"] not in ("FAILED", "CRASHED", "CANCELLED"):
         return test
-    fresh = tests.load(test.test_id)
-    if fresh.ended:
-        return fresh
     reason = f"its flow run ended as {state['type'].lower()}: {state.get('message') or 'no reason given'}"
-    ended = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now()})
-    tests.save(ended)
-    return ended
+    return tests.fail(test.test_id, reason)
 
 
 def refresh(store: RunStore, record: RunRecord) -> RunRecord:
@@ -113,6 +111,7 @@ def refresh(store: RunStore, record: RunRecord) -> RunRecord:
 def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord], str | None]:
     """The records with their statuses as the server has them, and what is wrong when it does not answer: then what lives of
     each run is looked at instead."""
+    records = [_submitted_or_ended(store, record) for record in records]
     asked = [record.flow_run_id for record in records if record.flow_run_id and not record.ended]
     if not asked:
         return records, None
@@ -122,6 +121,13 @@ def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord],
     except ServerDownError as error:
         return [_without_server(store, record) for record in records], str(error)
     return [_as_served(store, record, api.url, found.get(record.flow_run_id or "")) for record in records], None
+
+
+def _submitted_or_ended(store: RunStore, record: RunRecord) -> RunRecord:
+    """A run whose starter was killed before it could submit it would be pending for ever."""
+    if record.ended or record.flow_run_id or record.status != "pending" or seconds_between(record.queued_at) < SUBMIT_S:
+        return record
+    return store.end(record.run_id, "failed", "it was never submitted, as what started it was killed; start it again")
 
 
 def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
@@ -202,16 +208,8 @@ def ui_url(record: RunRecord) -> str | None:
 
 def running_server() -> dict[str, Any] | None:
     """What the launcher of this home has written about itself, or None when its server does not answer."""
-    found = _server_note()
+    found = server_note()
     return found if found is not None and PrefectApi(found["api_url"]).healthy() else None
-
-
-def _server_note() -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(server_file().read_text())
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def own_max_runs() -> int:
@@ -221,7 +219,8 @@ def own_max_runs() -> int:
 
 def max_runs() -> int:
     """Training runs at once, as the launcher of this home was told."""
-    return int((_server_note() or {}).get("max_runs") or own_max_runs())
+    note = server_note()
+    return own_max_runs() if note is None else int(note["max_runs"])
 
 
 def server_problem(home: Path) -> str | None:
@@ -229,7 +228,7 @@ def server_problem(home: Path) -> str | None:
     try:
         api = PrefectApi()
         api.require()
-        if _server_note() is None or api.deployment(FLOW, deployment_name(home)) is None:
+        if server_note() is None or api.deployment(FLOW, deployment_name(home)) is None:
             return f"the Prefect server at {api.url} answers, but no runner of {home} is there; start it with `lachesis serve`"
     except ServerDownError as error:
         return str(error)
@@ -239,8 +238,8 @@ def server_problem(home: Path) -> str | None:
 def key_names() -> dict[str, str] | None:
     """The names of the keys that the launcher of this home holds, as a mapping for `check_profile`; None when none runs. Its
     children train, so a key in the environment of a command is of no use."""
-    note = _server_note()
-    return None if note is None or "keys" not in note else dict.fromkeys(note["keys"], "set")
+    note = server_note()
+    return None if note is None else dict.fromkeys(note["keys"], "set")
 
 
 def serve_command(*options: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -42,15 +43,25 @@ class MetricsFile:
         """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
         steps: list[Step] = []
         if self.path.is_file():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    one = json.loads(line)
-                except ValueError:
+            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+                one = _step(line)
+                if one is None:
                     continue  # cut off by a full disk or a kill
                 while steps and steps[-1]["step"] >= one["step"]:
                     steps.pop()
                 steps.append(one)
         return steps
+
+
+def _step(line: str) -> Step | None:
+    """One line's step and numbers; None when it is none. What is no finite number, such as a diverged loss, is None."""
+    try:
+        one = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(one, dict) or type(one.get("step")) is not int:
+        return None
+    return {key: value if isinstance(value, int | float) and math.isfinite(value) else None for key, value in one.items()}
 
 
 def history(steps: list[Step], samples: int = 10) -> list[Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,20 @@ READ_TIMEOUT_S = 2.5
 TIMEOUT_S = 8.0
 """For all else; three of these stay below the 30 s that clients wait.
 While several runs start on two cores, the server takes seconds to answer."""
+BUSY_PAUSES_S = (0.1, 0.3, 0.9)
+"""SQLite takes one writer; a server that meets another one answers 503."""
 Json = dict[str, Any]
+
+
+def server_note(home: Path | None = None) -> Json | None:
+    """What the launcher of this home has written: `api_url`, `ui_url`, `keys`, `max_runs`, `pids`; None when there is none, or
+    nothing that could be one."""
+    try:
+        found = json.loads(server_file(home).read_text())
+        ok = isinstance(found["api_url"], str) and isinstance(found["keys"], list) and isinstance(found["max_runs"], int)
+        return found if ok and all(isinstance(key, str) for key in found["keys"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def server_file(home: Path | None = None) -> Path:
@@ -36,10 +50,8 @@ def api_url(home: Path | None = None) -> str | None:
     named = os.environ.get("PREFECT_API_URL")
     if named:
         return named.rstrip("/")
-    try:
-        return str(json.loads(server_file(home).read_text())["api_url"])
-    except (OSError, ValueError, KeyError):
-        return None
+    note = server_note(home)
+    return None if note is None else str(note["api_url"])
 
 
 class PrefectApi:
@@ -114,15 +126,19 @@ class PrefectApi:
     ) -> Any:
         limit = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
-            answer = httpx.request(
-                method, self.url + path, json=body, timeout=limit, auth=self._auth, trust_env=False, follow_redirects=True
-            )
+            for pause in (*BUSY_PAUSES_S, 0.0):
+                answer = httpx.request(
+                    method, self.url + path, json=body, timeout=limit, auth=self._auth, trust_env=False, follow_redirects=True
+                )
+                if answer.status_code != 503 or not pause:
+                    break
+                time.sleep(pause)
         except httpx.ReadTimeout as error:
             raise ServerDownError(
                 f"the Prefect server at {self.url} accepts calls and has not answered in {timeout_s or TIMEOUT_S:g} s; it is "
                 "busy, or hangs: try again, or start it anew with `lachesis serve`"
             ) from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerDownError(
                 f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"
             ) from error

@@ -17,7 +17,8 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
     missing = missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
-            f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, whose children train",
+            f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, whose children train; "
+            "start it with them",
             missing=missing,
         )
     if profile == "embedded":
@@ -38,14 +39,14 @@ def endpoint_key(environ: Mapping[str, str]) -> str:
     return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
 
 
-def check_endpoint(environ: Mapping[str, str] | None = None) -> None:
-    """Raises MissingKeyError when models at an endpoint cannot be asked."""
+def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:
+    """Raises MissingKeyError when these models at an endpoint cannot be asked."""
     present = os.environ if environ is None else environ
     key = endpoint_key(present)
     if not present.get(key):
         raise MissingKeyError(
-            f"testing these models needs {key} in the environment of `lachesis serve`; `embedded:tiny` needs no key, and "
-            "OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
+            f"testing {', '.join(models)[:200]} needs {key} in the environment of `lachesis serve`; `embedded:tiny` needs "
+            "no key, and OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
             missing=[key],
         )
 

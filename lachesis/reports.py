@@ -16,7 +16,7 @@ from lachesis.weights import adapter_folder
 
 Json = dict[str, Any]
 REWARD_STEPS = 5
-"""The first and the last reward of a run are means over this many steps; one step has few prompts."""
+"""The first and the last reward of a run are means over this many steps at most; one step has few prompts."""
 PACE_STEPS = 20
 """The time that is left is estimated from the pace of this many last steps."""
 
@@ -127,8 +127,8 @@ class RunResults(Report):
     wandb_url: str | None = None
     wandb_dir: str | None = None
     """Where W&B's offline files are, when the run was not online."""
-    reward: dict[str, float]
-    """First and last mean reward, each over five steps."""
+    reward: dict[str, float | None]
+    """First and last mean reward, each over five steps, or over half of the steps of a shorter run."""
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
     weights: Weights
@@ -143,7 +143,7 @@ class RunResults(Report):
 
 COMMANDS = {
     "status": "lachesis status {run}",
-    "logs": "lachesis logs {run} trainer",
+    "logs": "lachesis logs {run} {service}",
     "stop": "lachesis stop {run}",
     "resume": "lachesis train --resume {run}",
     "results": "lachesis results {run}",
@@ -184,7 +184,7 @@ def run_status(
         progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
-        logs=_logs(record, folder),
+        logs=run_logs(record, folder),
         metrics=StatusMetrics(
             step=last.get("step", 0),
             reward_mean=last.get("reward/mean"),
@@ -193,7 +193,7 @@ def run_status(
         ),
         health=record.health,
         ui_url=ui_url,
-        next_steps=next_steps(record, words),
+        next_steps=_next_steps(record, words),
         **{key: value for key, value in known.items() if value},
     )
 
@@ -212,18 +212,18 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         base_model=record.base_model,
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
-        reward={"first": _mean_reward(steps[:REWARD_STEPS]), "last": _mean_reward(steps[-REWARD_STEPS:])} if steps else {},
+        reward=_first_and_last_reward(steps),
         held_out={which: _accuracy(found) for which, found in record.evaluation.items()},
         weights=_weights(folder),
         final_metrics=steps[-1] if steps else {},
         history=history(steps),
         metrics_file=str(folder.metrics),
-        next_steps=next_steps(record, words),
+        next_steps=[one for one in _next_steps(record, words) if one != words.get("results", "").format(run=record.run_id)],
         **{key: value for key, value in known.items() if value},
     )
 
 
-def next_steps(record: RunRecord, words: Mapping[str, str] = COMMANDS) -> list[str]:
+def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
     """What is worth doing with the run now, as the commands or calls in `words`."""
     if record.status == "completed":
         keys = ["results", "weights"]
@@ -231,7 +231,8 @@ def next_steps(record: RunRecord, words: Mapping[str, str] = COMMANDS) -> list[s
         keys = ["logs", "resume", "results"]
     else:
         keys = ["status", "logs", "stop"]
-    return [words[key].format(run=record.run_id) for key in keys if key in words]
+    service = short_name(record.failed_service or "trainer")
+    return [words[key].format(run=record.run_id, service=service) for key in keys if key in words]
 
 
 def _processes(record: RunRecord) -> dict[str, str]:
@@ -240,9 +241,10 @@ def _processes(record: RunRecord) -> dict[str, str]:
     return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
 
 
-def _logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
-    """The contract's three from the first moment on, and those of what else has been started."""
-    names = dict.fromkeys(("api", "trainer", "environment", *record.services))
+def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
+    """The contract's three from the first moment on, and those of what else is started."""
+    engine = ("engine",) if record.profile == "embedded" else ()
+    names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
     return {short_name(name): str(folder.log(name)) for name in names}
 
 
@@ -251,7 +253,7 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
         return None
     log = folder.log(record.failed_service) if record.failed_service else None
     return LastError(
-        message=record.error.splitlines()[0],
+        message=(record.error.splitlines() or ["no reason was given"])[0],
         service=short_name(record.failed_service) if record.failed_service else None,
         log=str(log) if log else None,
         log_tail=tail(log) if log else "",
@@ -260,8 +262,8 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
 
 def _eta(record: RunRecord, steps: list[Step]) -> float | None:
     begun = datetime.fromisoformat(record.started_at or record.created_at).timestamp()
-    recent = [one for one in steps[-PACE_STEPS:] if one.get("time", 0.0) >= begun]  # not those before a resume
-    if record.ended or len(recent) < 2:
+    recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
+    if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
         return None
     made = recent[-1]["step"] - recent[0]["step"]
     pace = (recent[-1]["time"] - recent[0]["time"]) / max(1, made)
@@ -284,8 +286,16 @@ def _weights(folder: RunDir) -> Weights:
     )
 
 
-def _mean_reward(steps: list[Step]) -> float:
-    return round(sum(float(one["reward/mean"]) for one in steps) / len(steps), 4)
+def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
+    if not steps:
+        return {}
+    count = max(1, min(REWARD_STEPS, len(steps) // 2))  # no step is in both
+    return {"first": _mean_reward(steps[:count]), "last": _mean_reward(steps[-count:])}
+
+
+def _mean_reward(steps: list[Step]) -> float | None:
+    known = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
+    return round(sum(known) / len(known), 4) if known else None
 
 
 def _accuracy(metrics: Mapping[str, float]) -> float | None:

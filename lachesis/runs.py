@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import paths
 from lachesis.errors import RunStateError, StorageError, UnknownRunError, shorten
@@ -34,6 +34,15 @@ class ServiceRecord(BaseModel):
     port: int | None = None
     log: str
     state: str = "pending"
+
+
+def _iso(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time without its zone")
+    return text
+
+
+Time = Annotated[str, AfterValidator(_iso)]
 
 
 class RunRecord(BaseModel):
@@ -55,12 +64,12 @@ class RunRecord(BaseModel):
     """The process whose death ended the run."""
     health: dict[str, Any] | None = None
     """What the monitor said of it last; None before it has looked."""
-    created_at: str = Field(default_factory=lambda: now())
-    queued_at: str = Field(default_factory=lambda: now())
+    created_at: Time = Field(default_factory=lambda: now())
+    queued_at: Time = Field(default_factory=lambda: now())
     """When it was submitted last; a resumed run stands at the end of the queue."""
-    started_at: str | None = None
-    healthy_at: str | None = None
-    ended_at: str | None = None
+    started_at: Time | None = None
+    healthy_at: Time | None = None
+    ended_at: Time | None = None
     attempt: int = 1
     wandb_project: str
     wandb_run_name: str
@@ -187,11 +196,21 @@ class RunStore:
 
     def all(self) -> list[RunRecord]:
         """Every readable run, the newest first."""
-        records = []
-        for file in self.root.glob("*/run.json"):
-            with contextlib.suppress(OSError, ValidationError):
-                records.append(RunRecord.model_validate_json(file.read_bytes()))
-        return sorted(records, key=lambda record: record.created_at, reverse=True)
+        return self.scan()[0]
+
+    def scan(self) -> tuple[list[RunRecord], list[str]]:
+        """Every readable run, the newest first, and the names of those whose record cannot be read. Raises StorageError."""
+        records, unreadable = [], []
+        with storage_errors(self.root):
+            folders = [Path(one) for one in os.scandir(self.root)] if self.root.exists() else []
+        for folder in folders:
+            try:
+                records.append(RunRecord.model_validate_json((folder / "run.json").read_bytes()))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, ValidationError):
+                unreadable.append(folder.name)
+        return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 
     @contextlib.contextmanager
     def _locked(self, run_id: str) -> Iterator[None]:

@@ -11,8 +11,8 @@ from lachesis import config as configuration
 from lachesis import discovery, launcher, models
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
-from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError
-from lachesis.fields import TOP, Field, Fields, editable
+from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
+from lachesis.fields import TOP, Field, Fields, allowed, editable
 from lachesis.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -81,6 +81,7 @@ class Service:
                 "section": field.section,
                 "type": field.type,
                 "default": field.default,
+                "allowed": allowed(field.schema),
                 "description": field.description,
                 "current_value": values[field.section].get(field.name),
                 "locked": field.locked,
@@ -90,7 +91,7 @@ class Service:
         return {
             **asdict(environment),
             "profile": launch.profile,
-            "model": launch.model,
+            "model": config.openai.model_name,
             "fields": described,
             "problem": problem,
             "warning": schema.warning,
@@ -99,6 +100,7 @@ class Service:
     def edit(self, launch: Launch, name: str, value: Any) -> tuple[Launch, Field, Any]:
         """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
         FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
+        configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
         fields = Fields(launch.profile, schema)
@@ -119,9 +121,12 @@ class Service:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
-        """The checked configuration of a launch, before anything is started."""
-        environment = discovery.find(launch.environment)
+        """The checked configuration of a launch that can start here, before anything is started."""
         check_profile(launch.profile, launcher.key_names())
+        return self._resolve(launch)
+
+    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
+        environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
         fields = Fields(launch.profile, schema)
         config = self._configure(launch, schema, fields)
@@ -131,8 +136,9 @@ class Service:
         return environment, config
 
     def preview(self, launch: Launch) -> tuple[RunConfig, Plan]:
-        """What a start would do: the configuration with ports that are free now, and the services. Nothing is written."""
-        environment, config = self.resolve(launch)
+        """What a start would do: the configuration, and the services with ports that are free now. Nothing is written. What the
+        profile lacks here is not looked at."""
+        environment, config = self._resolve(launch)
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config, resume=False)
 
@@ -187,6 +193,7 @@ class Service:
 
     def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
         """Submit an inference test of the environment, configured as this launch would be."""
+        configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
         config = self._configure(launch, schema, Fields(launch.profile, schema))
@@ -197,7 +204,7 @@ class Service:
         if any(one.startswith(EMBEDDED) for one in named):
             check_embedded()
         if not all(one.startswith(EMBEDDED) for one in named):
-            check_endpoint(launcher.key_names())
+            check_endpoint([one for one in named if not one.startswith(EMBEDDED)], launcher.key_names())
         PrefectApi()  # a missing server is told before anything is made
         test = self.tests.create(
             InferenceRequest(
@@ -225,7 +232,7 @@ class Service:
 
     def test(self, test_id: str) -> InferenceTest:
         """The test as it is now."""
-        return launcher.refresh_test(self.tests, self.tests.load(test_id))
+        return launcher.refresh_test(self.tests, self.tests.look(test_id))
 
     # --- runs again -------------------------------------------------------------------------------------------------
 
@@ -270,7 +277,12 @@ class Service:
 
     def look_at_runs(self) -> tuple[list[RunRecord], str | None]:
         """All runs, the newest first, and what keeps their statuses from being up to date, if anything does."""
-        return launcher.observe(self.store, self.store.all())
+        records, unreadable = self.store.scan()
+        known, warning = launcher.observe(self.store, records)
+        damaged = (
+            unreadable and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
+        )
+        return known, "; ".join(one for one in (warning, damaged) if one) or None
 
     def status(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
@@ -318,7 +330,10 @@ class Service:
 
 def _model_place(name: str) -> str:
     """A name on the Hub, or the folder that holds a model. Raises ModelNotFoundError."""
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFoundError(f"{shorten(name)} names no folder: {error}") from error
     if not folder.exists() and not name.startswith(("/", ".", "~")):
         return name
     if not (folder / "config.json").is_file():

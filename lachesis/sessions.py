@@ -27,7 +27,7 @@ from lachesis.runs import storage_errors, write_private
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 KEPT_STARTS = 1000
 KEPT_CHECKS = 200
-BUSY_S = 15.0
+BUSY_S = 5.0
 
 
 def folder_session(folder: Path | None = None) -> str:
@@ -126,8 +126,10 @@ class Session:
         another call of this session takes too long."""
         with self._alone():
             state = self._read()
+            before = state.model_copy(deep=True)
             yield state
-            self.write(state)
+            if state not in (before, self._parsed()):  # what stands there already needs no second write, which could fail
+                self.write(state)
 
     def write(self, state: SessionState) -> None:
         """Replace the file; inside `change` only, for what must be kept even if the block is killed."""

@@ -24,23 +24,25 @@ from lachesis.runs import write_private
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.plan import make_base_server, make_probe
-from tasks.processes import build_tiny_model, is_missing_tiny_model, wait_for_end
+from tasks.processes import await_end, build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]
 
 
 @task(task_run_name="test {model}", cache_policy=NO_CACHE)
-def test_model(tests: InferenceTests, test: InferenceTest, config: RunConfig, model: str) -> Json:
-    """The contract's entry of one model. What goes wrong with the model or the environment is its `error`."""
+def test_model(tests: InferenceTests, test: InferenceTest, config: RunConfig, model: str, lock: int) -> Json:
+    """The contract's entry of one model. What goes wrong with the model or the environment is its `error`. `lock` is held while
+    one of its processes lives."""
     run = f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
     output = tests.output(test, model)
-    error = None
-    with ServiceGroup() as group:
+    error, key = None, ""
+    with ServiceGroup(hold=(lock,)) as group:
         try:
             config, endpoint, key = _endpoint(group, tests.home, output, config, model)
             _probe(group, test, output, probe_config(config, test.request, output, endpoint, run), run, key)
         except LachesisError as problem:
-            error = str(problem)
+            error = _without(key, str(problem))
+    _scrub(output.with_suffix(".log"), key)
     result = model_result(output, model, run, error=error, prompts=bool(test.request.prompts))
     if not error and result["steps_tested"] < test.request.num_steps:
         result["error"] = f"{result['steps_tested']} groups came of those asked for, see {result['log_file']}"
@@ -50,18 +52,15 @@ def test_model(tests: InferenceTests, test: InferenceTest, config: RunConfig, mo
 test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest
 
 
-def _endpoint(
-    group: ServiceGroup, home: Path, output: Path, config: RunConfig, model: str
-) -> tuple[RunConfig, Json, str | None]:
-    """Where the model answers. A local one is served here as long as the group lasts."""
-    if not model.startswith(EMBEDDED):
-        section, key = remote_endpoint(model)
-        return config, section, key
-    name = model.removeprefix(EMBEDDED)
+def _endpoint(group: ServiceGroup, home: Path, output: Path, config: RunConfig, model: str) -> tuple[RunConfig, Json, str]:
+    """Where the model answers, and the key it asks for. A local one is served here as long as the group lasts."""
+    name = model.removeprefix(EMBEDDED) if model.startswith(EMBEDDED) else config.openai.model_name
     folder = output.with_suffix("")
     folder.mkdir(exist_ok=True)
-    if is_missing_tiny_model(name, home):
+    if is_missing_tiny_model(name, home):  # at an endpoint its tokenizer is needed
         build_tiny_model(home, folder)
+    if not model.startswith(EMBEDDED):
+        return config, *remote_endpoint(model)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = name
     plan = make_base_server(configuration.build(values), folder)
@@ -69,10 +68,10 @@ def _endpoint(
     for spec in plan.services:
         group.start(spec)
         wait_healthy(group, spec)
-    return plan.config, plan.config.openai.model_dump(mode="json"), None
+    return plan.config, plan.config.openai.model_dump(mode="json"), ""
 
 
-def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: str, wandb_run: str, key: str | None) -> None:
+def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: str, wandb_run: str, key: str) -> None:
     request = test.request
     wanted: Json = {"out": str(output), "prompts": request.prompts, "wandb_run": wandb_run}
     if request.prompts:
@@ -81,4 +80,14 @@ def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: 
     for path, text in files.items():
         write_private(path, text)
     group.start(probe)
-    wait_for_end(group, probe, needs=[])
+    await_end(group, probe, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database
+
+
+def _without(key: str, text: str) -> str:
+    return text.replace(key, "***") if key else text
+
+
+def _scrub(log: Path, key: str) -> None:
+    """An endpoint may echo the key in its complaint, and an environment may print what it was given."""
+    if key and log.is_file() and key.encode() in (content := log.read_bytes()):
+        log.write_bytes(content.replace(key.encode(), b"***"))

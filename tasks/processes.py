@@ -41,6 +41,11 @@ def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, ru
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
 def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
+    """As `await_end`."""
+    await_end(group, spec, needs)
+
+
+def await_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
     """Wait until a process that ends by itself has ended well; fails at once when a service that it needs dies."""
     until = time.monotonic() + spec.timeout_s
     while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):

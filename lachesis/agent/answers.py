@@ -29,6 +29,9 @@ class FieldView(Report):
     """env, tinker or openai."""
     type: str
     default: Any
+    """Of the class; the profile may set another value."""
+    allowed: str
+    """Type and limits in words."""
     description: str
     current_value: Any
     """What a run would have if it were started now."""
@@ -55,8 +58,8 @@ class Selected(Report):
 class CurrentConfig(Report):
     environment: str
     profile: str
-    model: str | None
-    """The base model, when it is not the profile's own."""
+    model: str
+    """The base model: a Hugging Face name or a folder."""
     configurable_fields: list[FieldView]
     locked_fields: list[LockedFieldView]
     tip: str
@@ -105,6 +108,9 @@ class Started(Report):
     confirmation_required: bool | None = None
     """True when nothing was started because the profile may cost money; call again with confirm=true."""
     profile: str | None = None
+    base_model: str | None = None
+    problem: str | None = None
+    """Why it could not start now."""
     config_yaml: str | None = None
     """The whole configuration as the run's processes would read it."""
     services: list[PlannedService] | None = None

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from lachesis import __version__, launcher, paths
 from lachesis.agent import answers, views
 from lachesis.config import PROFILES, profile_values, setting
-from lachesis.errors import ConfigError, LachesisError, RunStateError, UnknownTestError
+from lachesis.errors import ConfigError, LachesisError, RunStateError, StorageError, UnknownTestError
 from lachesis.fields import editable
 from lachesis.inference_tests import InferenceTest, TestOptions
 from lachesis.prefect_api import api_url
 from lachesis.profiles import missing_keys
-from lachesis.reports import QueuePlace, RunResults, RunStatus
+from lachesis.reports import Json, QueuePlace, RunResults, RunStatus, run_logs
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 from lachesis.sessions import AskedTest, Check, Draft, Session, SessionState, Start
@@ -55,6 +55,8 @@ class Desk:
     def select(self, name: str, profile: str | None = None, model: str | None = None) -> answers.Selected:
         draft = Draft(environment=name, profile=profile or default_profile(), model=model)
         found = self.service.describe(_launch(draft))
+        missing = missing_keys(draft.profile, launcher.key_names())
+        lacking = f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of `lachesis serve`"
         with self.session.change() as state:
             state.draft = draft
         return answers.Selected(
@@ -65,7 +67,7 @@ class Desk:
             profile=draft.profile,
             config=views.values(found),
             session=self.session.name,
-            **views.known(warning=found["warning"]),
+            **views.known(warning="; ".join(one for one in (found["warning"], missing and lacking) if one)),
         )
 
     def current_config(self) -> answers.CurrentConfig:
@@ -76,7 +78,7 @@ class Desk:
         return answers.CurrentConfig(
             environment=draft.environment,
             profile=draft.profile,
-            model=draft.model,
+            model=found["model"],
             configurable_fields=[answers.FieldView(**views.without_lock(field)) for field in free],
             locked_fields=[
                 answers.LockedFieldView(
@@ -148,10 +150,11 @@ class Desk:
         run = record.run_id
         folder = self.service.store.dir(run)
         queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
-        waiting = f"; it waits for place {queue['place']} in the queue of this host" if queue else ""
-        what = "is there already, this call has started nothing" if duplicate else "is starting"
+        what = f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
+        if duplicate:
+            what = "is there already; this call has started nothing"
         return answers.Started(
-            message=f"run {run} {what}{waiting}; {views.CALLS['status'].format(run=run)} tells how it does",
+            message=f"run {run} {what}; {views.CALLS['status'].format(run=run)} tells how it does",
             run_id=run,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
@@ -159,10 +162,10 @@ class Desk:
             wandb_project=record.wandb_project,
             wandb_run_name=record.wandb_run_name,
             config_path=str(folder.config),
-            logs={name: str(folder.log(name)) for name in ("api", "trainer", "env")},
+            logs=run_logs(record, folder),
             ui_url=launcher.ui_url(record),
             profile=record.profile,
-            next_steps=[views.CALLS[key].format(run=run) for key in ("status", "stop")],
+            next_steps=[f"{views.CALLS['status'].format(run=run)} in some minutes; it goes on by itself"],
             **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=duplicate or None),
         )
 
@@ -170,6 +173,7 @@ class Desk:
         """What a start would do now. Nothing is written or submitted."""
         draft = self._draft(self.session.read())
         config, plan = self.service.preview(_launch(draft))
+        missing = missing_keys(draft.profile, launcher.key_names())
         return answers.Started(
             message="nothing was started; this is what rl_start_training() would start",
             environment=draft.environment,
@@ -179,7 +183,11 @@ class Desk:
             dry_run=True,
             config_yaml=plan.config.to_yaml(),
             services=views.services(plan),
+            base_model=config.openai.model_name,
             next_steps=["rl_start_training()"],
+            **views.known(
+                problem=missing and f"it cannot start: {', '.join(missing)} is not in the environment of `lachesis serve`"
+            ),
         )
 
     def preview_resume(self, run_id: str) -> answers.Started:
@@ -199,14 +207,15 @@ class Desk:
         )
 
     def status(self, run_id: str) -> answers.CheckedStatus:
-        """A live report, at most one per run in `status_interval_s`; a run that has ended is always reported."""
+        """A live report, at most one per run in `status_interval_s` while nothing but numbers changes; a run that has ended is
+        always reported."""
         report = self.live_status(run_id)  # an unknown id is told before the limit is touched
         if report.status in ("completed", "failed", "stopped"):
             return answers.CheckedStatus(**report.payload())
         with self.session.change() as state:
             last = state.checks.get(run_id)
             left = 0.0 if last is None else last.at + status_interval_s() - time.time()
-            if last is not None and left > 0:
+            if last is not None and left > 0 and _news(report) == _news(last.report):
                 with contextlib.suppress(ValidationError):  # a report of another version
                     return views.limited(last, left)
             state.checks[run_id] = Check(at=time.time(), report=report.payload())
@@ -254,7 +263,8 @@ class Desk:
         """The result of a test, waited for until that time of the monotonic clock, by default as long as a call may take."""
         started, told = time.monotonic(), 0.0
         until = until or started + TEST_WAIT_S
-        while not (test := self.service.tests.load(test_id)).ended and (now := time.monotonic()) < until:
+        self.service.test(test_id)  # one that is dead is told at once
+        while not (test := self.service.tests.look(test_id)).ended and (now := time.monotonic()) < until:
             if now - started - told > TELL_S:
                 told, (done, total) = now - started, self._groups(test)
                 tell(round(told, 1), round(until - started, 1), f"{test.status}: {done} of {total} groups")
@@ -265,6 +275,13 @@ class Desk:
         return self.service.tests.groups_done(test), test.request.num_steps * len(test.request.models)
 
     def _test_report(self, test: InferenceTest) -> answers.TestReport:
+        try:
+            return self._told_test(test)
+        except (ValidationError, AttributeError, TypeError, KeyError) as error:
+            file = self.service.tests.dir(test.test_id) / "test.json"
+            raise StorageError(f"{file} is damaged ({type(error).__name__}); test again") from error
+
+    def _told_test(self, test: InferenceTest) -> answers.TestReport:
         done, total = self._groups(test)
         again = f'rl_test_inference(test_id="{test.test_id}")'
         message = None if test.ended else f"the test goes on; {again} waits for it and gives its result"
@@ -275,7 +292,7 @@ class Desk:
             groups_done=done,
             groups_total=total,
             next_steps=views.after_test(test) if test.ended else [again],
-            **{**named, **(test.result or {})},
+            **{**(test.result or {}), **named},
             **views.known(message=message, error=test.error),
         )
 
@@ -335,6 +352,12 @@ class Desk:
         """Whether the draft, or that run, trains where somebody may be billed."""
         profile = self.service.store.load(run_id).profile if run_id else self._draft(self.session.read()).profile
         return PROFILES[profile].paid if profile in PROFILES else True
+
+
+def _news(report: RunStatus | Json) -> tuple[Any, ...]:
+    """What is told at once when it changes: the status, what the run is doing, and when its end can be foreseen."""
+    plain = report.payload() if isinstance(report, RunStatus) else report
+    return plain.get("status"), plain.get("phase"), (plain.get("progress") or {}).get("eta_seconds") is None
 
 
 def _launch(draft: Draft) -> Launch:

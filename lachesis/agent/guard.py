@@ -67,7 +67,10 @@ class Guard:
             await self.app(scope, receive, send)
 
     def _refusal(self, received: list[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
-        headers = dict(reversed(received))  # of one that is sent twice the first counts
+        headers = dict(received)
+        twice = [one for one in (b"host", b"origin", b"authorization") if sum(name == one for name, _ in received) > 1]
+        if twice:
+            return 400, "duplicate_header", f"{twice[0].decode()} was sent more than once"
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
         if _name(f"//{host}") not in self.hosts:
             return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"

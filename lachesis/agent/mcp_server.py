@@ -35,6 +35,8 @@ CONFIRM = {
     "default": False,
     "description": "On a profile that may cost money nothing happens without it; the answer is then a preview",
 }
+MOST_WAITING = 100
+"""Calls that may wait for an inference test at once, while others are answered."""
 INSTRUCTIONS = (
     "Train language models by reinforcement: list environments, select one, edit the draft, test, start, check, get results. "
     "A start returns at once and training goes on alone; do not poll. The resource lachesis://skill has exact calls."
@@ -43,6 +45,8 @@ INSTRUCTIONS = (
 
 def create_server(session: str) -> Server[Any]:
     """The server. `session` names the agent's state, unless an HTTP request names another one in X-Lachesis-Session."""
+
+    waiting = anyio.CapacityLimiter(MOST_WAITING)
 
     def desk_of(context: Context) -> Desk:
         headers = context.request.headers if context.request is not None else {}
@@ -68,7 +72,7 @@ def create_server(session: str) -> Server[Any]:
                 return _result(as_payload(error), error)
             return _result(*tool.call(call, arguments, preview=preview))
 
-        return await anyio.to_thread.run_sync(run, abandon_on_cancel=False)
+        return await anyio.to_thread.run_sync(run, limiter=waiting if tool.name == "rl_test_inference" else None)
 
     async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
         found = await anyio.to_thread.run_sync(lambda: resources.listed(desk_of(context)))

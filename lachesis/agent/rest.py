@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
+import anyio
+import anyio.to_thread
 from fastapi import Body, Depends, FastAPI, Header, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -107,6 +109,8 @@ def _session(
 
 
 Caller = Annotated[Call, Depends(_session)]
+MOST_WAITING = 100
+"""Calls that may wait for an inference test at once; they are threads of their own, so that others are answered meanwhile."""
 EditBody = TABLE["rl_edit_config"].arguments
 StartBody = TABLE["rl_start_training"].arguments
 TestBody = TABLE["rl_test_inference"].arguments
@@ -120,6 +124,7 @@ def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hos
 
 def routes() -> FastAPI:
     """The routes without the guard before them. The page at /docs loads nothing from elsewhere."""
+    waiting = anyio.CapacityLimiter(MOST_WAITING)
     app: FastAPI = FastAPIOffline(title="Lachesis", version=__version__, description=__doc__, responses=ERRORS)
 
     @app.exception_handler(LachesisError)
@@ -129,7 +134,9 @@ def routes() -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return _error(ArgumentsError(f"the request is not of the right form: {found}"))
+        json_sent = "json" in request.headers.get("content-type", "json")
+        hint = "" if json_sent else "; send Content-Type: application/json"
+        return _error(ArgumentsError(f"the request is not of the right form: {found}{hint}"))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -181,11 +188,12 @@ def routes() -> FastAPI:
         return _answer("rl_get_results", call, {"run_id": run_id})
 
     @app.post("/test/inference", response_model=answers.TestReport)
-    def test_inference(
+    async def test_inference(
         call: Caller,
         body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        return _answer("rl_test_inference", call, _given(body) if body else {})
+        arguments = _given(body) if body else {}
+        return await anyio.to_thread.run_sync(lambda: _answer("rl_test_inference", call, arguments), limiter=waiting)
 
     return app
 

@@ -30,6 +30,7 @@ from lachesis.reports import Report, RunResults
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
 SESSION = "default"
+MOST_NESTED = 30
 MINIMUM_PYTHON = (3, 11)
 
 
@@ -96,7 +97,7 @@ class Tool:
         """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
         given = {} if arguments is None else arguments
         if not isinstance(given, dict) or not _is_text(given):
-            raise ArgumentsError(f"{self.name}: the arguments are no JSON object of valid Unicode text")
+            raise ArgumentsError(f"{self.name}: the arguments are no JSON object of valid Unicode text, or nested too deeply")
         try:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
@@ -131,13 +132,15 @@ def told(answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
         return as_payload(fault), fault
 
 
-def _is_text(value: Any) -> bool:
-    """Whether every text in it can be written as UTF-8; JSON may hold half of a surrogate pair."""
+def _is_text(value: Any, depth: int = 0) -> bool:
+    """Whether every text in it can be written and be part of a path, as JSON may hold half of a surrogate pair, or NUL; and
+    that it is not nested beyond reason."""
     if isinstance(value, str):
-        return not any("\ud800" <= one <= "\udfff" for one in value)
-    if isinstance(value, dict):
-        return all(_is_text(key) and _is_text(one) for key, one in value.items())
-    return all(map(_is_text, value)) if isinstance(value, list) else True
+        return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, dict | list) and depth > MOST_NESTED:
+        return False
+    inside = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return all(_is_text(one, depth + 1) for one in inside)
 
 
 TABLE: dict[str, Tool] = {}
@@ -222,9 +225,9 @@ def _preview_start(call: Call, *, dry_run: bool, resume: str | None, **_: Any) -
         return None
     shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview()
     update = {
-        "message": f"{shown.message}. Profile {shown.profile} may cost money: the same call with confirm=true starts it",
+        "message": f"{shown.message}. Profile {shown.profile} may cost money: show this to the user",
         "confirmation_required": True,
-        "next_steps": ["rl_start_training with the same arguments and confirm=true"],
+        "next_steps": ["ask the user; only after their yes call rl_start_training with the same arguments and confirm=true"],
     }
     return shown.model_copy(update=update)
 
@@ -261,8 +264,8 @@ def rl_start_training(
 def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
     """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
 
-    A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A run that has
-    ended is always reported."""
+    A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A change of its
+    status or phase is told at once, and a run that has ended is always reported."""
     return call.desk.status(run_id)
 
 
@@ -272,7 +275,7 @@ def _preview_stop(call: Call, *, run_id: str) -> answers.Stopped | None:
         return None
     return answers.Stopped(
         message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "
-        "which may have cost money. It would save a checkpoint and end; call again with confirm=true",
+        "which may have cost money. It would save a checkpoint and end; ask the user, then call again with confirm=true",
         run_id=run_id,
         status=record.status,
         confirmation_required=True,

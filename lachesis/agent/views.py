@@ -13,10 +13,11 @@ from lachesis.supervision.plan import Plan
 
 CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
-    "logs": "read the files in `logs`, or the resource lachesis://runs/{run}/logs/trainer",
+    "logs": "read `logs.{service}`, a file, or the MCP resource lachesis://runs/{run}/logs/{service}",
     "stop": 'rl_stop_training(run_id="{run}")',
     "resume": 'rl_start_training(resume="{run}")',
     "results": 'rl_get_results(run_id="{run}")',
+    "weights": "hand over `weights.adapter`, a folder; `lachesis weights {run} --to DIR` copies it with checksums",
 }
 """How an agent does what comes next."""
 

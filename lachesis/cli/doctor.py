@@ -26,7 +26,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    return [_python(), _checkout(), _embedded(), _model(), _server(), *_keys(), _environments(), _disk()]
+    return [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
 
 
 def _python() -> Check:
@@ -45,6 +45,12 @@ def _embedded() -> Check:
     absent = missing_modules(("torch", "transformers", "peft", "safetensors"))
     found = f"without {', '.join(absent)}" if absent else "installed"
     return Check("embedded engine", not absent, found, "pip install 'lachesis[embedded]'", needed=False)
+
+
+def _mcp() -> Check:
+    absent = missing_modules(["mcp"])
+    found = "not installed" if absent else "installed"
+    return Check("MCP server", not absent, found, "pip install 'lachesis[mcp]'", needed=False)
 
 
 def _model() -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from lachesis import launcher, paths
 from lachesis.cli import show
@@ -31,6 +32,8 @@ def mcp(args: argparse.Namespace) -> int:
     if not args.http:
         if args.host or args.port or args.allow_host:
             raise ConfigError("--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens")
+        if sys.stdin.isatty():
+            show.notice(f"session {session}; an agent's client starts this command and talks to it; Ctrl-C ends it")
         mcp_server.serve_stdio(session)
         return 0
     host, port, names = _listening(args)

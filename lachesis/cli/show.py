@@ -187,15 +187,19 @@ def results(answer: Json) -> RenderableType:
             ("W&B", answer.get("wandb_url")),
             (
                 "reward/mean",
-                f"first {reward['first']:.3f}, last {reward['last']:.3f} (means over five steps)" if reward else None,
+                f"first {_number(reward['first'])}, last {_number(reward['last'])} (means over five steps)" if reward else None,
             ),
             (
                 "held-out accuracy",
-                ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or "not evaluated",
+                ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or _unevaluated(answer["status"]),
             ),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
         ]
     )
+
+
+def _unevaluated(status: str) -> str:
+    return "not evaluated" if status in ("completed", "failed", "stopped") else "not yet"
 
 
 def _number(value: float | None) -> str:

@@ -71,7 +71,7 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
     table.add_row(f"run {record.run_id}", record.environment, record.phase, f"{_elapsed(record):.0f} s")
     bar = Table.grid(padding=(0, 2))
     bar.add_row(ProgressBar(total=record.total_steps, completed=step, width=40), f"step {step} of {record.total_steps}")
-    rewards = [one["reward/mean"] for one in steps]
+    rewards = [one.get("reward/mean") or 0.0 for one in steps]
     curve = Text(
         f"reward {_recent(steps):.3f} (last 5 steps)  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts"
     )
@@ -79,7 +79,7 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
 
 
 def _recent(steps: list[dict[str, float]]) -> float:
-    last = [one["reward/mean"] for one in steps[-5:]]
+    last = [one.get("reward/mean") or 0.0 for one in steps[-5:]]
     return sum(last) / len(last)
 
 

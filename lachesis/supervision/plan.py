@@ -187,7 +187,7 @@ def _environment_command(record: RunRecord) -> list[str]:
 
 
 def make_probe(
-    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str | None
+    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str
 ) -> tuple[ServiceSpec, dict[Path, str]]:
     """The environment's `process` command for one model of an inference test, and the files it reads. `key` goes through the
     environment of this child only."""

@@ -49,4 +49,6 @@ def check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise PortInUseError(f"port {port} on 127.0.0.1 is in use by another process; choose another one") from error
+            raise PortInUseError(
+                f"port {port} on 127.0.0.1 is in use by another process; choose another one with --port"
+            ) from error

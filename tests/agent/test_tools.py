@@ -127,7 +127,7 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
         ("steps_per_eval", 1, "2 or more"),
         ("loss_fn", "mine", "importance_sampling"),
         ("wandb_project", "", "length at least 1"),
-        ("wandb_project", "a\x00b", "control characters"),
+        ("wandb_project", "a\x1bb", "control characters"),
         ("use_wandb", "yes", "boolean"),
     ],
 )
@@ -353,7 +353,7 @@ def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
     assert {"run_id", "status", "environment", "running_time_minutes", "processes", "wandb_project", "wandb_run_name"} <= set(
         first
     )
-    assert set(first["logs"]) == {"api", "trainer", "env"}
+    assert set(first["logs"]) == {"api", "trainer", "env", "engine"}
     assert set(first["metrics"]) == {"step", "reward_mean", "percent_correct", "eval_percent_correct"}
     assert first["metrics"]["reward_mean"] == 0.25
     assert {"phase", "progress", "health", "next_steps"} <= set(first)
