@@ -51,8 +51,10 @@ class Guard:
     """Pure ASGI. A page in a browser that was led here by a foreign name (DNS rebinding) is refused with 403, a missing or
     wrong token with 401, a body beyond a megabyte with 413, and one of unknown size with 411."""
 
-    def __init__(self, app: App, *, host: str, token: str | None, allowed_hosts: Iterable[str] = ()) -> None:
-        self.app = app
+    def __init__(
+        self, app: App, *, host: str, token: str | None, allowed_hosts: Iterable[str] = (), without_token: tuple[str, ...] = ()
+    ) -> None:
+        self.app, self.without_token = app, without_token
         self.hosts = {one.lower() for one in (host, *(LOCAL if is_loopback(host) else ()), *allowed_hosts)}
         self.token = None if token is None else f"Bearer {token}".encode()
 
@@ -61,12 +63,12 @@ class Guard:
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif refusal := self._refusal(scope["headers"]):
+        elif refusal := self._refusal(scope["headers"], scope["path"]):
             await _answer(send, *refusal)
         else:
             await self.app(scope, receive, send)
 
-    def _refusal(self, received: list[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
+    def _refusal(self, received: list[tuple[bytes, bytes]], path: str) -> tuple[int, str, str] | None:
         headers = dict(received)
         twice = [one for one in (b"host", b"origin", b"authorization") if sum(name == one for name, _ in received) > 1]
         if twice:
@@ -76,7 +78,12 @@ class Guard:
             return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"
         if origin and _netloc(origin) != host:  # a page of this very server, or none
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
-        if self.token is not None and not hmac.compare_digest(headers.get(b"authorization", b""), self.token):
+        open_to_all = path.startswith(self.without_token) if self.without_token else False
+        if (
+            self.token is not None
+            and not open_to_all
+            and not hmac.compare_digest(headers.get(b"authorization", b""), self.token)
+        ):
             return 401, "unauthorized", "a bearer token is needed: $LACHESIS_TOKEN, or the file `token` in $LACHESIS_HOME"
         if b"transfer-encoding" in headers:
             return 411, "length_required", "a body needs a Content-Length"

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-from fastapi import Body, Depends, FastAPI, Header, Path, Request
+from fastapi import Body, Depends, FastAPI, Header, Path, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
@@ -109,6 +110,8 @@ def _session(
 
 
 Caller = Annotated[Call, Depends(_session)]
+PAGE = ("/docs", "/openapi.json", "/static-offline-docs/")
+"""What describes the routes and tells nothing else; a browser cannot send a token before it has the page."""
 MOST_WAITING = 100
 """Calls that may wait for an inference test at once; they are threads of their own, so that others are answered meanwhile."""
 EditBody = TABLE["rl_edit_config"].arguments
@@ -119,13 +122,23 @@ RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> App:
     """The ASGI application."""
-    return Guard(routes(), host=host, token=token, allowed_hosts=allowed_hosts)
+    return Guard(routes(), host=host, token=token, allowed_hosts=allowed_hosts, without_token=PAGE)
 
 
 def routes() -> FastAPI:
     """The routes without the guard before them. The page at /docs loads nothing from elsewhere."""
     waiting = anyio.CapacityLimiter(MOST_WAITING)
-    app: FastAPI = FastAPIOffline(title="Lachesis", version=__version__, description=__doc__, responses=ERRORS)
+    app: FastAPI = FastAPIOffline(
+        title="Lachesis",
+        version=__version__,
+        description=__doc__,
+        responses=ERRORS,
+        dependencies=[Security(HTTPBearer(auto_error=False))],  # for the page: the guard has asked for the token already
+    )
+
+    def shown(tool: str, tag: str) -> Json:
+        made = TABLE[tool]
+        return {"summary": f"{made.title} ({tool})", "description": made.description, "tags": [tag]}
 
     @app.exception_handler(LachesisError)
     async def refused_session(request: Request, error: LachesisError) -> JSONResponse:
@@ -142,52 +155,50 @@ def routes() -> FastAPI:
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail), "code": f"http_{error.status_code}"}, error.status_code, error.headers)
 
-    @app.get("/health", response_model=answers.Health)
+    @app.get("/health", response_model=answers.Health, **shown("rl_health_check", "service"))
     def health(call: Caller) -> Any:
         return _answer("rl_health_check", call)
 
-    @app.get("/environments", response_model=list[answers.EnvironmentEntry])
+    @app.get("/environments", response_model=list[answers.EnvironmentEntry], **shown("rl_list_environments", "environments"))
     def environments(call: Caller) -> Any:
-        """A JSON list."""
         return _told(lambda: call.desk.environments().payload()["environments"])
 
-    @app.post("/environments/{name}/select", response_model=answers.Selected)
+    @app.post("/environments/{name}/select", response_model=answers.Selected, **shown("rl_select_environment", "environments"))
     def select(call: Caller, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
-        """The body may be left out; then the profile is the service's own."""
         return _answer("rl_select_environment", call, {"name": name, **(_given(body) if body else {})})
 
-    @app.get("/config", response_model=answers.CurrentConfig)
+    @app.get("/config", response_model=answers.CurrentConfig, **shown("rl_get_current_config", "configuration"))
     def config(call: Caller) -> Any:
         return _answer("rl_get_current_config", call)
 
-    @app.post("/config", response_model=answers.Edited)
+    @app.post("/config", response_model=answers.Edited, **shown("rl_edit_config", "configuration"))
     def edit(call: Caller, body: EditBody) -> Any:  # type: ignore[valid-type]
         return _answer("rl_edit_config", call, _given(body))
 
-    @app.get("/runs", response_model=answers.RunList)
+    @app.get("/runs", response_model=answers.RunList, **shown("rl_list_runs", "runs"))
     def runs(call: Caller) -> Any:
         return _answer("rl_list_runs", call)
 
-    @app.post("/runs", response_model=answers.Started)
+    @app.post("/runs", response_model=answers.Started, **shown("rl_start_training", "runs"))
     def start(
         call: Caller,
         body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
         return _answer("rl_start_training", call, _given(body) if body else {})
 
-    @app.get("/runs/{run_id}", response_model=RunStatus)
+    @app.get("/runs/{run_id}", response_model=RunStatus, **shown("rl_check_status", "runs"))
     def status(call: Caller, run_id: RunId) -> Any:
         return _told(lambda: call.desk.live_status(run_id).payload())
 
-    @app.post("/runs/{run_id}/stop", response_model=answers.Stopped)
+    @app.post("/runs/{run_id}/stop", response_model=answers.Stopped, **shown("rl_stop_training", "runs"))
     def stop(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_stop_training", call, {"run_id": run_id})
 
-    @app.get("/runs/{run_id}/metrics", response_model=RunResults)
+    @app.get("/runs/{run_id}/metrics", response_model=RunResults, **shown("rl_get_results", "runs"))
     def metrics(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_get_results", call, {"run_id": run_id})
 
-    @app.post("/test/inference", response_model=answers.TestReport)
+    @app.post("/test/inference", response_model=answers.TestReport, **shown("rl_test_inference", "inference test"))
     async def test_inference(
         call: Caller,
         body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]

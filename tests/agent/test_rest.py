@@ -142,6 +142,7 @@ def test_beyond_loopback_a_token_is_needed(home: Path, monkeypatch: pytest.Monke
     app = rest.create_app(host="0.0.0.0", token=token, allowed_hosts=["gpu-box"])
     with TestClient(app, base_url="http://gpu-box:8080") as client:
         assert client.get("/health").status_code == 401
+        assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 200, "a browser needs the page"
         assert client.get("/health", headers={"Authorization": "Bearer wrong"}).status_code == 401
         good = {"Authorization": f"Bearer {token}"}
         assert client.get("/health", headers=good).status_code == 200
