@@ -1,5 +1,5 @@
 """The table of tools as a plugin of Hermes Agent: it loads this module by the entry point group `hermes_agent.plugins` and
-calls `register(ctx)`. The tools stand in the toolset `rl` under the names they have always had.
+calls `register(ctx)`. The tools stand in the toolset `rl`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The HTTP service of the first version: its routes, for clients that know them. Success is 200 with JSON; anything else is an
-error whose body is JSON with `error` and `code`.
+"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error whose body is JSON with `error` and `code`.
 
-A session is named by the header X-Lachesis-Session; without it all clients share one, as they always did. The limit of status
-reports is the client's own here, so the service does not count a second time.
+A session is named by the header X-Lachesis-Session; without it all clients share one. The limit of status reports is the
+client's own here, so the service does not count a second time.
 """
 
 from __future__ import annotations

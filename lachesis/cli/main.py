@@ -92,7 +92,7 @@ def _add_servers(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
     mcp.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
     mcp.add_argument("--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)")
     _add_listening(mcp, port=8090)
-    _add_listening(add("api", "Serve the HTTP routes of the first version."), port=8080)
+    _add_listening(add("api", "Serve the tools as plain HTTP routes, with a page at /docs."), port=8080)
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:

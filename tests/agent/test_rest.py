@@ -1,4 +1,4 @@
-"""The HTTP service of the first version: each route by the contract, and whatever a fuzzer thinks of."""
+"""The HTTP service: each route by the contract, and whatever a fuzzer thinks of."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_post_runs(client: TestClient) -> None:
 
 
 def test_get_runs_id(client: TestClient, make_run: Callable[..., RunRecord]) -> None:
-    """Not limited: the client of the first version limits itself."""
+    """Not limited: its clients limit themselves."""
     run_id = make_run().run_id
     for _ in range(2):
         answer = client.get(f"/runs/{run_id}").json()

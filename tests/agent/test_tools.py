@@ -456,7 +456,7 @@ def test_the_helpers_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_tool_is_an_async_function_that_gives_json_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As agents of the former toolset call it."""
+    """As an agent's own loop calls it."""
     assert inspect.iscoroutinefunction(tools.rl_edit_config)
     assert list(inspect.signature(tools.rl_edit_config).parameters) == ["field", "value"]
     monkeypatch.setenv("LACHESIS_SESSION", "old-agent")

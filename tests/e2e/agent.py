@@ -96,7 +96,7 @@ ROUTES = {
 
 
 def http(tool: str, arguments: Json) -> Any:
-    """As the client of the first version: 30 s a call, only 200 is success."""
+    """As its clients do: 30 s a call, only 200 is success."""
     import httpx
 
     method, path = ROUTES[tool]

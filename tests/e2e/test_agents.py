@@ -104,7 +104,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., An
 def _ended(status: Json) -> Json | None:
     if status["status"] in ("completed", "failed", "stopped"):
         return status
-    time.sleep(1)
+    time.sleep(4)
     return None
 
 

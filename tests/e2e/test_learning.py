@@ -35,7 +35,7 @@ def test_a_model_learns_and_is_handed_over(
     assert call("rl_get_current_config")["configurable_fields"][0]["name"] == "group_size"
     run_id = call("rl_start_training")["run_id"]
     while call("rl_check_status", run_id=run_id)["status"] not in ("completed", "failed", "stopped"):
-        time.sleep(3)
+        time.sleep(8)
     results = call("rl_get_results", run_id=run_id)
     assert results["status"] == "completed", results
     assert results["reward"]["first"] <= 0.35
