@@ -1,4 +1,4 @@
-"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error whose body is JSON with `error` and `code`.
+"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error, with `error` and `code` in its JSON.
 
 A session is named by the header X-Lachesis-Session; without it all clients share one. The limit of status reports is the
 client's own here, so the service does not count a second time.
