@@ -129,30 +129,36 @@ class Desk:
             try:
                 record = self.service.start(_launch(draft), start.run_id)
             except LachesisError:
-                state.starts.remove(start)
-                self.session.write(state)
+                if not again:
+                    state.starts.remove(start)
+                    self.session.write(state)
                 raise
-        return self._started(self.service.get(record.run_id) if again else record, duplicate=again)
+        if not again:
+            return self._started(record)
+        return self._started(
+            self.service.get(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
+        )
 
     def resume(self, run_id: str) -> answers.Started:
         """Continue an ended run; one that lives is returned as it is."""
         alive = not self.service.get(run_id).ended
         record = self.service.resume(run_id)
         self._look_anew(run_id)
-        return self._started(record, duplicate=alive)
+        return self._started(record, "lives, so there is nothing to resume" if alive else "")
 
     def _look_anew(self, run_id: str) -> None:
         """The next report is live: the last one is about another time of the run."""
         with self.session.change() as state:
             state.checks.pop(run_id, None)
 
-    def _started(self, record: RunRecord, *, duplicate: bool) -> answers.Started:
+    def _started(self, record: RunRecord, instead: str = "") -> answers.Started:
+        """The answer to a start; `instead` tells why this call has started nothing."""
         run = record.run_id
         folder = self.service.store.dir(run)
         queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
         what = f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
-        if duplicate:
-            what = "is there already; this call has started nothing"
+        if instead:
+            what = f"({record.status}) {instead}"
         return answers.Started(
             message=f"run {run} {what}; {views.CALLS['status'].format(run=run)} tells how it does",
             run_id=run,
@@ -166,7 +172,7 @@ class Desk:
             ui_url=launcher.ui_url(record),
             profile=record.profile,
             next_steps=[f"{views.CALLS['status'].format(run=run)} in some minutes; it goes on by itself"],
-            **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=duplicate or None),
+            **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=bool(instead)),
         )
 
     def preview(self) -> answers.Started:
