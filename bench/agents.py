@@ -95,6 +95,8 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
     from lachesis.agent.desk import Desk
     from lachesis.agent.tools import TABLE, Call
 
+    from lachesis.errors import as_text
+
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
     call = Call(Desk("bench"))
     for index in range(5):  # the first look at an environment imports it in a child; its schema is kept
@@ -114,7 +116,9 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
         times = []
         for n in range(repeat):
             started = time.perf_counter()
-            TABLE[name].run(call, arguments(n))
+            answer, error = TABLE[name].call(call, arguments(n))
+            as_text(answer)
+            assert error is None, answer
             times.append((time.perf_counter() - started) * 1000)
         rows.append([f"{name} (ms)", *row(times, TARGET_MS, 1)])
     return rows
