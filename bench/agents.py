@@ -94,7 +94,6 @@ def make_runs() -> str:
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
     from lachesis.agent.desk import Desk
     from lachesis.agent.tools import TABLE, Call
-
     from lachesis.errors import as_text
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
