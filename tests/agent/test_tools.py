@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lachesis import launcher, prefect_api
 from lachesis.agent import tools
 from lachesis.agent.desk import Desk
 from lachesis.agent.tools import TABLE, Call
@@ -222,126 +218,6 @@ def test_rl_start_training(ask: Ask) -> None:
     assert missing["missing"] == ["TINKER_API_KEY"]
 
 
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The run ids that were handed to the server, in place of a server."""
-    ids: list[str] = []
-
-    def submit(store: RunStore, record: RunRecord) -> RunRecord:
-        ids.append(record.run_id)
-        return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
-
-    monkeypatch.setattr(launcher, "submit", submit)
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    return ids
-
-
-def test_the_same_draft_is_started_once_unless_told_otherwise(ask: Ask, submitted: list[str]) -> None:
-    ask("rl_select_environment", name="arithmetic")
-    first = ask("rl_start_training")
-    assert {
-        "run_id",
-        "status",
-        "environment",
-        "config",
-        "wandb_project",
-        "wandb_run_name",
-        "config_path",
-        "logs",
-        "message",
-    } <= set(first)
-    assert first["status"] == "starting"
-    assert first["wandb_run_name"] == f"arithmetic-{first['run_id']}"
-    assert ask("rl_start_training")["run_id"] == first["run_id"]
-    other = ask("rl_start_training", allow_duplicate=True)["run_id"]
-    keyed = ask("rl_start_training", idempotency_key="k")["run_id"]
-    assert ask("rl_start_training", idempotency_key="k")["run_id"] == keyed
-    ask("rl_edit_config", field="seed", value=1)
-    assert "another configuration" in ask("rl_start_training", idempotency_key="k")["error"]
-    changed = ask("rl_start_training")["run_id"]
-    assert submitted == [first["run_id"], other, keyed, changed]
-    assert len(set(submitted)) == 4
-
-
-def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
-    Desk("one").select("arithmetic")
-    threads = [threading.Thread(target=Desk("one").start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(submitted) == 1
-
-
-def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
-    desk: Desk, submitted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run's folder is there, the server knows nothing, and nobody was told the id."""
-    desk.select("arithmetic")
-    with monkeypatch.context() as patched:
-        patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
-        patched.setattr(launcher, "submit", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            desk.start()
-    (left,) = desk.service.store.all()
-    assert left.flow_run_id is None
-    assert Desk("test").start().run_id == left.run_id
-    assert submitted == [left.run_id]
-
-
-def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: Desk, make_run: MakeRun, submitted: list[str]) -> None:
-    run_id = make_run().run_id
-    ask("rl_check_status", run_id=run_id)
-    desk.service.store.update(run_id, status="failed", error="boom")
-    shown = ask("rl_start_training", resume=run_id, dry_run=True)
-    assert shown["dry_run"] is True
-    assert submitted == [], "a dry run starts nothing"
-    assert ask("rl_start_training", resume=run_id, idempotency_key="k")["code"] == "arguments"
-    assert ask("rl_start_training", resume=run_id)["run_id"] == run_id
-    assert submitted == [run_id]
-    report = ask("rl_check_status", run_id=run_id)
-    assert "rate_limited" not in report, "what was said of the run before it ended is no report of it now"
-    assert report["processes"] == {"api": "pending", "trainer": "pending", "env": "pending"}
-    assert ask("rl_start_training", resume=make_run(status="completed").run_id)["code"] == "run_state"
-
-
-def test_a_run_without_a_free_place_has_its_place_in_the_queue(
-    ask: Ask, make_run: MakeRun, submitted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LACHESIS_MAX_RUNS", "2")
-    for _ in range(2):
-        make_run(status="running")
-    make_run(status="pending", flow_run_id="f", prefect_api_url="elsewhere")
-    ask("rl_select_environment", name="arithmetic")
-    started = ask("rl_start_training")
-    assert started["queue"] == {"place": 2, "running": 2, "limit": 2}
-    assert "place 2" in started["message"]
-    monkeypatch.setenv("LACHESIS_MAX_RUNS", "many")
-    assert "LACHESIS_MAX_RUNS" in ask("rl_health_check")["error"]
-
-
-def test_a_start_whose_environment_file_is_gone_is_refused(ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(ask("rl_list_environments")["environments"][0]["file_path"]).read_text()
-    folder = home / "envs"
-    folder.mkdir()
-    (folder / "mine.py").write_text(source.replace('name = "arithmetic"', 'name = "mine"'))
-    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
-    ask("rl_select_environment", name="mine")
-    (folder / "mine.py").unlink()
-    assert ask("rl_start_training")["code"] == "unknown_environment"
-
-
-def test_a_server_that_hangs_is_told_as_one_that_is_down(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefect_api, "TIMEOUT_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")
-        ask("rl_select_environment", name="arithmetic")
-        answer = ask("rl_start_training")
-        assert answer["code"] == "server_down"
-        assert "busy" in answer["error"]
-        assert ask("rl_health_check")["status"] == "degraded"
-
-
 def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
     run = make_run()
     metrics = MetricsFile(RunStore(desk.service.store.home).dir(run.run_id).metrics)
@@ -500,44 +376,3 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> Non
                 assert answer["code"]
     for arguments in (None, "text", [1]):
         assert "a fault of" not in tools.as_text(tool.call(Call(desk), arguments)[0])  # type: ignore[arg-type]
-
-
-def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: Path) -> None:
-    one, other = Desk("one"), Desk("other")
-    one.select("arithmetic")
-    other.select("arithmetic")
-    one.edit("group_size", 8)
-    assert Desk("one").current_config().configurable_fields[0].current_value == 8
-    assert Desk("other").current_config().configurable_fields[0].current_value == 16
-
-
-def test_two_edits_at_once_are_both_kept(home: Path) -> None:
-    Desk("one").select("arithmetic")
-    edits = {"group_size": 8, "batch_size": 64, "total_steps": 7, "largest": 5, "seed": 3, "data_seed": 4}
-    threads = [threading.Thread(target=Desk("one").edit, args=edit) for edit in edits.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    kept = {name.split(".")[1]: value for name, value in Desk("one").session.read().draft.edits.items()}  # type: ignore[union-attr]
-    assert kept == edits
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"starts": 7}', b"\xff\xfe\x00"])
-def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(desk: Desk, ask: Ask, content: bytes) -> None:
-    desk.select("arithmetic")
-    desk.session.file.write_bytes(content)
-    answer = ask("rl_edit_config", field="group_size", value=8)
-    assert answer["code"] == "storage"
-    (aside,) = desk.session.file.parent.glob("*.damaged-*")
-    assert aside.read_bytes() == content
-    assert str(aside) in answer["error"]
-    assert ask("rl_get_current_config")["code"] == "run_state"
-    desk.select("arithmetic")
-    assert aside.read_bytes() == content
-
-
-def test_state_belongs_to_its_owner_alone(desk: Desk) -> None:
-    desk.select("arithmetic")
-    assert os.stat(desk.session.file).st_mode & 0o077 == 0
-    assert os.stat(desk.session.file.parent).st_mode & 0o077 == 0
