@@ -15,8 +15,7 @@ from lachesis.inference_tests import InferenceTests, whole_result
 from lachesis.runs import now
 from tasks.inference import test_model
 
-log = logging.getLogger("lachesis.flow")
-logging.getLogger("lachesis").setLevel(logging.INFO)
+logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 
 
 @flow(name="validate-environment", retries=0)

@@ -78,12 +78,8 @@ class Guard:
             return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"
         if origin and _netloc(origin) != host:  # a page of this very server, or none
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
-        open_to_all = path.startswith(self.without_token) if self.without_token else False
-        if (
-            self.token is not None
-            and not open_to_all
-            and not hmac.compare_digest(headers.get(b"authorization", b""), self.token)
-        ):
+        needs_token = self.token is not None and not path.startswith(self.without_token)
+        if needs_token and not hmac.compare_digest(headers.get(b"authorization", b""), self.token or b""):
             return 401, "unauthorized", "a bearer token is needed: $LACHESIS_TOKEN, or the file `token` in $LACHESIS_HOME"
         if b"transfer-encoding" in headers:
             return 411, "length_required", "a body needs a Content-Length"
