@@ -56,6 +56,14 @@ class ArithmeticEnv(BaseEnv):
         a, b = int(sum_[1]), int(sum_[2])
         return {"question": f"{a}+{b}=", "answer": str(a + b)}
 
+    def gold(self, item: Item) -> str:
+        """The right answer, for the check without a model."""
+        return str(item["answer"])
+
+    def corrupt(self, item: Item) -> str:
+        """A wrong answer."""
+        return str(int(item["answer"]) + 1)
+
     def score_answer(self, item: Item, answer: str) -> float:
         """1.0 when the answer is the sum and nothing else, else 0.0."""
         return float(answer.strip() == item["answer"])

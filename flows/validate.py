@@ -1,38 +1,168 @@
-"""The flow `validate-environment`: models answer a few items of an environment, and the environment scores the answers."""
+"""The flow `validate-environment`: does an environment work, and can a model learn from it?
+
+Stages, each a task: import, config, dataset, model-free check; then per model, all at the same time, inference and scoring.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, runtime, unmapped
+from prefect.futures import PrefectFuture
+from prefect.states import Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
 
+from lachesis import tally as tallies
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError
-from lachesis.inference_tests import InferenceTests, whole_result
+from lachesis.forecast import Forecast, forecast
+from lachesis.inference_tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
+from lachesis.prices import price_of
 from lachesis.runs import now
-from tasks.inference import test_model
+from lachesis.stages import NAMES
+from lachesis.supervision.group import ServiceGroup
+from lachesis.verdict import Seen, Verdict, judge
+from tasks.history import earlier_pace
+from tasks.inference import Bench, ask_model, score_model, wandb_run
+from tasks.report import publish_validation
+from tasks.stages import Check, pass_stage
 
 logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
+Json = dict[str, Any]
+MOST_MODELS = 10
 
 
-@flow(name="validate-environment", retries=0)
-def validate(test_id: str, home: str) -> dict[str, Any]:
-    """Test each model in turn. A model that fails is told in the result; the flow fails when the test itself cannot be made."""
+@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MOST_MODELS))
+def validate(test_id: str, home: str) -> State[Any] | None:
+    """Go through the stages. What is wrong with the environment or a model is told in the result; the flow fails when nothing
+    of the environment works."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     tests = InferenceTests(Path(home))
     with tests.holder(test_id).living() as lock:
-        test = tests.load(test_id).model_copy(update={"status": "running"})
-        tests.save(test)
+        record = _Record(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
+        record.save()
+        config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
+        bench = Bench(tests, record.test, config, lock)
         try:
-            config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
-            models = [test_model(tests, test, config, model, lock) for model in test.request.models]
+            result = _validated(record, bench)
         except BaseException as error:
+            for group in bench.open:
+                group.close()
             tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
             raise
-        result = whole_result(test, models, tests.dir(test_id))
-        tests.save(test.model_copy(update={"status": "completed", "result": result, "ended_at": now()}))
-        return result
+    publish_validation(tests, record.test, runtime.flow_run.id)
+    if not result["summary"]["environment_working"]:
+        return Failed(message=f"{record.test.request.environment} is broken: {_reason(result)}")
+    return None
+
+
+class _Record:
+    """The test's file, brought up to date after each stage."""
+
+    def __init__(self, tests: InferenceTests, test: InferenceTest) -> None:
+        self.tests, self.test = tests, test
+
+    def save(self, **changes: Any) -> None:
+        self.test = self.test.model_copy(update=changes)
+        self.tests.save(self.test)
+
+    def stage(self, name: str, status: Any, started: float, message: str | None = None) -> None:
+        stage = Stage(name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message)
+        self.save(stages=[*self.test.stages, stage])
+
+
+def _validated(record: _Record, bench: Bench) -> Json:
+    model_free, failed = _without_model(record, bench)
+    if failed is not None:
+        models = [_broken(bench, model, failed) for model in record.test.request.models]
+    else:
+        models = _with_models(record, bench, model_free)
+    result = whole_result(record.test, models, bench.tests.dir(record.test.test_id))
+    record.save(status="completed", result=result, ended_at=now())
+    return result
+
+
+def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
+    """What the check without a model found, and the name and reason of the stage that failed, if one did."""
+    folder = bench.tests.dir(record.test.test_id)
+    line: Json = {}
+    with ServiceGroup(hold=(bench.lock,)) as group:
+        bench.open.append(group)
+        check = Check(group, record.test, bench.config, folder)
+        for name in NAMES:
+            started = time.monotonic()
+            try:
+                line = pass_stage(check, name)
+            except LachesisError as error:
+                record.stage(name, "failed", started, str(error))
+                return {}, f"{name}: {error}"
+            found = line.get("detail") or {}
+            offered = found.get("offered", True)
+            faults = found.get("faults") or []
+            status = "failed" if faults else "passed" if offered else "not offered"
+            record.stage(name, status, started, "; ".join(faults) or None)
+    return line.get("detail") or {}, None
+
+
+def _with_models(record: _Record, bench: Bench, model_free: Json) -> list[Json]:
+    """Every model's entry; they are asked at the same time."""
+    models, started = record.test.request.models, time.monotonic()
+    runs = [wandb_run(record.test) for _ in models]
+    futures = ask_model.map(unmapped(bench), models, runs)
+    entries = []
+    for model, run, future in zip(models, runs, futures, strict=True):
+        error = _error_of(future)
+        record.stage(f"inference {model}", "failed" if error else "passed", started, error)
+        entries.append(_entry(record, bench, model, run, error, model_free))
+    return entries
+
+
+def _error_of(future: PrefectFuture[Any]) -> str | None:
+    answer = future.result(raise_on_failure=False)
+    return str(answer) or type(answer).__name__ if isinstance(answer, BaseException) else None
+
+
+def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | None, model_free: Json) -> Json:
+    """The contract's entry of one model, judged."""
+    request, started = record.test.request, time.monotonic()
+    output, counted = bench.tests.output(record.test, model), tallies.read(bench.tests.tally(record.test, model))
+    verdict: Verdict | None = None
+    if request.prompts is None:
+        if error is None:
+            try:
+                verdict = score_model(bench, model, model_free)
+                record.stage(f"scoring {model}", "passed", started)
+            except LachesisError as problem:
+                error = str(problem)
+                record.stage(f"scoring {model}", "failed", started, error)
+        verdict = verdict or judge(Seen(), error=error)
+    made = _forecast(record.test, bench, output, counted) if verdict else None
+    result = model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
+    if not error and result["steps_tested"] < request.num_steps:
+        few = f"{result['steps_tested']} groups came of those asked for"
+        result["error"] = "; ".join([few, *(counted or {}).get("errors", {})]) + f", see {result['log_file']}"
+    return result
+
+
+def _forecast(test: InferenceTest, bench: Bench, output: Path, counted: Json | None) -> Forecast | None:
+    if test.planned is None:
+        return None
+    pace = earlier_pace(bench.tests.home, test.fingerprint, test.planned)
+    return forecast(measured(output, counted), test.planned, price_of(test.planned.base_model), step_seconds=pace)
+
+
+def _broken(bench: Bench, model: str, reason: str) -> Json:
+    verdict = judge(Seen(), error=reason) if bench.test.request.prompts is None else None
+    output = bench.tests.output(bench.test, model)
+    prompts = bool(bench.test.request.prompts)
+    return model_result(output, model, wandb_run(bench.test), error=reason, prompts=prompts, verdict=verdict)
+
+
+def _reason(result: Json) -> str:
+    errors = [one["error"] for one in result["models_tested"] if one.get("error")]
+    return (errors or ["no model gave a usable group"])[0].splitlines()[0][:300]

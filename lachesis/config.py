@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lachesis import paths
 from lachesis.errors import ConfigError, FieldValueError, StorageError, shorten
+from lachesis.prices import Prices, price_of
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 
@@ -140,10 +141,29 @@ class TinkerSection(Section):
     """W&B project of the run."""
     wandb_group: str | None = None
     """W&B group of the run."""
+    prices: Annotated[Prices | None, INFRASTRUCTURE] = None
+    """What the base model's tokens cost at the start of the run; null when nothing is paid or no price is known."""
     use_wandb: bool = True
     """Whether the trainer logs to W&B: online with a key, else into the run's folder."""
     final_evaluation: bool = False
     """Evaluate the base and the trained model on held-out items when training ends."""
+
+
+class LimitsSection(Section):
+    """What a run may take, and what happens when it stalls. Checked while it runs; null is no limit."""
+
+    max_hours: float | None = Field(None, gt=0)
+    """Most hours from the start of the first process, over all attempts; then it saves a checkpoint and stops."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens, prefill, sampled and trained together; then it saves a checkpoint and stops."""
+    max_cost_usd: float | None = Field(None, gt=0)
+    """Most US dollars by the price table; then it saves a checkpoint and stops."""
+    on_stall: Literal["warn", "stop", "resume"] = "warn"
+    """When a part of the run stands still: say so; save a checkpoint and stop; or go on from the newest checkpoint."""
+    stall_after_s: float = Field(60.0, ge=5)
+    """Seconds without a sign of life of the part that is waited for, before it counts as a stall."""
+    on_broken: Literal["advise", "stop"] = "advise"
+    """When learning is judged broken: say so, or save a checkpoint and stop."""
 
 
 class RunConfig(Section):
@@ -154,6 +174,7 @@ class RunConfig(Section):
     env: EnvSection = EnvSection()
     openai: OpenAISection = OpenAISection()
     tinker: TinkerSection = TinkerSection()
+    limits: LimitsSection = LimitsSection()
     slurm: Annotated[Literal[False], INFRASTRUCTURE] = False
     """Whether Atropos takes its servers from Slurm."""
     testing: Annotated[Literal[False], INFRASTRUCTURE] = False
@@ -210,7 +231,7 @@ class RunConfig(Section):
             raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
         meta = content.pop("lachesis", None) or {"environment": content.get("env", {}).get("wandb_name") or path.stem}
         endpoint = content.pop("openai", {})
-        known = {key: content[key] for key in ("env", "tinker", "slurm", "testing") if key in content}
+        known = {key: content[key] for key in ("env", "tinker", "limits", "slurm", "testing") if key in content}
         values = {**known, **meta, "openai": endpoint[0] if isinstance(endpoint, list) else endpoint}
         return build(values, where=str(path))
 
@@ -285,8 +306,8 @@ def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str
     if file.is_file():
         try:
             for name, section in ((yaml.safe_load(file.read_text()) or {}).get(profile) or {}).items():
-                if name not in ("env", "openai", "tinker"):
-                    raise ValueError(f"there is no section {name}; allowed: env, openai, tinker")
+                if name not in ("env", "openai", "tinker", "limits"):
+                    raise ValueError(f"there is no section {name}; allowed: env, openai, tinker, limits")
                 values.setdefault(name, {}).update(section)
         except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}") from error
@@ -309,7 +330,7 @@ def resolve(
     values = profile_values(profile, home)
     own = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
     env = {**own, **values.get("env", {})}
-    sections = {"env": env, "openai": values.get("openai", {}), "tinker": values.get("tinker", {})}
+    sections = {"env": env, **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")}}
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     if sections["tinker"].get("use_wandb") is False:
@@ -318,7 +339,16 @@ def resolve(
         sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
-    return build({"environment": environment, "profile": profile, **sections})
+    if PROFILES[profile].paid:
+        base = sections["openai"].get("model_name", OpenAISection().model_name)
+        sections["tinker"].setdefault("prices", price_of(base, home))
+    config = build({"environment": environment, "profile": profile, **sections})
+    if config.limits.max_cost_usd is not None and PROFILES[profile].paid and config.tinker.prices is None:
+        raise ConfigError(
+            f"limits.max_cost_usd cannot be kept: no price of {config.openai.model_name} is known; add it to "
+            "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
+        )
+    return config
 
 
 def setting(name: str, default: float, *, least: float) -> float:

@@ -1,15 +1,17 @@
 """Run an environment file in this process, which is a child made for it.
 
 `python -m lachesis.environment run FILE serve --config YAML` is `python FILE serve --config YAML`, with one difference:
-`apply_chat_template` returns a list of ids again by default. Since transformers 5 it returns a dict, and environments
-written before that would send the trainer nothing, without an error.
-`python -m lachesis.environment probe FILE SPEC process --config YAML` does so for an inference test; see `lachesis.probe`.
-`python -m lachesis.environment describe FILE CLASS OUT` writes the configuration's schema as JSON to OUT.
+`apply_chat_template` returns a list of ids again by default. Since transformers 5 it returns a dict, and environments written
+before that would send the trainer nothing, without an error. `python -m lachesis.environment probe FILE SPEC process --config
+YAML` does so for an inference test; see `lachesis.probe`. `python -m lachesis.environment check FILE CLASS OUT --config YAML`
+goes through the stages of a validation; see `lachesis.stages`. `python -m lachesis.environment describe FILE CLASS OUT` writes
+the configuration's schema as JSON to OUT.
+
+With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import runpy
@@ -20,6 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from lachesis import probe, stages, tally
+
 
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
@@ -27,30 +31,46 @@ def main() -> None:
     if command == "describe":
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         describe(file, class_name=sys.argv[3], out=Path(sys.argv[4]), values=json.loads(sys.stdin.read() or "{}"))
+    elif command == "check":
+        restore_template_default()
+        stages.run(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))
     else:
         restore_template_default()
-        options = sys.argv[3:]
-        if command == "probe":
-            from lachesis import probe
-
-            probe.install(json.loads(Path(options.pop(0)).read_text()))
-        sys.argv = [str(file), *options]
-        try:
-            runpy.run_path(str(file), run_name="__main__")
-        except Exception as error:
-            traceback.print_exc()
-            print(_causes(error), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
-            sys.exit(1)
+        _run(command, file, sys.argv[3:])
 
 
-def _causes(error: BaseException | None) -> str:
-    """The error and what lies behind it. A retry that has given up says nothing of what went wrong."""
-    lines: list[str] = []
-    while error is not None and len(lines) < 5:
-        lines.append(f"{type(error).__name__}: {str(error)[:500]}")
-        attempt = getattr(error, "last_attempt", None)
-        error = attempt.exception() if attempt is not None else error.__cause__
-    return "\nbecause of ".join(lines)
+def _run(command: str, file: Path, options: list[str]) -> None:
+    """The file as a program, with its own command line."""
+    counted = None
+    if command == "probe":
+        counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
+    elif os.environ.get("LACHESIS_TALLY"):
+        _count(Path(os.environ["LACHESIS_TALLY"]))
+    sys.argv = [str(file), *options]
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except Exception as error:
+        traceback.print_exc()
+        causes = [f"{type(one).__name__}: {str(one)[:500]}" for one in tally.chain(error)]
+        print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
+        if counted is not None:
+            probe.note_failure(counted, error)
+        sys.exit(1)
+
+
+def _count(file: Path) -> None:
+    """Count what the environment's class does, whichever it is."""
+    from atroposlib.envs.base import BaseEnv
+
+    start = BaseEnv.cli.__func__
+    counts = tally.Tally(file, beat=True)
+    tally.watch_servers(counts)
+
+    def cli(cls: Any) -> None:
+        tally.watch_environment(counts, cls)
+        start(cls)
+
+    BaseEnv.cli = classmethod(cli)
 
 
 def _end_with(parent: int) -> None:
@@ -76,12 +96,7 @@ def restore_template_default() -> None:
 def describe(file: Path, *, class_name: str, out: Path, values: dict[str, Any]) -> None:
     """Import the file and write what `config_init()` says, or why it cannot be imported."""
     try:
-        spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
-        assert spec is not None and spec.loader is not None  # noqa: PT018
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        answer = _configuration(getattr(module, class_name), values)
+        answer = _configuration(stages.load(file, class_name), values)
     except BaseException as error:  # an environment may raise SystemExit at import
         answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     temporary = out.with_suffix(".part")

@@ -9,11 +9,13 @@
     ├── EnvironmentError_            environment
     │   ├── UnknownEnvironmentError  unknown_environment also LookupError
     │   ├── EnvironmentLoadError     environment_load    also ImportError
+    │   ├── StageError               stage
     │   └── EnvironmentTimeoutError  environment_timeout also TimeoutError
     ├── RunError                     run                 also RuntimeError
     │   ├── UnknownRunError          unknown_run         also LookupError
     │   ├── UnknownTestError         unknown_test        also LookupError
     │   ├── RunStateError            run_state
+    │   ├── ValidationMissingError   validation_missing
     │   ├── ProcessExitedError       process_exited
     │   └── HealthTimeoutError       health_timeout      also TimeoutError
     ├── BatchError                   batch               also ValueError
@@ -97,6 +99,12 @@ class EnvironmentLoadError(EnvironmentError_, ImportError):
     code = "environment_load"
 
 
+class StageError(EnvironmentError_):
+    """A stage of a validation that an environment did not pass; `details["stage"]` names it."""
+
+    code = "stage"
+
+
 class EnvironmentTimeoutError(EnvironmentError_, TimeoutError):
     """An environment file whose import did not end in time."""
 
@@ -125,6 +133,12 @@ class RunStateError(RunError):
     """The run is not in a state that allows this."""
 
     code = "run_state"
+
+
+class ValidationMissingError(RunError):
+    """A run asks for a fresh successful validation of its environment, and there is none."""
+
+    code = "validation_missing"
 
 
 class ProcessExitedError(RunError):

@@ -15,11 +15,26 @@ import jsonschema
 import yaml
 from pydantic import ValidationError
 
-from lachesis.config import INFRASTRUCTURE, PROFILES, EnvSection, Locked, OpenAISection, RunConfig, Section, TinkerSection
+from lachesis.config import (
+    INFRASTRUCTURE,
+    PROFILES,
+    EnvSection,
+    LimitsSection,
+    Locked,
+    OpenAISection,
+    RunConfig,
+    Section,
+    TinkerSection,
+)
 from lachesis.discovery import Schema
 from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
 
-SECTIONS: dict[str, type[Section]] = {"env": EnvSection, "tinker": TinkerSection, "openai": OpenAISection}
+SECTIONS: dict[str, type[Section]] = {
+    "env": EnvSection,
+    "tinker": TinkerSection,
+    "openai": OpenAISection,
+    "limits": LimitsSection,
+}
 TOP = "run"
 """The section of the fields that stand in no section of the YAML."""
 MOST_CHARACTERS = 10_000

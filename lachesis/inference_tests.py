@@ -1,12 +1,14 @@
 """Inference tests on disk: a model answers a few items of an environment, and the environment scores the answers.
 
-inference_tests/{test_id}/test.json  config.yaml  test_{env}_{model}.jsonl  test_{env}_{model}.log
+inference_tests/{test_id}/test.json  config.yaml  stages.jsonl  test_{env}_{model}.jsonl  test_{env}_{model}.log
+    and beside them per model  .tally.json (what was counted)  .samples.jsonl (what was said)
 
 A score above 0 is correct. A step is one group; it succeeds with at least one correct completion. Accuracies have three digits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,13 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import paths
 from lachesis.config import RunConfig
 from lachesis.errors import StorageError, UnknownTestError
+from lachesis.forecast import Forecast, Planned, Rollouts
 from lachesis.profiles import endpoint_key
 from lachesis.runs import RunDir, now, storage_errors, write_private
+from lachesis.tally import is_score
+from lachesis.verdict import Seen, Verdict
+from lachesis.verdict import best as best_word
 
 Json = dict[str, Any]
 EMBEDDED = "embedded:"
@@ -55,11 +61,31 @@ class InferenceRequest(TestOptions):
     models: list[str]
 
 
+class Stage(BaseModel):
+    """One step of a test and how it ended."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    """import, config, dataset, model-free check, or inference and scoring with the model's name."""
+    status: Literal["running", "passed", "failed", "not offered"]
+    seconds: float = 0.0
+    message: str | None = None
+
+
 class InferenceTest(BaseModel):
     """One test; `result` is the contract's answer once it has ended."""
 
     test_id: str
     request: InferenceRequest
+    class_name: str = ""
+    fingerprint: str = ""
+    """Of the environment's code as it was tested."""
+    own_values: Json = {}
+    """The values of the environment's own fields, which are part of what was tested."""
+    planned: Planned | None = None
+    """The run that this test was made for."""
+    stages: list[Stage] = []
     status: Literal["pending", "running", "completed", "failed"] = "pending"
     error: str | None = None
     created_at: str = Field(default_factory=now)
@@ -69,6 +95,13 @@ class InferenceTest(BaseModel):
     @property
     def ended(self) -> bool:
         return self.status in ("completed", "failed")
+
+    @property
+    def verdict(self) -> str | None:
+        """The word for the environment as a whole; None before the end, and with prompts of somebody's own."""
+        summary = (self.result or {}).get("summary")
+        word = summary.get("verdict") if isinstance(summary, dict) else None
+        return word if isinstance(word, str) else None
 
 
 class InferenceTests:
@@ -81,9 +114,9 @@ class InferenceTests:
     def dir(self, test_id: str) -> Path:
         return self.root / test_id
 
-    def create(self, request: InferenceRequest, config_yaml: str) -> InferenceTest:
+    def create(self, request: InferenceRequest, config_yaml: str, **about: Any) -> InferenceTest:
         """Raises StorageError."""
-        record = InferenceTest(test_id=secrets.token_hex(4), request=request)
+        record = InferenceTest(test_id=secrets.token_hex(4), request=request, **about)
         with storage_errors(self.root):
             self.dir(record.test_id).mkdir(parents=True, mode=0o700)
         write_private(self.dir(record.test_id) / "config.yaml", config_yaml)
@@ -121,6 +154,14 @@ class InferenceTests:
             except ValidationError as error:
                 raise StorageError(f"{file} is damaged ({error.errors()[0]['msg']})") from error
 
+    def all(self) -> list[InferenceTest]:
+        """Every readable test, the newest first."""
+        found = []
+        for file in self.root.glob("*/test.json"):
+            with contextlib.suppress(OSError, ValidationError):
+                found.append(InferenceTest.model_validate_json(file.read_bytes()))
+        return sorted(found, key=lambda test: test.created_at, reverse=True)
+
     def look(self, test_id: str) -> InferenceTest:
         """The test; ended as failed when its flow is gone, which the file that a living one holds tells."""
         test = self.load(test_id)
@@ -146,17 +187,26 @@ class InferenceTests:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", _short(model))
         return self.dir(record.test_id) / f"test_{record.request.environment}_{name}.jsonl"
 
+    def tally(self, record: InferenceTest, model: str) -> Path:
+        return self.output(record, model).with_suffix(".tally.json")
+
+    def samples(self, record: InferenceTest, model: str) -> Path:
+        return self.output(record, model).with_suffix(".samples.jsonl")
+
     def groups_done(self, record: InferenceTest) -> int:
         """Groups that all models have answered until now."""
         return sum(len(_lines(self.output(record, model))) for model in record.request.models)
 
 
-def model_result(output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool) -> Json:
-    """What one model's file says, in the keys of the contract."""
+def model_result(
+    output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
+    forecast: Forecast | None = None,
+) -> Json:  # fmt: skip
+    """What one model's file says, in the keys of the contract, with the verdict and the forecast beside them."""
     lines = _lines(output)
     known = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
     title, scale = known.get(model, (_short(model), "embedded" if model.startswith(EMBEDDED) else "custom"))
-    steps = [_step(index, [score for score in line["scores"] if score is not None]) for index, line in enumerate(lines, 1)]
+    steps = [_step(index, [float(one) for one in line["scores"] if is_score(one)]) for index, line in enumerate(lines, 1)]
     total, correct = sum(one["completions"] for one in steps), sum(one["correct"] for one in steps)
     good = sum(one["correct"] > 0 for one in steps)
     result: Json = {
@@ -176,7 +226,39 @@ def model_result(output: Path, model: str, wandb_run: str, *, error: str | None,
     }
     if prompts:
         result["prompts"] = [_prompt(line) for line in lines]
+    told = {"verdict": verdict, "forecast": forecast}
+    result |= {key: one.model_dump(mode="json") for key, one in told.items() if one is not None}
     return {**result, **({"error": error} if error else {})}
+
+
+def seen(output: Path, tally: Json | None) -> Seen:
+    """What one model's test has counted."""
+    counted = tally or {}
+    scores = [[float(score) for score in line["scores"] if is_score(score)] for line in _lines(output)]
+    return Seen(
+        scores_P=scores,
+        invalid=int(counted.get("invalid", 0)),
+        completions=int(counted.get("completions", 0)),
+        truncated=int(counted.get("truncated", 0)),
+        errors=counted.get("errors") or {},
+    )
+
+
+def measured(output: Path, tally: Json | None) -> list[Rollouts]:
+    """What each group took, for a forecast."""
+    scores = [line["scores"] for line in _lines(output)]
+    found = []
+    for index, one in enumerate((tally or {}).get("per_group") or []):
+        differ = index < len(scores) and len(set(scores[index])) > 1
+        copies = max(1.0, one["completions"] / max(1, one["requests"]))
+        numbers = {"prefill": one["prompt_tokens"], "sampled": one["sampled_tokens"], "seconds": one["seconds"]}
+        found.append(Rollouts(rollouts=int(one["rollouts"]), copies=copies, signal=differ, **numbers))
+    return found
+
+
+def read_samples(file: Path) -> list[Json]:
+    """What was asked and said in the first groups: `prompt`, `responses`, `scores`."""
+    return [one for one in _lines(file) if isinstance(one.get("responses"), list)]
 
 
 def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
@@ -185,6 +267,9 @@ def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Jso
     succeeded = [one for one in models if one["steps_tested"] and "error" not in one]
     best = max(succeeded, key=lambda one: one["accuracy"], default=None)
     per_model = request.num_steps * request.group_size
+    words = [one["verdict"]["word"] for one in models if "verdict" in one]
+    made = (best or {}).get("forecast")
+    judged = {"verdict": best_word(words)} if words else {}
     return {
         "environment": request.environment,
         "environment_file": request.environment_file,
@@ -203,6 +288,8 @@ def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Jso
             "avg_accuracy": round(sum(one["accuracy"] for one in succeeded) / len(succeeded), 3) if succeeded else 0.0,
             "environment_working": bool(succeeded),
             "output_directory": str(folder),
+            **judged,
+            **({"forecast": made} if made else {}),
         },
     }
 

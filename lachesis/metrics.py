@@ -16,6 +16,8 @@ from lachesis.runs import storage_errors
 log = logging.getLogger(__name__)
 
 Step = dict[str, Any]
+LONGEST_LINE = 3000
+"""Bytes; a line has some sixty numbers."""
 
 
 class MetricsFile:
@@ -41,16 +43,30 @@ class MetricsFile:
 
     def read(self) -> list[Step]:
         """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
-        steps: list[Step] = []
-        if self.path.is_file():
-            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-                one = _step(line)
-                if one is None:
-                    continue  # cut off by a full disk or a kill
-                while steps and steps[-1]["step"] >= one["step"]:
-                    steps.pop()
-                steps.append(one)
-        return steps
+        return _in_order(self.path.read_bytes()) if self.path.is_file() else []
+
+    def tail(self, count: int) -> list[Step]:
+        """At least the last `count` steps, where there are as many, without reading a long file as a whole."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - count * LONGEST_LINE))
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        return _in_order(content[content.find(b"\n") + 1 :] if len(content) < size else content)
+
+
+def _in_order(content: bytes) -> list[Step]:
+    steps: list[Step] = []
+    for line in content.decode("utf-8", errors="replace").splitlines():
+        one = _step(line)
+        if one is None:
+            continue  # cut off by a full disk or a kill
+        while steps and steps[-1]["step"] >= one["step"]:
+            steps.pop()
+        steps.append(one)
+    return steps
 
 
 def _step(line: str) -> Step | None:

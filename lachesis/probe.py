@@ -1,19 +1,24 @@
 """In the child that runs an environment's `process` command for an inference test: what that command lacks.
 
-`python -m lachesis.environment probe FILE SPEC process --config YAML`, where SPEC is a JSON file with `out`, `prompts`,
-`max_tokens` and `temperature`. A group that never comes ends the process instead of being asked for without end. With prompts,
-each is answered, and scored by the environment's own verifier: the environment makes the item itself when it has a method
-`item_from_prompt(prompt)`, else the item is looked for among those that `get_next_item()` gives.
-"""
+`python -m lachesis.environment probe FILE SPEC process --config YAML`, where SPEC is a JSON file with `out`, `tally`,
+`samples`, `prompts`, `max_tokens` and `temperature`. What the environment raises costs it a group and is counted; groups that
+never come end the process instead of being asked for without end. With prompts, each is answered, and scored by the
+environment's own verifier: the environment makes the item itself when it has a method `item_from_prompt(prompt)`, else the
+item is looked for among those that `get_next_item()` gives."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+from lachesis import tally as tallies
+
 MOST_EMPTY_GROUPS = 8
+MOST_SAMPLES = 6
+"""Groups whose responses are kept for people to read."""
 SEARCHED_ITEMS = 5000
 SEARCH_S = 20.0
 NO_ITEM = (
@@ -23,29 +28,35 @@ NO_ITEM = (
 Json = dict[str, Any]
 
 
-def install(spec: Json) -> None:
-    """Change Atropos' base class in this process, before the environment's file is run."""
+def install(spec: Json) -> tallies.Tally:
+    """Change Atropos' base class in this process, before the environment's file is run; what is counted from here on."""
     from atroposlib.envs.base import BaseEnv
 
     start = BaseEnv.cli.__func__
+    tally = tallies.Tally(Path(spec["tally"]))
+    tally.per_group = []
+    tallies.watch_servers(tally)
+    wanted = {name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None}
+    said = _follow_sampling(wanted if spec.get("prompts") else {})
 
     def cli(cls: Any) -> None:
-        collect = cls.collect_trajectories
-
-        async def collect_trajectories(self: Any, item: Any) -> Any:
-            group, backlog = await collect(self, item)
-            self.empty_groups = 0 if group else getattr(self, "empty_groups", 0) + 1
-            if self.empty_groups >= MOST_EMPTY_GROUPS:
-                raise RuntimeError(f"collect_trajectories() gave no group {MOST_EMPTY_GROUPS} times in a row")
-            return group, backlog
-
-        cls.collect_trajectories = collect_trajectories
+        tallies.watch_environment(tally, cls, give_up_after=MOST_EMPTY_GROUPS)
         if spec.get("prompts"):
-            cls.process_manager = _answer_prompts(spec)
+            cls.process_manager = _answer_prompts(spec, said)
+        else:
+            _keep_samples(cls, Path(spec["samples"]), said)
         start(cls)
 
     BaseEnv.cli = classmethod(cli)
     _name_wandb_run(spec["wandb_run"])
+    return tally
+
+
+def note_failure(tally: tallies.Tally, error: BaseException) -> None:
+    """Say whose fault the end of this process is."""
+    endpoint, transport = tallies.is_endpoint_error(error), tallies.is_transport_error(error)
+    tally.failure = {"kind": "transport" if transport else "endpoint" if endpoint else "environment"}
+    tally.write()
 
 
 def _name_wandb_run(name: str) -> None:
@@ -60,40 +71,71 @@ def _name_wandb_run(name: str) -> None:
     wandb.init = init
 
 
-def _answer_prompts(spec: Json) -> Any:
-    texts = _follow_sampling({name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None})
+def _keep_samples(cls: Any, file: Path, said: Said) -> None:
+    """Write what was asked and said, with its scores, for the first groups."""
+    collect = cls.collect_trajectories
+    kept = 0
 
+    async def collect_trajectories(self: Any, item: Any) -> Any:
+        nonlocal kept
+        said.clear()
+        group, backlog = await collect(self, item)
+        if group and kept < MOST_SAMPLES:
+            kept += 1
+            with contextlib.suppress(Exception):  # a group of an unusual shape is scored all the same
+                _append(file, {"prompt": said.prompt, **_responses(self, group, said.texts)})
+        return group, backlog
+
+    cls.collect_trajectories = collect_trajectories
+
+
+def _answer_prompts(spec: Json, said: Said) -> Any:
     async def process_manager(self: Any) -> None:
         await self.setup()
         self.config.group_size = self.group_size_to_process
         items = await _items(self, spec["prompts"])
         for prompt in spec["prompts"]:
             item = items.get(prompt)
-            texts.clear()
-            answer = await (_unscored(self, prompt) if item is None else _scored(self, item, texts))
+            said.clear()
+            answer = await (_unscored(self, prompt) if item is None else _scored(self, item, said.texts))
             _append(Path(spec["out"]), {"prompt": prompt, **answer})
 
     return process_manager
 
 
-def _follow_sampling(wanted: Json) -> list[str]:
-    """Sample with these settings, and keep what an endpoint that answers with text has said: an environment that wants tokens
-    is given constants in their place there, and its group has no words."""
+class Said:
+    """The last prompt, and the texts that came since the last `clear`: an environment that wants tokens is given constants in
+    their place by an endpoint that answers with text, and its group has no words."""
+
+    def __init__(self) -> None:
+        self.prompt: str | None = None
+        self.texts: list[str] = []
+
+    def clear(self) -> None:
+        self.prompt = None
+        self.texts.clear()
+
+
+def _follow_sampling(wanted: Json) -> Said:
+    """Sample with these settings, and keep what is said."""
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
-    texts: list[str] = []
+    said = Said()
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         original = getattr(APIServer, name)
 
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            messages = options.get("messages")
+            prompt = messages[-1].get("content") if messages else options.get("prompt")
+            said.prompt = said.prompt or (str(prompt)[:2000] if prompt is not None else None)
             answer = await _original(self, **{**options, **wanted})
             for choice in getattr(answer, "choices", ()):
                 message = getattr(choice, "message", None)
-                texts.append((message.content if message else choice.text) or "")
+                said.texts.append((message.content if message else choice.text) or "")
             return answer
 
         setattr(APIServer, name, call)
-    return texts
+    return said
 
 
 def _append(file: Path, line: Json) -> None:
@@ -140,6 +182,10 @@ async def _scored(env: Any, item: Any, texts: list[str]) -> Json:
             "scores": [None] * len(texts),
             "note": "the environment gave no group for this prompt",
         }
+    return _responses(env, group, texts)
+
+
+def _responses(env: Any, group: Any, texts: list[str]) -> Json:
     groups = group if isinstance(group, list) else [group]
     scores = [float(score) for one in groups for score in one["scores"]]
     responses = [_response(env, one, index) for one in groups for index in range(len(one["scores"]))]

@@ -56,10 +56,21 @@ class RunRecord(BaseModel):
     profile: str
     base_model: str
     total_steps: int
+    batch_size: int = 0
     seed: int
+    fingerprint: str = ""
+    """Of the environment's code at the start; see `lachesis.sources`."""
+    forecast: dict[str, Any] | None = None
+    """What a validation of the same code expected of this run."""
+    require_validation: bool = False
     status: Status = "pending"
     phase: str = "queued"
     error: str | None = None
+    stop_reason: str | None = None
+    """Why somebody or something asked the run to end, before it does."""
+    resume_wanted: bool = False
+    """Whether the monitor goes on with it once it has ended."""
+    auto_resumes: int = 0
     failed_service: str | None = None
     """The process whose death ended the run."""
     health: dict[str, Any] | None = None
@@ -68,6 +79,8 @@ class RunRecord(BaseModel):
     queued_at: Time = Field(default_factory=lambda: now())
     """When it was submitted last; a resumed run stands at the end of the queue."""
     started_at: Time | None = None
+    earlier_hours: float = 0.0
+    """Hours that attempts before this one took."""
     healthy_at: Time | None = None
     ended_at: Time | None = None
     attempt: int = 1
@@ -100,6 +113,8 @@ class RunDir:
         self.engine = self.path / "engine"
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
+        self.tally = self.path / "environment.json"
+        """What the environment process counts about itself; see `lachesis.tally`."""
 
     def log(self, service: str) -> Path:
         return self.logs / f"{short_name(service)}_{self.path.name}.log"

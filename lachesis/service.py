@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
-from lachesis import discovery, launcher, models
+from lachesis import discovery, launcher, models, validations
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
@@ -26,6 +26,7 @@ from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
 from lachesis.runs import RunRecord, RunStore, now, tail
+from lachesis.sources import fingerprint
 from lachesis.supervision.plan import Plan, make_plan
 from lachesis.trainer.checkpoints import Checkpoints
 
@@ -41,6 +42,7 @@ class Launch:
     edits: tuple[tuple[str, Any], ...] = ()
     model: str | None = None
     seed: int | None = None
+    require_validation: bool = False
 
 
 class Service:
@@ -162,6 +164,8 @@ class Service:
             record = self.store.load(run_id)
             return record if record.flow_run_id else launcher.submit(self.store, record)
         environment, config = self.resolve(launch)
+        if launch.require_validation:
+            validations.require_validation(self.tests, config, environment.file_path)
         PrefectApi()  # a missing server is told before anything is made
         record = self._record(launch, environment, config, run_id)
         self.store.create(record, config.to_yaml())
@@ -177,6 +181,8 @@ class Service:
             models.build(models.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
+        code = fingerprint(Path(environment.file_path))
+        expected = validations.known_forecast(self.tests, config, code)
         return RunRecord(
             run_id=run_id,
             environment=environment.name,
@@ -184,7 +190,11 @@ class Service:
             profile=launch.profile,
             base_model=config.openai.model_name,
             total_steps=config.env.total_steps,
+            batch_size=config.env.batch_size,
             seed=config.tinker.seed,
+            fingerprint=code,
+            forecast=expected.model_dump(mode="json") if expected else None,
+            require_validation=launch.require_validation,
             wandb_project=config.tinker.wandb_project,
             wandb_run_name=f"{environment.name}-{run_id}",
         )
@@ -213,6 +223,10 @@ class Service:
                 **{**wanted.model_dump(), "models": named, "num_steps": len(wanted.prompts or ()) or wanted.num_steps},
             ),
             config.to_yaml(),
+            class_name=environment.class_name,
+            fingerprint=fingerprint(Path(environment.file_path)),
+            own_values=config.env.model_extra or {},
+            planned=validations.planned(config),
         )
         try:
             launcher.submit_test(self.tests, test)

@@ -1,8 +1,10 @@
-"""One model of an inference test: serve it when it is local, and run the environment's `process` command against it."""
+"""One model of an inference test: serve it when it is local, run the environment's `process` command against it, and judge."""
 
 from __future__ import annotations
 
 import secrets
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +12,103 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis import config as configuration
+from lachesis import tally as tallies
 from lachesis.config import RunConfig
-from lachesis.errors import LachesisError
+from lachesis.errors import LachesisError, ServerDownError, StageError
 from lachesis.inference_tests import (
     EMBEDDED,
     InferenceTest,
     InferenceTests,
-    model_result,
     probe_config,
     remote_endpoint,
+    seen,
 )
 from lachesis.runs import write_private
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.plan import make_base_server, make_probe
+from lachesis.verdict import Verdict, judge
 from tasks.processes import await_end, build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]
+MODEL_TIMEOUT_S = 600.0
+RETRIES_S = (2.0, 10.0)
+"""Pauses before an endpoint that could not be reached is asked again."""
 
 
-@task(task_run_name="test {model}", cache_policy=NO_CACHE)
-def test_model(tests: InferenceTests, test: InferenceTest, config: RunConfig, model: str, lock: int) -> Json:
-    """The contract's entry of one model. What goes wrong with the model or the environment is its `error`. `lock` is held while
-    one of its processes lives."""
-    run = f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
-    output = tests.output(test, model)
-    error, key = None, ""
-    with ServiceGroup(hold=(lock,)) as group:
+@dataclass(frozen=True)
+class Bench:
+    """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are the groups of processes
+    that the flow closes when it is told to end, as a signal reaches only its main thread."""
+
+    tests: InferenceTests
+    test: InferenceTest
+    config: RunConfig
+    lock: int
+    open: list[ServiceGroup] = field(default_factory=list)
+
+
+def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
+    """Only an endpoint that could not be reached is asked again; what an environment does wrong it does again."""
+    return isinstance(state.result(raise_on_failure=False), ServerDownError)
+
+
+@task(
+    task_run_name="inference {model}",
+    cache_policy=NO_CACHE,
+    retries=len(RETRIES_S),
+    retry_delay_seconds=list(RETRIES_S),
+    retry_condition_fn=_may_help,
+)
+def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
+    """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
+    another LachesisError; no message holds the key."""
+    until, key = time.monotonic() + MODEL_TIMEOUT_S, ""
+    output = bench.tests.output(bench.test, model)
+    for old in output.parent.glob(f"{output.stem}.*"):
+        if old.is_file():
+            old.unlink()  # of an earlier attempt: Atropos would write beside it, under another name
+    with ServiceGroup(hold=(bench.lock,)) as group:
+        bench.open.append(group)
         try:
-            config, endpoint, key = _endpoint(group, tests.home, output, config, model)
-            _probe(group, test, output, probe_config(config, test.request, output, endpoint, run), run, key)
+            config, endpoint, key = _endpoint(group, bench.tests.home, output, bench.config, model)
+            _probe(
+                group,
+                bench,
+                model,
+                probe_config(config, bench.test.request, output, endpoint, wandb_run),
+                wandb_run,
+                key,
+                until,
+            )
         except LachesisError as problem:
-            error = _without(key, str(problem))
-    _scrub(output.with_suffix(".log"), key)
-    result = model_result(output, model, run, error=error, prompts=bool(test.request.prompts))
-    if not error and result["steps_tested"] < test.request.num_steps:
-        result["error"] = f"{result['steps_tested']} groups came of those asked for, see {result['log_file']}"
-    return result
+            reason = _without(key, str(problem))
+            if _kind(bench.tests.tally(bench.test, model)) == "transport":
+                raise ServerDownError(f"the endpoint of {model} could not be used: {reason}") from None
+            raise type(problem)(reason) from None
+        finally:
+            for file in output.parent.glob(f"{output.stem}.*"):
+                _scrub(file, key)
 
 
-test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest
+@task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
+def score_model(bench: Bench, model: str, model_free: Json) -> Verdict:
+    """The verdict on the model's answers. Raises StageError when not one score can be used."""
+    output = bench.tests.output(bench.test, model)
+    counted = seen(output, tallies.read(bench.tests.tally(bench.test, model)))
+    verdict = judge(counted, model_free=model_free)
+    if not any(counted.scores_P):
+        raise StageError("; ".join(verdict.evidence), stage="scoring")
+    return verdict
+
+
+def wandb_run(test: InferenceTest) -> str:
+    return f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
+
+
+def _kind(tally: Path) -> str | None:
+    failure = (tallies.read(tally) or {}).get("failure")
+    return failure.get("kind") if isinstance(failure, dict) else None
 
 
 def _endpoint(group: ServiceGroup, home: Path, output: Path, config: RunConfig, model: str) -> tuple[RunConfig, Json, str]:
@@ -65,18 +124,28 @@ def _endpoint(group: ServiceGroup, home: Path, output: Path, config: RunConfig, 
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = name
     plan = make_base_server(configuration.build(values), folder)
     plan.write()
-    for spec in plan.services:
+    for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
         group.start(spec)
+    for spec in plan.services:
         wait_healthy(group, spec)
     return plan.config, plan.config.openai.model_dump(mode="json"), ""
 
 
-def _probe(group: ServiceGroup, test: InferenceTest, output: Path, config_yaml: str, wandb_run: str, key: str) -> None:
-    request = test.request
-    wanted: Json = {"out": str(output), "prompts": request.prompts, "wandb_run": wandb_run}
+def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, key: str, until: float) -> None:
+    test, request = bench.test, bench.test.request
+    output = bench.tests.output(test, model)
+    wanted: Json = {
+        "out": str(output),
+        "tally": str(bench.tests.tally(test, model)),
+        "samples": str(bench.tests.samples(test, model)),
+        "prompts": request.prompts,
+        "wandb_run": run,
+    }
     if request.prompts:
         wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    probe, files = make_probe(request.environment_file, config_yaml, output, wanted, key=key)
+    probe, files = make_probe(
+        request.environment_file, config_yaml, output, wanted, key=key, timeout_s=max(1.0, until - time.monotonic())
+    )
     for path, text in files.items():
         write_private(path, text)
     group.start(probe)
@@ -88,6 +157,6 @@ def _without(key: str, text: str) -> str:
 
 
 def _scrub(log: Path, key: str) -> None:
-    """An endpoint may echo the key in its complaint, and an environment may print what it was given."""
+    """An endpoint may echo the key in its complaint or its answers, and an environment may print what it was given."""
     if key and log.is_file() and key.encode() in (content := log.read_bytes()):
         log.write_bytes(content.replace(key.encode(), b"***"))

@@ -10,7 +10,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from lachesis import pages
 from lachesis.errors import ServerDownError
+from lachesis.inference_tests import InferenceTest, InferenceTests, read_samples
 from lachesis.metrics import MetricsFile, history
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import RunRecord
@@ -47,6 +49,20 @@ class Progress:
                 api.update_artifact(self._artifact, percent)
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
+
+
+@task(task_run_name="publish", cache_policy=NO_CACHE)
+def publish_validation(tests: InferenceTests, test: InferenceTest, flow_run_id: str | None) -> None:
+    """Verdict, table of models, and what was said, as artifacts of the validation's page."""
+    if flow_run_id is None:
+        return
+    samples = {model: read_samples(tests.samples(test, model)) for model in test.request.models}
+    try:
+        api = PrefectApi()
+        for kind, data in (("markdown", pages.validation(test, samples)), ("table", json.dumps(pages.models_table(test)))):
+            api.create_artifact(flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data)
+    except ServerDownError as error:
+        log.warning("the validation was not published: %s", error)
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE)

@@ -20,6 +20,8 @@ from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 from lachesis.errors import EngineRequestError
 
+FREEZE = "freeze-weights"
+"""A file of this name in the store makes updates change nothing: the switch with which the judgement of learning is tested."""
 SNAPSHOTS_PER_SESSION = 16
 """Unnamed sampler weights kept per session; the least recently used goes first."""
 SESSION_EXPIRY_S = 900.0
@@ -114,7 +116,8 @@ class Engine:
         return wire.encode_forward_backward(logprobs_D, metrics)
 
     def optim_step(self, model_id: str, adam: dict[str, float]) -> Payload:
-        return {"metrics": self._model(model_id).optim_step(adam)}
+        frozen = (self.store.root / FREEZE).exists()
+        return {"metrics": self._model(model_id).optim_step({**adam, "learning_rate": 0.0} if frozen else adam)}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         [*_environment_command(record), "serve", "--config", str(folder.config)],
         log=folder.log("environment"),
         cwd=folder.path,
-        env={**_hub(config), **wandb},
+        env={**_hub(config), **wandb, "LACHESIS_TALLY": str(folder.tally)},
         ready=http_question(
             f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}, otherwise="not registered yet, setup() may still run; "
         ),
@@ -187,7 +187,7 @@ def _environment_command(record: RunRecord) -> list[str]:
 
 
 def make_probe(
-    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str
+    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str, timeout_s: float = 600.0
 ) -> tuple[ServiceSpec, dict[Path, str]]:
     """The environment's `process` command for one model of an inference test, and the files it reads. `key` goes through the
     environment of this child only."""
@@ -200,9 +200,25 @@ def make_probe(
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={**({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")), **_passed("WANDB_"), **env},
-        timeout_s=600.0,
+        timeout_s=timeout_s,
     )
     return probe, {config_file: config_yaml, spec_file: json.dumps(spec)}
+
+
+def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out: Path) -> tuple[ServiceSpec, dict[Path, str]]:
+    """The child that goes through the stages of a validation that need no model, and the file it reads."""
+    values = config.model_dump(mode="json")
+    values["env"].update(use_wandb=False, data_path_to_save_groups=None)
+    values["openai"] = [values["openai"], values["openai"]]
+    config_file = folder / "check.yaml"
+    check = ServiceSpec(
+        "environment",
+        [*PYTHON, "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
+        log=folder / "check.log",
+        cwd=folder,
+        env=_hub(config),
+    )
+    return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
 
 
 def _is_local(config: RunConfig) -> bool:

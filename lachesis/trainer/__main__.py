@@ -23,6 +23,7 @@ from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
 from lachesis.metrics import MetricsFile, WandbSink
+from lachesis.runs import RunDir
 
 log = logging.getLogger("lachesis.trainer")
 
@@ -143,6 +144,7 @@ async def _train(
         metrics=MetricsFile(folder / "metrics.jsonl"),
         wandb=wandb,
         eos_id=tokenizer.eos_token_id,
+        tally=RunDir(folder.parent, folder.name).tally,
     )
     try:
         async with serving(inference_app.create_app(policy, tokenizer, config, state), sock):

@@ -51,6 +51,7 @@ class Batch:
             "batch/rollouts": len(self.scores),
             "batch/groups": self.groups,
             "batch/zero_signal_groups": self.zero_signal_groups,
+            "batch/zero_signal_share": self.zero_signal_groups / self.groups if self.groups else 0.0,
             "batch/too_long": self.too_long,
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),

@@ -13,7 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tinker
@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.config import RunConfig
 from lachesis.trainer.batch import collapse_doubled_eos
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.usage import Usage
 
 Json = dict[str, Any]
 
@@ -34,8 +35,18 @@ class TrainerState:
 
     phase: str = "starting"
     step: int = 0
+    waiting_for: str = "start"
+    """rollouts, forward_backward, optim_step, sampler (new weights) or checkpoint."""
+    since: float = field(default_factory=time.time)
+    """When it began to wait for that, in seconds since 1970."""
+    spent: Json = field(default_factory=dict)
+    """Tokens, and US dollars where there is a price, over all attempts of the run."""
+    usage: Usage = field(default_factory=Usage)
     wandb_url: str | None = None
     wandb_error: str | None = None
+
+    def wait_for(self, what: str) -> None:
+        self.waiting_for, self.since = what, time.time()
 
 
 class Sampling(BaseModel):
@@ -85,8 +96,8 @@ class BadRequest(Exception):
 class Inference:
     """Token ids in, samples out; one for the policy and one for the base model."""
 
-    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, *, base: bool) -> None:
-        self.policy, self.tokenizer, self.config, self.base = policy, tokenizer, config, base
+    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, base: bool) -> None:
+        self.policy, self.tokenizer, self.config, self.usage, self.base = policy, tokenizer, config, usage, base
 
     @property
     def client(self) -> tinker.SamplingClient:
@@ -106,7 +117,11 @@ class Inference:
             stop=[stop] if isinstance(stop, str) else stop,
         )
         prompt = tinker.ModelInput.from_ints(collapse_doubled_eos(ids, self.tokenizer.eos_token_id))
-        answer = await until_hang_up(request, self.client.sample_async(prompt, want.n, params))
+        version = self.usage.version
+        with self.usage.request(ids):
+            answer = await until_hang_up(request, self.client.sample_async(prompt, want.n, params))
+        for one in answer.sequences:
+            self.usage.sampled_sequence(one.tokens, one.logprobs or [], one.stop_reason, version)
         return list(answer.sequences)
 
     async def logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
@@ -161,7 +176,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
     """The application; it is served once the policy has published its first weights."""
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, base in (("", False), ("/base", True)):
-        app.include_router(_router(Inference(policy, tokenizer, config, base=base), state, config), prefix=prefix)
+        app.include_router(_router(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix)
     app.add_exception_handler(BadRequest, _answer(400))
     app.add_exception_handler(tinker.RequestFailedError, _answer(400))
     app.add_exception_handler(tinker.TinkerError, _answer(502))
@@ -187,6 +202,10 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "trainer_initialized": True,
             "phase": state.phase,
             "step": state.step,
+            "waiting_for": state.waiting_for,
+            "since": state.since,
+            "spent": state.spent,
+            "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
             "wandb_url": state.wandb_url,
             "wandb_error": state.wandb_error,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lachesis.config import RunConfig
 from lachesis.metrics import MetricsFile, WandbSink
 from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.batch import to_batch
+from lachesis.trainer.canary import Canary
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
 from lachesis.trainer.inference_app import TrainerState
+from lachesis.trainer.ledger import Clock, Ledger
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.usage import rollout_metrics
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -34,10 +37,14 @@ class Trainer:
         metrics: MetricsFile,
         wandb: WandbSink | None,
         eos_id: int | None,
+        tally: Path,
     ) -> None:
         self.config, self.policy, self.atropos, self.state = config, policy, atropos, state
         self.checkpoints, self.metrics, self.wandb, self.eos_id = checkpoints, metrics, wandb, eos_id
         self.saved_step = state.step
+        self.canary = Canary(policy)
+        self.ledger = Ledger(metrics, config.tinker.prices, tally)
+        state.spent = self.ledger.spent()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Train until the last step or until `stop`. A checkpoint is written at the end in either case, and also when an
@@ -55,28 +62,35 @@ class Trainer:
 
     async def _one_step(self, stop: asyncio.Event) -> bool:
         """False when told to stop while waiting for rollouts."""
-        started = time.monotonic()
+        clock = Clock()
+        self.state.wait_for("rollouts")
         groups = await unless(stop, self.atropos.next_batch())
         if groups is None:
             return False
-        fetched = time.monotonic()
+        clock.lap("time/rollouts")
         batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.eos_id)
-        losses = await self.policy.train(batch)
-        trained = time.monotonic()
+        found = rollout_metrics(groups, self.state.usage)
+        losses = await self.policy.train(batch, self.state.wait_for)
+        self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
+        clock.lap("time/train")
+        change = await self.canary.change()
         if batch.datums:
+            self.state.wait_for("sampler")
             await self.policy.publish()
-        timing = {
-            "time/rollouts": fetched - started,
-            "time/train": trained - fetched,
-            "time/publish": time.monotonic() - trained,
-        }
+            self.state.usage.version += 1
+            self.canary.ask(batch.datums[0].tokens)
+        clock.lap("time/publish")
         self.state.step += 1
-        self._record({**batch.metrics(), **losses, **{key: round(value, 4) for key, value in timing.items()}})
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()
+            clock.lap("time/checkpoint")
+        known = {} if change is None else {"weights/change": change}
+        self._record({**batch.metrics(), **found, **losses, **known}, clock)
         return not stop.is_set()
 
-    def _record(self, metrics: dict[str, float]) -> None:
+    def _record(self, metrics: dict[str, float], clock: Clock) -> None:
+        metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
+        self.state.spent = self.ledger.spent()
         self.metrics.append(self.state.step, metrics)
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
@@ -85,6 +99,7 @@ class Trainer:
 
     async def _save(self) -> None:
         if self.state.step > self.saved_step:
+            self.state.wait_for("checkpoint")
             paths = await self.policy.save(f"step-{self.state.step:06d}")
             final = self.state.step >= self.config.env.total_steps
             self.checkpoints.write(Manifest(step=self.state.step, final=final, **paths))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -58,9 +59,9 @@ class Policy:
         assert self._training is not None, "this policy is the base model alone"
         return self._training
 
-    async def train(self, batch: Batch) -> dict[str, float]:
+    async def train(self, batch: Batch, waiting_for: Callable[[str], None] = lambda what: None) -> dict[str, float]:
         """One step on the batch: both requests are queued before either is waited for. Returns the contract's metrics; the
-        weights stay when the batch holds no datum."""
+        weights stay when the batch holds no datum. `waiting_for` is told what is waited for."""
         if not batch.datums:
             return {"train/learning_rate": self.config.tinker.learning_rate}
         data = [
@@ -75,12 +76,17 @@ class Policy:
             for datum in batch.datums
         ]
         adam = tinker.AdamParams(learning_rate=self.config.tinker.learning_rate, **ADAM)
+        waiting_for("forward_backward")
+        started = time.monotonic()
         forward = await self.training.forward_backward_async(data, self.config.tinker.loss_fn)
         step = await self.training.optim_step_async(adam)
         output = await forward.result_async()
+        waiting_for("optim_step")
+        passed = time.monotonic()
         stepped = await step.result_async()
+        timing = {"time/forward_backward": passed - started, "time/optim_step": time.monotonic() - passed}
         training_D = [np.asarray(one["logprobs"].to_numpy(), np.float64) for one in output.loss_fn_outputs]
-        return {**self._loss_metrics(batch, training_D, output.metrics), **_optimizer_metrics(stepped.metrics)}
+        return {**self._loss_metrics(batch, training_D, output.metrics), **_optimizer_metrics(stepped.metrics), **timing}
 
     def _loss_metrics(self, batch: Batch, training_D: list[Array], metrics: dict[str, float]) -> dict[str, float]:
         training = np.concatenate([one[datum.trained] for one, datum in zip(training_D, batch.datums, strict=True)])
@@ -90,6 +96,7 @@ class Policy:
             "train/learning_rate": self.config.tinker.learning_rate,
             **spread("logprobs", training, "_training"),
             "logprobs/diff": float((sampling - training).mean()),
+            "logprobs/gap": float(np.abs(sampling - training).mean()),
         }
 
     async def publish(self) -> None:

@@ -1,0 +1,165 @@
+"""What a whole run will take: tokens, time and money as ranges, from what an inference test measured; and what it took.
+
+    tokens  = tokens per rollout x planned rollouts (training steps x rollouts per step)
+    trained = prompt and completion of every rollout in a group with a signal; at most, of all rollouts
+    money   = tokens x price per token of the base model
+    time    = measured seconds per training step of an earlier run of the same kind, when there is one; else the measured
+              seconds of sampling, group after group
+
+A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side: a test has few groups, and
+lengths drift while a model learns. Held-out evaluations are not part of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.prices import Prices, Tokens
+
+LEAST_WIDTH = 0.2
+PARALLEL = 8.0
+"""A run samples many groups at once; a test one after the other. The lower end of a guessed time assumes this speed-up."""
+TRAINING_SHARE = 2.0
+"""The upper end of a guessed time assumes that training takes as long as the sampling of the test."""
+
+
+class Range(BaseModel):
+    low: float
+    expected: float
+    high: float
+
+
+class Rollouts(BaseModel):
+    """Of one group: rollouts, prompt and sampled tokens, and seconds of sampling. `copies` is how many completions were drawn
+    from each prompt that was sent."""
+
+    rollouts: int
+    copies: float = 1.0
+    prefill: float
+    sampled: float
+    seconds: float
+    signal: bool = True
+
+
+class Planned(BaseModel):
+    """What a run would make: its training steps, and the rollouts of each."""
+
+    total_steps: int
+    batch_size: int
+    group_size: int
+    base_model: str
+    profile: str
+
+    @property
+    def rollouts(self) -> int:
+        return self.total_steps * self.batch_size
+
+
+class Forecast(BaseModel):
+    """Of a whole run. Money is in US dollars; null when the base model has no price."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    planned: Planned
+    tokens_per_rollout: Tokens
+    tokens: Range
+    """All tokens together: prefill, sampled and trained."""
+    hours: Range
+    cost_usd: Range | None
+    basis: str
+    """What it was made from."""
+
+
+class Actual(BaseModel):
+    """What a run took until now, beside its forecast. `ratio` is actual ÷ expected, scaled to the steps that were made."""
+
+    tokens: Tokens
+    hours: float
+    cost_usd: float | None
+    ratio: dict[str, float]
+
+
+def forecast(
+    groups: Sequence[Rollouts], planned: Planned, prices: Prices | None, *, step_seconds: float | None = None
+) -> Forecast | None:
+    """None without a measured group. `step_seconds` is the pace of an earlier run of the same kind."""
+    measured = [one for one in groups if one.rollouts]
+    if not measured:
+        return None
+    rollouts = sum(one.rollouts for one in measured)
+    # A prompt that several completions share is paid once for all of them, and the run may have other groups than the test.
+    prefill = sum(one.prefill * _sharing(one, planned) for one in measured) / rollouts
+    sampled = sum(one.sampled for one in measured) / rollouts
+    signal = sum(one.rollouts for one in measured if one.signal) / rollouts
+    width = _width([(one.prefill + one.sampled) / one.rollouts for one in measured])
+    length = sum(one.prefill * one.copies + one.sampled for one in measured) / rollouts
+    low = Tokens(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=length * (1 - width) * signal)
+    expected = Tokens(prefill=prefill, sampled=sampled, trained=length * max(signal, LEAST_WIDTH))
+    high = Tokens(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=length * (1 + width))
+    ranges = [_scaled(one, planned.rollouts) for one in (low, expected, high)]
+    own = f"{rollouts} rollouts in {len(measured)} groups"
+    pace = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
+    return Forecast(
+        planned=planned,
+        tokens_per_rollout=_scaled(expected, 1, digits=2),
+        tokens=_range([one.total for one in ranges], digits=0),
+        hours=_hours(measured, rollouts, planned, step_seconds),
+        cost_usd=_range([prices.cost(one) for one in ranges], digits=4) if prices else None,
+        basis=f"{own}, {pace}" + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
+    )
+
+
+def compare(made: Forecast, *, steps: int, tokens: Tokens, hours: float, cost_usd: float | None) -> Actual:
+    """What `steps` training steps took, against the same share of the forecast."""
+    share = steps / made.planned.total_steps
+    expected = {"tokens": made.tokens.expected * share, "hours": made.hours.expected * share}
+    found = {"tokens": tokens.total, "hours": hours}
+    if made.cost_usd is not None and cost_usd is not None:
+        expected["cost_usd"], found["cost_usd"] = made.cost_usd.expected * share, cost_usd
+    ratio = {key: round(found[key] / value, 3) for key, value in expected.items() if value > 0}
+    return Actual(tokens=tokens, hours=round(hours, 4), cost_usd=cost_usd, ratio=ratio)
+
+
+def rescaled(made: Forecast, planned: Planned) -> Forecast:
+    """The same forecast for a run with other numbers of steps and rollouts."""
+    factor = planned.rollouts / made.planned.rollouts
+    ranges = {
+        name: Range(**{key: getattr(one, key) * factor for key in ("low", "expected", "high")})
+        for name in ("tokens", "hours", "cost_usd")
+        if (one := getattr(made, name)) is not None
+    }
+    return made.model_copy(update={"planned": planned, **ranges})
+
+
+def _hours(measured: Sequence[Rollouts], rollouts: int, planned: Planned, step_seconds: float | None) -> Range:
+    if step_seconds:
+        hours = planned.total_steps * step_seconds / 3600
+        return _range([hours * (1 - LEAST_WIDTH), hours, hours * (1 + LEAST_WIDTH)], digits=4)
+    alone = planned.rollouts * sum(one.seconds for one in measured) / rollouts / 3600
+    low, high = alone / PARALLEL, alone * TRAINING_SHARE
+    return _range([low, math.sqrt(low * high), high], digits=4)
+
+
+def _sharing(group: Rollouts, planned: Planned) -> float:
+    return group.rollouts / planned.group_size if group.copies > 1 else 1.0
+
+
+def _width(values: Sequence[float]) -> float:
+    """Two standard errors of the mean over the mean, at least LEAST_WIDTH."""
+    mean = statistics.fmean(values)
+    if len(values) < 2 or mean <= 0:
+        return 2 * LEAST_WIDTH
+    return min(0.9, max(LEAST_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
+
+
+def _scaled(tokens: Tokens, factor: float, digits: int = 0) -> Tokens:
+    return Tokens(**{key: round(value * factor, digits) for key, value in tokens.model_dump().items()})
+
+
+def _range(values: Sequence[float], digits: int) -> Range:
+    low, expected, high = (round(value, digits) for value in values)
+    return Range(low=low, expected=expected, high=high)

@@ -1,0 +1,258 @@
+"""In the child that runs an environment: what it asks, gives and waits for, counted and written to a file.
+
+Atropos tells none of this: an environment that raises in each group, or waits for a model that does not answer, looks like one
+that works. `install` counts around four methods of the environment's class and of Atropos' servers; a group with a score that
+is no finite number is taken for none, as the API would lose the whole batch with it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import json
+import math
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+BEAT_S = 2.0
+MOST_ERRORS = 5
+GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
+Json = dict[str, Any]
+
+
+class Tally:
+    """Counts of this process. Written whole to `file`, at each group and, with `beat`, every two seconds: a file that grows
+    old is that of a process that stands still."""
+
+    def __init__(self, file: Path, *, beat: bool = False) -> None:
+        self.file = file
+        self.per_group: list[Json] | None = None
+        """With a list here, what each usable group took is added to it; for groups that come one after the other."""
+        self.failure: Json | None = None
+        self.counts: dict[str, float] = dict.fromkeys(
+            ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
+            "prompt_tokens",
+             "completions", "sampled_tokens", "truncated", "sampling_s"), 0
+        )  # fmt: skip
+        self.errors: dict[str, int] = {}
+        self.waiting: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
+        self.group_at: float | None = None
+        self._lock = threading.Lock()
+        if beat:
+            threading.Thread(target=self._beat, name="tally", daemon=True).start()
+
+    def snapshot(self) -> Json:
+        """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds since 1970)."""
+        now = {f"in_{kind}": len(begun) for kind, begun in self.waiting.items()}
+        since = {f"{kind}_since": min(begun.values(), default=None) for kind, begun in self.waiting.items()}
+        said = {"errors": self.errors, "group_at": self.group_at, "pid": os.getpid(), "at": time.time()}
+        detail = {"per_group": self.per_group, "failure": self.failure} if self.per_group is not None else {}
+        return {**self.counts, **now, **since, **said, **detail}
+
+    def write(self) -> None:
+        temporary = self.file.with_name(f".{self.file.name}.part")
+        with self._lock, contextlib.suppress(OSError):  # a full disk must not end an environment
+            temporary.write_text(json.dumps(self.snapshot()))
+            os.replace(temporary, self.file)
+
+    def note(self, error: str) -> None:
+        """Keep what went wrong, each kind once with its count."""
+        key = " ".join(error.split())[:300]
+        if key in self.errors or len(self.errors) < MOST_ERRORS:
+            self.errors[key] = self.errors.get(key, 0) + 1
+
+    @contextlib.contextmanager
+    def under_way(self, kind: str) -> Any:
+        mark = object()
+        self.waiting[kind][id(mark)] = time.time()
+        try:
+            yield
+        finally:
+            del self.waiting[kind][id(mark)]
+
+    def _beat(self) -> None:
+        while True:
+            self.write()
+            time.sleep(BEAT_S)
+
+
+def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = None) -> None:
+    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and so many empty groups in a row end
+    the process; else exceptions stay as they are."""
+    get_item, collect = cls.get_next_item, cls.collect_trajectories
+    row = 0
+
+    @functools.wraps(get_item)
+    async def get_next_item(self: Any) -> Any:
+        try:
+            with tally.under_way("item"):
+                item = await get_item(self)
+        except Exception as error:
+            tally.note(f"get_next_item() raised {type(error).__name__}: {error}")
+            if give_up_after is None or not tally.counts["items"]:
+                raise
+            return None  # a data set that ends with an exception is shorter than the test
+        tally.counts["items"] += item is not None
+        return item
+
+    @functools.wraps(collect)
+    async def collect_trajectories(self: Any, item: Any) -> Any:
+        nonlocal row
+        group, backlog, problem = None, [], None
+        before, started = dict(tally.counts), time.monotonic()
+        try:
+            with tally.under_way("group"):
+                group, backlog = await collect(self, item)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            tally.counts["raised"] += 1
+            if give_up_after is None or is_endpoint_error(error):
+                tally.note(problem)
+                tally.write()
+                raise
+        group = _count_group(tally, group, problem, self.config.group_size)
+        row = 0 if group else row + 1
+        if group and tally.per_group is not None:
+            took = {key: tally.counts[key] - before[key] for key in GROUP_KEYS}
+            tally.per_group.append({**took, "seconds": round(time.monotonic() - started, 3)})
+        tally.write()
+        if give_up_after is not None and row >= give_up_after:
+            raise RuntimeError(f"no usable group {row} times in a row: {'; '.join(tally.errors)}")
+        return group, backlog
+
+    cls.get_next_item, cls.collect_trajectories = get_next_item, collect_trajectories
+    _watch_sending(tally, cls)
+
+
+def _watch_sending(tally: Tally, cls: Any) -> None:
+    """Atropos leaves out groups that are too long, of another size, or without a signal, and says so in a log at most."""
+    offer, send = cls.handle_send_to_api, cls._send_scored_data_to_api
+    sent: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
+
+    @functools.wraps(offer)
+    async def handle_send_to_api(self: Any, scored_data: Any, *values: Any, **options: Any) -> Any:
+        token = sent.set([])
+        try:
+            return await offer(self, scored_data, *values, **options)
+        finally:
+            tally.counts["dropped"] += max(0, _rollouts(scored_data) - sum(sent.get()))
+            sent.reset(token)
+
+    @functools.wraps(send)
+    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+        answer = await send(self, scored_data)
+        sent.get([]).append(_rollouts(scored_data))
+        return answer
+
+    cls.handle_send_to_api, cls._send_scored_data_to_api = handle_send_to_api, _send_scored_data_to_api
+
+
+def _rollouts(scored_data: Any) -> int:
+    groups = scored_data if isinstance(scored_data, list) else [scored_data]
+    return sum(len(one["scores"]) for one in groups if one)
+
+
+def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int) -> Any:
+    """The group, or None when it cannot be used; both are counted."""
+    if not group:
+        tally.counts["empty"] += 1
+        tally.counts["invalid"] += group_size
+        tally.note(problem or "collect_trajectories() gave no group")
+        return None
+    groups = group if isinstance(group, list) else [group]
+    bad = [score for one in groups for score in one["scores"] if not is_score(score)]
+    rollouts = sum(len(one["scores"]) for one in groups)
+    if bad:
+        tally.counts["invalid"] += rollouts
+        tally.note(f"a score is {bad[0]!r}, which is no finite number")
+        return None
+    tally.counts["groups"] += len(groups)
+    tally.counts["rollouts"] += rollouts
+    tally.group_at = time.time()
+    return group
+
+
+def is_score(value: Any) -> bool:
+    """Whether a value can be a reward: a finite number, of Python or of numpy or torch."""
+    if isinstance(value, str) or value is None:
+        return False
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def watch_servers(tally: Tally) -> None:
+    """Count requests, tokens, and completions that were cut off."""
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
+    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
+        original = getattr(APIServer, name)
+
+        @functools.wraps(original)
+        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            started = time.monotonic()
+            try:
+                with tally.under_way("request"):
+                    answer = await _original(self, **options)
+            except Exception:
+                tally.counts["failed_requests"] += 1
+                raise
+            tally.counts["sampling_s"] += time.monotonic() - started
+            tally.counts["requests"] += 1
+            _count_answer(tally, answer)
+            return answer
+
+        setattr(APIServer, name, call)
+
+
+def _count_answer(tally: Tally, answer: Any) -> None:
+    if isinstance(answer, tuple):  # prompt ids, ids per completion, their logprobs, why each ended
+        prompt, completions, _, reasons = answer
+        lengths = (len(prompt), sum(map(len, completions)))
+    else:
+        reasons = [choice.finish_reason for choice in answer.choices]
+        usage = getattr(answer, "usage", None)
+        lengths = (getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0)
+    tally.counts["prompt_tokens"] += lengths[0]
+    tally.counts["sampled_tokens"] += lengths[1]
+    tally.counts["completions"] += len(reasons)
+    tally.counts["truncated"] += sum(reason == "length" for reason in reasons)
+
+
+def chain(error: BaseException | None) -> list[BaseException]:
+    """The error and what lies behind it, at most five. A retry that has given up says nothing of what went wrong."""
+    found: list[BaseException] = []
+    while error is not None and len(found) < 5:
+        found.append(error)
+        attempt = getattr(error, "last_attempt", None)
+        error = attempt.exception() if attempt is not None else error.__cause__
+    return found
+
+
+def is_endpoint_error(error: BaseException) -> bool:
+    """Whether the model's endpoint is at fault, and not the environment."""
+    return any(type(one).__module__.split(".")[0] in ("openai", "httpx", "httpcore", "aiohttp") for one in chain(error))
+
+
+def is_transport_error(error: BaseException) -> bool:
+    """Whether asking again may help: no connection, a time-out, an answer cut in the middle, HTTP 429 or 5xx."""
+    for one in chain(error):
+        status = getattr(one, "status_code", None) or getattr(one, "status", None)
+        if isinstance(status, int):
+            return status == 429 or status >= 500
+        if type(one).__name__ in ("APIConnectionError", "APITimeoutError"):
+            return True
+    return is_endpoint_error(error)
+
+
+def read(file: Path) -> Json | None:
+    """What a tally has written, or None."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("at"), int | float) else None

@@ -1,0 +1,79 @@
+"""What each step took: seconds per phase, tokens, money, and what the environment could not use."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from lachesis import tally as tallies
+from lachesis.metrics import MetricsFile
+from lachesis.prices import Prices, Tokens
+from lachesis.trainer.usage import Usage
+
+KINDS = ("prefill", "sampled", "trained")
+FROM_TALLY = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}
+"""Of the environment's own counts, per step: rollouts without a usable score, groups that raised, and rollouts that it made and
+did not send, for their length, their size, or equal scores."""
+
+
+class Clock:
+    """Seconds of the phases of one step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self._laps[name], self._last = now - self._last, now
+
+    def since_start(self) -> float:
+        return time.monotonic() - self._start
+
+    def metrics(self) -> dict[str, float]:
+        return {**{name: round(value, 4) for name, value in self._laps.items()}, "time/step": round(self.since_start(), 4)}
+
+
+class Ledger:
+    """Adds up over all attempts of a run: it goes on from the last line of the metrics."""
+
+    def __init__(self, metrics: MetricsFile, prices: Prices | None, tally: Path) -> None:
+        self.prices, self._tally = prices, tally
+        last = (metrics.tail(1) or [{}])[-1]
+        self.total = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in KINDS})
+        self.cost = float(last.get("cost/total") or 0.0)
+        self._seen = Tokens()
+        self._counted: dict[str, Any] = tallies.read(tally) or {}
+
+    def step(self, usage: Usage, seconds: float) -> dict[str, float]:
+        """The metrics of one step, whose requests and updates `usage` has counted since the step before."""
+        now = usage.tokens()
+        new = Tokens(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
+        self._seen = now
+        self.total = Tokens(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS})
+        found = {f"tokens/{kind}": getattr(new, kind) for kind in KINDS}
+        found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in KINDS}
+        if seconds > 0:
+            found |= {f"tokens_per_second/{kind}": round(getattr(new, kind) / seconds, 1) for kind in ("sampled", "trained")}
+        if usage.completions:
+            found["rollouts/truncated_share"] = round(usage.truncated / usage.completions, 4)
+        if self.prices is not None:
+            money = self.prices.cost(new)
+            self.cost += money
+            found |= {"cost/step": round(money, 6), "cost/total": round(self.cost, 6)}
+        return {**found, **self._environment()}
+
+    def spent(self) -> dict[str, float | None]:
+        """Tokens of all kinds together and US dollars, over all attempts; null without a price."""
+        return {"tokens": self.total.total, "cost_usd": None if self.prices is None else round(self.cost, 6)}
+
+    def _environment(self) -> dict[str, float]:
+        counted = tallies.read(self._tally)
+        if counted is None:
+            return {}
+        if counted.get("pid") != self._counted.get("pid"):
+            self._counted = {}  # another process, which counts from zero
+        found = {name: float(counted.get(key, 0)) - float(self._counted.get(key, 0)) for name, key in FROM_TALLY.items()}
+        self._counted = counted
+        return found

@@ -1,0 +1,133 @@
+"""Whether an environment can be learned from with a model: one word, with its evidence. Pure functions on what a test has seen.
+
+    learnable   rewards differ inside enough groups, so there is a gradient
+    too easy    nearly every group is solved as a whole
+    too hard    nearly every group fails as a whole
+    broken      scores say nothing about answers, or many rollouts have none
+
+A group whose rewards are all equal has no advantage, and so no gradient (Shao et al. 2024, arXiv:2402.03300, eq. 3).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Word = Literal["learnable", "too easy", "too hard", "broken"]
+MOST_INVALID = 0.2
+"""Above this share of rollouts without a usable score the rest says little."""
+LEAST_SIGNAL = 0.2
+"""Below this share of groups with a signal, training mostly waits."""
+MANY_TRUNCATED = 0.5
+FEW_GROUPS = 8
+ORDER: tuple[Word, ...] = ("learnable", "too easy", "too hard", "broken")
+
+
+class Seen(BaseModel):
+    """What a test has counted. `scores_P` holds one list of scores per group."""
+
+    scores_P: list[list[float]] = []
+    invalid: int = 0
+    """Rollouts without a usable score: the environment raised, gave nothing, or a score that is no finite number."""
+    completions: int = 0
+    truncated: int = 0
+    """Completions that were cut off at their limit of tokens."""
+    distinct: int | None = None
+    """Different completions, when they are known."""
+    errors: dict[str, int] = {}
+    """What the environment raised or gave instead of scores, and how often."""
+
+
+class Verdict(BaseModel):
+    """`evidence` holds the sentences that led to the word, the strongest first. Shares are from 0 to 1."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    word: Word
+    """learnable, too easy, too hard or broken."""
+    evidence: list[str]
+    groups: int
+    reward_mean: float | None
+    reward_std: float | None
+    """Over all rollouts."""
+    reward_spread: float | None
+    """Mean of the groups' own standard deviations: what is left after the difficulty of items is taken out."""
+    zero_signal_share: float | None
+    """Share of groups whose rewards are all equal."""
+    truncation_rate: float | None
+    invalid_rate: float
+
+
+def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any] | None = None) -> Verdict:
+    """The verdict on one model. `error` is why the test could not be made; `model_free` the result of the check without a
+    model, if the environment offers one."""
+    scores = [score for group in seen.scores_P for score in group]
+    groups = [group for group in seen.scores_P if group]
+    rollouts = len(scores) + seen.invalid
+    silent = sum(max(group) == min(group) for group in groups)
+    numbers = {
+        "groups": len(groups),
+        "reward_mean": _rounded(statistics.fmean(scores)) if scores else None,
+        "reward_std": _rounded(statistics.pstdev(scores)) if scores else None,
+        "reward_spread": _rounded(statistics.fmean(map(statistics.pstdev, groups))) if groups else None,
+        "zero_signal_share": _rounded(silent / len(groups)) if groups else None,
+        "truncation_rate": _rounded(seen.truncated / seen.completions) if seen.completions else None,
+        "invalid_rate": _rounded(seen.invalid / rollouts) if rollouts else 0.0,
+    }
+    broken = _faults(seen, groups, rollouts, error, model_free or {})
+    if broken:
+        return Verdict(word="broken", evidence=broken, **numbers)
+    word, evidence = _learnability(groups, scores, 1 - silent / len(groups))
+    return Verdict(word=word, evidence=[*evidence, *_remarks(seen, groups, rollouts)], **numbers)
+
+
+def _faults(
+    seen: Seen, groups: Sequence[list[float]], rollouts: int, error: str | None, model_free: Mapping[str, Any]
+) -> list[str]:
+    """Why nothing could be learned whatever the model does."""
+    faults = list(model_free.get("faults", []))
+    if error:
+        faults.append(error)
+    if rollouts and seen.invalid / rollouts > MOST_INVALID:
+        said = "; ".join(f"{text} ({count} times)" for text, count in sorted(seen.errors.items(), key=lambda one: -one[1])[:3])
+        faults.append(f"{seen.invalid} of {rollouts} rollouts have no usable score{f': {said}' if said else ''}")
+    if not groups and not faults:
+        faults.append("no group came")
+    values = {score for group in groups for score in group}
+    if len(values) == 1 and 0 < (only := values.pop()) < 1 and (seen.distinct or rollouts) > 1:
+        faults.append(f"every one of {rollouts} rollouts got the score {only:g}, whatever it said: the verifier does not tell")
+    return faults
+
+
+def _learnability(groups: Sequence[list[float]], scores: list[float], signal: float) -> tuple[Word, list[str]]:
+    right = sum(score > 0 for score in scores)
+    share = f"{round(signal * len(groups))} of {len(groups)} groups have rewards that differ"
+    if signal >= LEAST_SIGNAL:
+        return "learnable", [f"{share}; {right} of {len(scores)} rollouts are right"]
+    if right / len(scores) >= 0.5:
+        return "too easy", [f"{right} of {len(scores)} rollouts are right; {share}: nothing is left to learn"]
+    return "too hard", [f"{right} of {len(scores)} rollouts are right; {share}: there is almost no reward to learn from"]
+
+
+def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[str]:
+    """What is worth knowing beside the word."""
+    remarks = []
+    if seen.completions and seen.truncated / seen.completions >= MANY_TRUNCATED:
+        remarks.append(f"{seen.truncated} of {seen.completions} completions were cut off at their limit of tokens; raise it")
+    if seen.invalid:
+        remarks.append(f"{seen.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(seen.errors)[:3])}")
+    if len(groups) < FEW_GROUPS:
+        remarks.append(f"from {len(groups)} groups only; more (num_steps) make it surer")
+    return remarks
+
+
+def best(words: Sequence[str]) -> Word:
+    """Of several models the most hopeful one: an environment that one model can learn is sound."""
+    return next((word for word in ORDER if word in words), "broken")
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)

@@ -1,0 +1,29 @@
+"""How fast an earlier run of the same kind was."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from lachesis.forecast import Planned
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunStore
+
+LEAST_STEPS = 10
+NEWEST = 20
+
+
+def earlier_pace(home: Path, fingerprint: str, planned: Planned) -> float | None:
+    """Median seconds per training step of the newest run of this environment's code on the same model, profile and batch
+    size."""
+    store = RunStore(home)
+    wanted = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
+    alike = [
+        record for record in store.all() if (record.fingerprint, record.base_model, record.profile, record.batch_size) == wanted
+    ]
+    for record in alike[:NEWEST]:
+        steps = MetricsFile(store.dir(record.run_id).metrics).read()
+        times = [one["time/step"] for one in steps if one.get("time/step")]
+        if len(times) >= LEAST_STEPS:
+            return statistics.median(times)
+    return None

@@ -1,0 +1,201 @@
+"""Whether an environment works and can be learned from: the real `process` command against a server of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis import config as configuration
+from lachesis import stages as child_stages
+from lachesis import tally as tallies
+from lachesis.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
+from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, read_samples, seen
+from lachesis.stages import NAMES
+from lachesis.supervision.group import ServiceGroup
+from lachesis.verdict import judge
+from tasks import inference
+from tasks.inference import Bench, ask_model
+from tasks.stages import Check
+from tests.endpoint import Endpoint, serving
+
+pytestmark = pytest.mark.timeout(180)
+SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
+Make = Callable[..., Bench]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A test of the sums with that fault, on the random model's tokenizer."""
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
+
+    def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> Bench:
+        config = configuration.resolve("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
+        asked = InferenceRequest(environment="sums", environment_file=str(file), models=[model], num_steps=steps, group_size=8)
+        tests = InferenceTests(tmp_path / kind.replace(" ", "-") / model)
+        test = tests.create(asked, config.to_yaml(), class_name=class_name)
+        return Bench(tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR))
+
+    return bench
+
+
+def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
+    """The detail of each stage; raises for the one that fails."""
+    with ServiceGroup() as group:
+        check = Check(group, bench.test, bench.config, bench.tests.dir(bench.test.test_id))
+        return {name: check.result(name, timeouts_s.get(name, 60.0))["detail"] for name in NAMES}
+
+
+def ask(bench: Bench) -> tuple[Any, LachesisError | None]:
+    """What the model's test has counted, and its error."""
+    (model,) = bench.test.request.models
+    error = None
+    try:
+        ask_model.fn(bench, model, "run")
+    except LachesisError as problem:
+        error = problem
+    output = bench.tests.output(bench.test, model)
+    return seen(output, tallies.read(bench.tests.tally(bench.test, model))), error
+
+
+def at_once(benches: dict[str, Bench], do: Callable[[Bench], Any]) -> dict[str, Any]:
+    with ThreadPoolExecutor(len(benches)) as pool:
+        return dict(zip(benches, pool.map(do, benches.values()), strict=True))
+
+
+def test_verdicts_of_prepared_environments(make: Make) -> None:
+    """One that can be learned, one too easy, one too hard, faults of the environment itself: each by its word and evidence."""
+    benches = {
+        "learnable": make(model="sometimes"),
+        "too easy": make(model="right"),
+        "too hard": make(model="never"),
+        "deaf": make("deaf verifier"),
+        "nan": make("nan"),
+        "raises": make("raises", model="sometimes"),
+        "short": make("short"),
+    }
+    found = at_once(benches, ask)
+    verdicts = {name: judge(counted, error=error and str(error)) for name, (counted, error) in found.items()}
+    assert [verdicts[name].word for name in ("learnable", "too easy", "too hard")] == ["learnable", "too easy", "too hard"]
+    assert verdicts["learnable"].zero_signal_share == 0
+    assert verdicts["learnable"].reward_mean == 0.5
+    assert verdicts["too hard"].truncation_rate == 1.0
+    assert "cut off" in " ".join(verdicts["too hard"].evidence)
+    assert verdicts["deaf"].word == "broken"
+    assert "every one of 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
+    assert verdicts["nan"].word == "broken"
+    assert "a score is nan" in " ".join(verdicts["nan"].evidence)
+    assert verdicts["raises"].word == "broken"
+    assert verdicts["raises"].invalid_rate == 0.5
+    assert "cannot be read" in verdicts["raises"].evidence[0]
+    assert (verdicts["short"].groups, found["short"][1]) == (2, None)
+    learnt = benches["learnable"]
+    place = (learnt.test, "sometimes")
+    took = measured(learnt.tests.output(*place), tallies.read(learnt.tests.tally(*place)))
+    assert [(one.rollouts, one.prefill, one.sampled, one.copies) for one in took] == [(8, 5, 16, 8.0)] * 4
+    first = read_samples(learnt.tests.samples(*place))[0]
+    assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == ("1+1=", {("2", 1.0), ("3", 0.0)})
+
+
+def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
+    make: Make, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A refused key, too many requests, an answer cut in the middle, one that never comes."""
+    monkeypatch.setattr(inference, "MODEL_TIMEOUT_S", 30.0)
+    found = at_once({model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut", "slow")}, ask)
+    for model in ("status-429", "cut"):  # asking again may help
+        assert isinstance(found[model][1], ServerDownError), found[model][1]
+        assert f"the endpoint of {model} could not be used" in str(found[model][1])
+    assert not isinstance(found["status-401"][1], ServerDownError)
+    assert "AuthenticationError" in str(found["status-401"][1])
+    assert isinstance(found["slow"][1], HealthTimeoutError)
+    assert endpoint.keys == {f"Bearer {endpoint.key}"}
+    held = [file for file in tmp_path.rglob("*") if file.is_file() and endpoint.key.encode() in file.read_bytes()]
+    assert held == []
+    assert all(endpoint.key not in str(error) for _, error in found.values())
+
+
+def test_stages_fail_by_their_names(make: Make) -> None:
+    crash = make("crash", file=SUMS.with_name("crash.py"), class_name="Crash")
+    benches = {"sound": make(), "never returns": make("never returns"), "crash": crash}
+
+    def tried(bench: Bench) -> Any:
+        try:
+            return stages(bench, {"dataset": 3.0})
+        except StageError as error:
+            return error
+
+    found = at_once(benches, tried)
+    free = found["sound"]["model-free check"]
+    assert free["gold_right"] == free["corrupt_wrong"] == 16
+    wrong = {name: error.details["stage"] for name, error in found.items() if isinstance(error, StageError)}
+    assert wrong == {"never returns": "dataset", "crash": "import"}
+    assert "not done after 3 s" in str(found["never returns"])
+    assert "RuntimeError: no data set here" in str(found["crash"])
+
+
+class Checked:
+    """As much of an environment as the stages ask for."""
+
+    def __init__(self, score: Any = 1.0, items: int = 3) -> None:
+        self.score, self.items = score, items
+
+    def __call__(self, config: Any, servers: Any) -> Checked:
+        return self
+
+    async def setup(self) -> None:
+        pass
+
+    async def get_next_item(self) -> Any:
+        self.items -= 1
+        return "1+1=" if self.items >= 0 else None
+
+    def gold(self, item: Any) -> str:
+        return "2"
+
+    async def corrupt(self, item: Any) -> str:
+        return "3"
+
+    def score_answer(self, item: Any, answer: str) -> Any:
+        return self.score
+
+
+@pytest.mark.parametrize("score", [None, "good", float("nan"), float("inf")])
+async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
+    with pytest.raises(child_stages.StageFailed, match="a score is a finite number"):
+        await child_stages._model_free({"env": Checked(score), "items": ["1+1="]})
+
+
+async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
+    found = await child_stages._model_free({"env": Checked(0.5), "items": ["1+1="]})
+    assert found["faults"] == ["the wrong answer '3' to '1+1=' scores 0.5, the right one '2' scores 0.5"]
+    found = await child_stages._model_free({"env": Checked(0.0), "items": ["1+1="]})
+    assert found["faults"] == ["the right answer '2' to '1+1=' scores 0.0"]
+    assert (await child_stages._model_free({"env": object(), "items": []}))["offered"] is False
+
+
+async def test_a_data_set_is_counted_or_empty() -> None:
+    state = {"cls": Checked(items=3), "config": None, "yaml": {"openai": []}}
+    assert await child_stages._dataset(state) == {"items": 3, "distinct": 1}
+    with pytest.raises(child_stages.StageFailed, match="the data set is empty"):
+        await child_stages._dataset({**state, "cls": Checked(items=0)})
+
+
+def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
+    output = tmp_path / "test_sums_m.jsonl"
+    whole = json.dumps({"scores": [1.0, 0.0]})
+    output.write_text(f'{whole}\n{{"scores": [1.0, null, "x", NaN]}}\n{{"scores": [1.0, 0\n')
+    result = model_result(output, "m", "run", error=None, prompts=False)
+    assert [step["scores"] for step in result["steps"]] == [[1.0, 0.0], [1.0]]
