@@ -11,29 +11,72 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
+from prefect.schedules import Cron, Interval
 from prefect.states import Crashed
 
-from lachesis.launcher import READY_LINE, own_max_runs
+from lachesis import paths
+from lachesis.errors import ConfigError
+from lachesis.launcher import READY_LINE, monitor_interval_s, own_max_runs
 
 log = logging.getLogger("lachesis.runner")
+ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
 
 NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
-LIMITS = {"flows.launch.launch": own_max_runs(), "flows.validate.validate": 2}
-"""Flow runs at once per entrypoint. Each has a runner of its own, so that a test need not wait for a training run to end."""
+HOME = {"home": str(paths.home())}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Deployments that share their places: at most `limit` flow runs at once, or any number."""
+
+    deployments: list[RunnerDeployment]
+    limit: int | None
+
+
+def pools() -> list[Pool]:
+    """A test need not wait for a training run to end, nor the monitor for either. Raises ConfigError."""
+    launch = RunnerDeployment.from_entrypoint("flows.launch.launch", name=NAME)
+    validate = RunnerDeployment.from_entrypoint("flows.validate.validate", name=NAME)
+    return [Pool([launch], own_max_runs()), Pool([validate], 2), Pool([_monitor(), _nightly()], None)]
+
+
+def _monitor() -> RunnerDeployment:
+    """One tick at a time: what would start beside another one, or piled up while the host slept, is cancelled without a
+    process. With a limit of its own for the pool the piled-up ticks would run one after the other instead. The schedule has a
+    fixed slug and anchor, or each start of the runner would make a new one."""
+    schedule = Interval(timedelta(seconds=monitor_interval_s()), anchor_date=ANCHOR, timezone="UTC", slug="tick")
+    alone = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    return RunnerDeployment.from_entrypoint(
+        "flows.monitor.monitor", name=NAME, parameters=HOME, schedule=schedule, concurrency_limit=alone, tags=["lachesis-tick"]
+    )
+
+
+def _nightly() -> RunnerDeployment:
+    """Validates all environments when $LACHESIS_NIGHTLY holds a cron line, or when somebody starts it by hand."""
+    line = os.environ.get("LACHESIS_NIGHTLY", "")
+    try:
+        schedule = Cron(line or "0 3 * * *", active=bool(line), slug="nightly")
+    except ValueError as error:
+        raise ConfigError(f"the environment variable LACHESIS_NIGHTLY is {line!r}, which is no cron line: {error}") from error
+    return RunnerDeployment.from_entrypoint("flows.nightly.validate_all", name=NAME, parameters=HOME, schedule=schedule)
 
 
 async def main() -> int:
     runners, deployment_ids = [], []
-    for entrypoint, limit in LIMITS.items():
-        deployment = RunnerDeployment.from_entrypoint(entrypoint, name=NAME)
-        runner = Runner(name=f"{deployment.flow_name}-{os.getpid()}", limit=limit, pause_on_shutdown=False)
-        deployment_ids.append(await runner.aadd_deployment(deployment))
+    for pool in pools():
+        name = f"{pool.deployments[0].flow_name}-{os.getpid()}"
+        # Claimed only a second before its time: a tick holds its place from then on, and the next one is cancelled.
+        runner = Runner(name=name, limit=pool.limit, pause_on_shutdown=False, prefetch_seconds=1)
+        deployment_ids += [await runner.aadd_deployment(deployment) for deployment in pool.deployments]
         runners.append(runner)
     await _reconcile(deployment_ids)
     serving = [asyncio.create_task(runner.start()) for runner in runners]

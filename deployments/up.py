@@ -23,7 +23,7 @@ from pathlib import Path
 from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.launcher import READY_LINE, deployment_name, own_max_runs, running_server
+from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.prefect_api import PrefectApi, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
@@ -41,6 +41,7 @@ SETTINGS = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "1209600",
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",  # a tick of the monitor makes some ten events
     "PREFECT_RUNNER_POLL_FREQUENCY": "1",
     "PREFECT_CLIENT_MAX_RETRIES": "8",  # the runner outlives a server that is away for minutes
     "PREFECT_LOGGING_EXTRA_LOGGERS": "lachesis",
@@ -63,7 +64,7 @@ class Launcher:
             signal.signal(number, lambda *_: self.stop.set())
         try:
             with self._alone():
-                own_max_runs()  # a wrong number is told before anything is started
+                own_max_runs(), monitor_interval_s()  # a wrong number is told before anything is started
                 try:
                     self._start()
                     self._watch()
@@ -124,7 +125,10 @@ class Launcher:
         port = self.port or _preferred_port()
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
         # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
-        env = child_environment({"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}"})
+        own_pages = f"http://127.0.0.1:{port},http://localhost:{port}"
+        env = child_environment(
+            {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
+        )
         own = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_SERVER_")}
         self._spawn("server", command, {**env, **own}, grace_s=10.0)
         api = PrefectApi(f"http://127.0.0.1:{port}/api")

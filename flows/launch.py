@@ -15,7 +15,9 @@ from prefect.states import Cancelled, State
 
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
-from lachesis.metrics import MetricsFile
+from lachesis.inference_tests import InferenceTests
+from lachesis.launcher import BY_USER
+from lachesis.limits import exceeded, spent
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
 from lachesis.runs import RunRecord, RunStore, Status, now
@@ -23,6 +25,7 @@ from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import Plan, make_plan, trainer_health
 from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.validations import require_validation
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
 from tasks.report import Progress, publish_report
 
@@ -50,18 +53,21 @@ def _recorded(store: RunStore, run_id: str, lock: int) -> State[Any] | None:
     """The run, with its end written into its record whatever it is."""
     record = _begin(store, run_id)
     try:
+        if record.require_validation:
+            config = RunConfig.from_yaml(store.dir(run_id).config)
+            require_validation(InferenceTests(store.home), config, record.environment_file)
         phase = _start_to_end(store, record, lock)
     except StopRequested as request:
         _end(store, run_id, "stopped")
-        return Cancelled(message=f"stopped: {request}")
+        return Cancelled(message=f"stopped: {store.load(run_id).stop_reason or request}")
     except TerminationSignal:
         _end(store, run_id, "stopped")
         raise
     except BaseException as error:
         _end(store, run_id, "failed", error)
         raise
-    publish_report(store.load(run_id), MetricsFile(store.dir(run_id).metrics), runtime.flow_run.id)
     store.update(run_id, status="completed", phase=phase, ended_at=now())
+    publish_report(store, run_id)
     return None
 
 
@@ -121,6 +127,9 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, LachesisError):
             reason, service = str(error), error.details.get("service")
+    if status == "stopped":
+        asked = store.load(run_id).stop_reason
+        reason = asked if asked and asked != BY_USER else None
     store.update(run_id, status=status, phase=status, error=reason, failed_service=service, ended_at=now())
 
 
@@ -168,15 +177,28 @@ class _Run:
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
             self._note_wandb(health)
+            self._stop_if(health.get("over_budget"))
             if health.get("phase") == "finished" or self._ended():
                 progress.publish(total, total, force=True)
                 return "completed"
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
+                self._check_budget()
                 _check_own_state(self.flow_run_id)
                 if os.getppid() != self.runner_pid:
                     raise ProcessExitedError(RUNNER_GONE)
             time.sleep(POLL_S)
+
+    def _check_budget(self) -> None:
+        """The time of the run, which only this process sees pass when the trainer hangs. Tokens and money are counted by the
+        trainer, and all three by the monitor, which looks seldom, and not at all without a server."""
+        self._stop_if(exceeded(self.plan.config.limits, spent(self.record, {})))
+
+    def _stop_if(self, reason: str | None) -> None:
+        """Raises StopRequested for a reason that is one."""
+        if reason:
+            self.store.update(self.run_id, stop_reason=reason)
+            raise StopRequested(reason)
 
     def _ended(self) -> bool:
         """True when the trainer has ended after its last step. An environment that has made its last rollout may end first."""

@@ -128,7 +128,7 @@ def rescaled(made: Forecast, planned: Planned) -> Forecast:
     """The same forecast for a run with other numbers of steps and rollouts."""
     factor = planned.rollouts / made.planned.rollouts
     ranges = {
-        name: Range(**{key: getattr(one, key) * factor for key in ("low", "expected", "high")})
+        name: Range(**{key: round(getattr(one, key) * factor, 4) for key in ("low", "expected", "high")})
         for name in ("tokens", "hours", "cost_usd")
         if (one := getattr(made, name)) is not None
     }

@@ -20,12 +20,15 @@ from lachesis.config import setting
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
-from lachesis.runs import RunRecord, RunStore, Status, seconds_between, storage_errors
+from lachesis.runs import RunRecord, RunStore, Status, now, seconds_between, storage_errors
 
 FLOW = "launch-training"
 TEST_FLOW = "validate-environment"
+MONITOR_FLOW = "monitor-training"
+NIGHTLY_FLOW = "validate-all-environments"
 SUBMIT_S = 120.0
 """Longer than any submission takes."""
+BY_USER = "stopped by its user"
 READY_LINE = "runner is ready"
 """What the runner prints when it takes runs."""
 
@@ -169,18 +172,47 @@ def queue_place(store: RunStore, run_id: str) -> dict[str, int] | None:
     return {"place": place, "running": running, "limit": limit} if place > 0 else None
 
 
-def cancel(store: RunStore, record: RunRecord) -> None:
-    """Ask the flow to end. Without the server the flow's process is told directly, which ends it the same way."""
+def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
+    """Ask the flow to save a checkpoint and end. Without the server the flow's process is told directly, which ends it the same
+    way. The first reason stays."""
     if record.flow_run_id is None:
         store.end(record.run_id, "stopped")
         return
+    if record.stop_reason is None:
+        store.update(record.run_id, stop_reason=reason)
     try:
-        PrefectApi().cancel(record.flow_run_id, "stopped by its user")
+        PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
         if record.flow_pid is None or not store.dir(record.run_id).is_alive():
             raise
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.flow_pid, signal.SIGTERM)
+
+
+def resubmit(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
+    """Continue an ended run from its newest checkpoint, as a new attempt; `changes` go into its record. Raises
+    ServerDownError, and the record is then as it was."""
+    took = seconds_between(record.started_at, record.ended_at) / 3600 if record.started_at and record.ended_at else 0.0
+    fresh: dict[str, Any] = {
+        "status": "pending",
+        "phase": "queued",
+        "error": None,
+        "stop_reason": None,
+        "resume_wanted": False,
+        "health": None,
+        "attempt": record.attempt + 1,
+        "services": {},
+        "started_at": None,
+        "ended_at": None,
+        "earlier_hours": record.earlier_hours + took,
+        "queued_at": now(),
+    }
+    queued = store.update(record.run_id, **fresh, **changes)
+    try:
+        return submit(store, queued)
+    except BaseException:
+        store.update(record.run_id, **record.model_dump(include={*fresh, *changes}))
+        raise
 
 
 def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
@@ -215,6 +247,11 @@ def running_server() -> dict[str, Any] | None:
 def own_max_runs() -> int:
     """Training runs at once on this host, from $LACHESIS_MAX_RUNS; more of them wait in the queue. Raises ConfigError."""
     return int(setting("LACHESIS_MAX_RUNS", 4, least=1))
+
+
+def monitor_interval_s() -> float:
+    """Seconds between two looks at all living runs, from $LACHESIS_MONITOR_INTERVAL_S. Raises ConfigError."""
+    return setting("LACHESIS_MONITOR_INTERVAL_S", 60, least=15)
 
 
 def max_runs() -> int:

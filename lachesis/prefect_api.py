@@ -6,11 +6,15 @@ minutes, in which a flow could not look after its services.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -26,6 +30,10 @@ TIMEOUT_S = 8.0
 While several runs start on two cores, the server takes seconds to answer."""
 BUSY_PAUSES_S = (0.1, 0.3, 0.9)
 """SQLite takes one writer; a server that meets another one answers 503."""
+MOST_DELETED = 50
+"""The server's own limit for one call."""
+MISSING = object()
+"""The answer to a question about something that the server does not know."""
 Json = dict[str, Any]
 
 
@@ -64,6 +72,16 @@ class PrefectApi:
         self.url = found
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
         self._auth = (user, password) if user else None
+        self._client: httpx.Client | None = None
+
+    @contextlib.contextmanager
+    def kept_alive(self) -> Iterator[Self]:
+        """One connection for many calls; a new one for each costs five times as much."""
+        with httpx.Client(trust_env=False) as self._client:
+            try:
+                yield self
+            finally:
+                self._client = None
 
     def require(self) -> None:
         """Raises ServerDownError unless the server answers."""
@@ -78,8 +96,8 @@ class PrefectApi:
 
     def deployment(self, flow: str, name: str) -> Json | None:
         """The deployment, or None when it is not registered."""
-        found: Json | None = self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
-        return found
+        found = self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
+        return None if found is MISSING else found
 
     def create_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
         """Schedule a flow run for now; the same `key` gives the same run."""
@@ -97,8 +115,8 @@ class PrefectApi:
             return self._ask("POST", path, body) or {}
 
     def flow_run(self, flow_run_id: str) -> Json | None:
-        found: Json | None = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
-        return found
+        found = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
+        return None if found is MISSING else found
 
     def flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
         """Those that the server knows, by id."""
@@ -114,12 +132,78 @@ class PrefectApi:
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
         return self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
 
-    def create_artifact(self, flow_run_id: str, *, key: str, kind: str, data: Any, description: str = "") -> str:
+    def show(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, known: str | None = None) -> str:
+        """Change the artifact in place, `known` or the newest of that key and flow run, or make it. Its id."""
+        shown = json.dumps(data) if kind == "table" else data
+        known = known or self._newest(key, flow_run_id)
+        if known is not None and self.update_artifact(known, shown):
+            return known
+        return self.create_artifact(flow_run_id, key=key, kind=kind, data=shown)
+
+    def _newest(self, key: str, flow_run_id: str | None) -> str | None:
+        found = self._ask("GET", f"/artifacts/{key}/latest", missing_ok=True)
+        return None if found is MISSING or found.get("flow_run_id") != flow_run_id else str(found["id"])
+
+    def create_artifact(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = "") -> str:
+        """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without a flow run it stands
+        alone."""
         body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": flow_run_id}
         return str((self._ask("POST", "/artifacts/", body) or {}).get("id"))
 
-    def update_artifact(self, artifact_id: str, data: Any) -> None:
-        self._ask("PATCH", f"/artifacts/{artifact_id}", {"data": data})
+    def update_artifact(self, artifact_id: str, data: Any) -> bool:
+        """Change it in place, which keeps the database as large as it is. False when the server does not know it (any more)."""
+        return self._ask("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True) is not MISSING
+
+    def emit(self, event: str, resource: Json, *, related: list[Json], payload: Json) -> None:
+        """Tell the server that something happened, which automations can wait for."""
+        body = {
+            "id": str(uuid.uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": event,
+            "resource": resource,
+            "related": related,
+            "payload": payload,
+        }
+        self._ask("POST", "/events", [body])
+
+    def webhook_block(self, name: str, url: str) -> str:
+        """The id of the block document of that name, which calls this address by POST with JSON."""
+        found = self._ask("GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True)
+        data = {"url": url, "method": "POST", "headers": {"Content-Type": "application/json"}}
+        if found is not MISSING:
+            self._ask("PATCH", f"/block_documents/{found['id']}", {"data": data, "merge_existing_data": True})
+            return str(found["id"])
+        kind = self._ask("GET", "/block_types/slug/webhook")["id"]
+        wanted = {"block_schemas": {"block_type_id": {"any_": [kind]}}, "limit": 1}
+        schema = self._ask("POST", "/block_schemas/filter", wanted)[0]["id"]
+        body = {"name": name, "block_type_id": kind, "block_schema_id": schema, "data": data}
+        return str(self._ask("POST", "/block_documents/", body)["id"])
+
+    def put_automation(self, automation: Json) -> None:
+        """Make the automation, or replace the one of that name; names are not unique in the server."""
+        known = self._automations(automation["name"])
+        if known:
+            self._ask("PUT", f"/automations/{known[0]}", automation)
+        else:
+            self._ask("POST", "/automations/", automation)
+
+    def delete_automations(self, name: str) -> int:
+        """How many there were of that name."""
+        known = self._automations(name)
+        for one in known:
+            self._ask("DELETE", f"/automations/{one}")
+        return len(known)
+
+    def _automations(self, name: str) -> list[str]:
+        found = self._ask("POST", "/automations/filter", {"automations": {"name": {"any_": [name]}}})
+        return [str(one["id"]) for one in found or []]
+
+    def delete_runs(self, deployment_id: str, *, before: str) -> int:
+        """Delete the ended flow runs of a deployment that ended before that time, at most fifty; how many there were."""
+        ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
+        wanted = {"deployment_id": {"any_": [deployment_id]}, "state": ended, "end_time": {"before_": before}}
+        answer = self._ask("POST", "/flow_runs/bulk_delete", {"flow_runs": wanted, "limit": MOST_DELETED})
+        return len((answer or {}).get("deleted", []))
 
     def _ask(
         self, method: str, path: str, body: Any = None, *, missing_ok: bool = False, timeout_s: float | None = None
@@ -127,9 +211,7 @@ class PrefectApi:
         limit = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
             for pause in (*BUSY_PAUSES_S, 0.0):
-                answer = httpx.request(
-                    method, self.url + path, json=body, timeout=limit, auth=self._auth, trust_env=False, follow_redirects=True
-                )
+                answer = self._send(method, path, body, limit)
                 if answer.status_code != 503 or not pause:
                     break
                 time.sleep(pause)
@@ -143,10 +225,16 @@ class PrefectApi:
                 f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"
             ) from error
         if answer.status_code == 404 and missing_ok:
-            return None
+            return MISSING
         if answer.status_code >= 400:
             raise ServerDownError(f"the Prefect server answered {path} with HTTP {answer.status_code}: {answer.text[:500]}")
         try:
             return answer.json() if answer.content else None
         except ValueError as error:
             raise ServerDownError(f"what answers at {self.url} is no Prefect server: {answer.text[:100]!r}") from error
+
+    def _send(self, method: str, path: str, body: Any, limit: httpx.Timeout) -> httpx.Response:
+        options: Json = {"json": body, "timeout": limit, "auth": self._auth, "follow_redirects": True}
+        if self._client is not None:
+            return self._client.request(method, self.url + path, **options)
+        return httpx.request(method, self.url + path, trust_env=False, **options)

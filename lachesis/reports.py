@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.errors import CheckpointError
+from lachesis.forecast import Forecast, compare
+from lachesis.limits import spent
 from lachesis.metrics import Step, history
+from lachesis.prices import Tokens
 from lachesis.runs import RunDir, RunRecord, seconds_between, short_name, tail
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.weights import adapter_folder
@@ -137,6 +140,12 @@ class RunResults(Report):
     """At most ten steps, evenly spread, first and last among them."""
     metrics_file: str
     """Every step, one JSON object per line."""
+    forecast: Json | None = None
+    """What a validation of the same code expected of the whole run: tokens, hours and US dollars as ranges."""
+    actual: Json | None = None
+    """What it took until now, and the ratio to the forecast for the steps that were made."""
+    health: Json | None = None
+    """The last judgement of the monitor."""
     error: str | None = None
     next_steps: list[str]
 
@@ -148,6 +157,7 @@ COMMANDS = {
     "resume": "lachesis train --resume {run}",
     "results": "lachesis results {run}",
     "weights": "lachesis weights {run} --to DIR",
+    "report": "lachesis report {run}",
 }
 """How a person does what comes next; another surface has its own words for the same keys."""
 
@@ -199,10 +209,11 @@ def run_status(
 
 
 def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
-    offline = folder.path / "wandb"
     known: Json = {
+        **_forecast(record, steps),
+        "health": record.health,
         "wandb_url": record.wandb_url,
-        "wandb_dir": str(offline) if offline.is_dir() and not record.wandb_url else None,
+        "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
         "error": record.error,
     }
     return RunResults(
@@ -223,12 +234,34 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
     )
 
 
+def _offline_run(folder: RunDir) -> str | None:
+    """The newest of W&B's offline folders; `wandb sync` sends it."""
+    found = sorted((folder.path / "wandb").glob("offline-run-*"))
+    return str(found[-1]) if found else None
+
+
+def _forecast(record: RunRecord, steps: list[Step]) -> Json:
+    """The forecast that the run was started with, and what came of it."""
+    last = steps[-1] if steps else {}
+    tokens = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in ("prefill", "sampled", "trained")})
+    took = spent(record, last)
+    found: Json = {"actual": {"tokens": tokens.model_dump(), "hours": took.hours, "cost_usd": took.cost_usd}}
+    try:
+        made = Forecast.model_validate(record.forecast) if record.forecast else None
+    except ValidationError:
+        made = None
+    if made is not None and steps:
+        actual = compare(made, steps=last["step"], tokens=tokens, hours=took.hours, cost_usd=took.cost_usd)
+        found |= {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
+    return found if steps else {}
+
+
 def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
     """What is worth doing with the run now, as the commands or calls in `words`."""
     if record.status == "completed":
-        keys = ["results", "weights"]
+        keys = ["results", "report", "weights"]
     elif record.ended:
-        keys = ["logs", "resume", "results"]
+        keys = ["logs", "resume", "results", "report"]
     else:
         keys = ["status", "logs", "stop"]
     service = short_name(record.failed_service or "trainer")

@@ -113,6 +113,7 @@ class RunDir:
         self.engine = self.path / "engine"
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
+        self.rollouts = self.path / "rollouts.jsonl"
         self.tally = self.path / "environment.json"
         """What the environment process counts about itself; see `lachesis.tally`."""
 

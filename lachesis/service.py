@@ -21,11 +21,12 @@ from lachesis.inference_tests import (
     InferenceTests,
     TestOptions,
 )
+from lachesis.limits import exceeded, spent
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
-from lachesis.runs import RunRecord, RunStore, now, tail
+from lachesis.runs import RunRecord, RunStore, tail, write_private
 from lachesis.sources import fingerprint
 from lachesis.supervision.plan import Plan, make_plan
 from lachesis.trainer.checkpoints import Checkpoints
@@ -250,33 +251,29 @@ class Service:
 
     # --- runs again -------------------------------------------------------------------------------------------------
 
-    def resume(self, run_id: str) -> RunRecord:
-        """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is."""
+    def resume(self, run_id: str, limits: Json | None = None) -> RunRecord:
+        """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is. `limits` are new
+        values of its budgets, without which one that is used up would end it again at once."""
         record = self.get(run_id)
         if not record.ended:
             return record
         if record.status == "completed":
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
         check_profile(record.profile, launcher.key_names())
-        Checkpoints(self.store.dir(run_id).checkpoints).newest()  # a damaged manifest is told before anything changes
-        queued = self.store.update(
-            run_id,
-            status="pending",
-            phase="queued",
-            error=None,
-            attempt=record.attempt + 1,
-            services={},
-            started_at=None,
-            queued_at=now(),
-        )
-        try:
-            return launcher.submit(self.store, queued)
-        except BaseException:
-            self.store.update(
-                run_id,
-                **record.model_dump(include={"status", "phase", "error", "attempt", "services", "started_at", "queued_at"}),
+        folder = self.store.dir(run_id)
+        Checkpoints(folder.checkpoints).newest()  # a damaged manifest is told before anything changes
+        config = _with_limits(RunConfig.from_yaml(folder.config), limits or {})
+        steps = MetricsFile(folder.metrics).tail(1)
+        used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}))
+        if used_up:
+            raise RunStateError(
+                f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis train --resume {run_id} --set "
+                "limits.FIELD=VALUE`, or limits={...} of rl_start_training"
             )
-            raise
+        PrefectApi()  # a missing server is told before anything is changed
+        if limits:
+            write_private(folder.config, config.to_yaml())
+        return launcher.resubmit(self.store, record, auto_resumes=0)
 
     def editable_values(self, record: RunRecord) -> Json:
         """The fields of the run that its profile lets be edited, with their values."""
@@ -329,6 +326,13 @@ class Service:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
         return run_results(self.get(run_id), self.store.dir(run_id), self.metrics(run_id), words=words)
 
+    def report(self, run_id: str, to: Path | None = None) -> list[Path]:
+        """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
+        from lachesis.pictures import write_report
+
+        folder = self.store.dir(run_id)
+        return write_report(self.get(run_id), folder, self.results(run_id), to or folder.path / "report")
+
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """The file, its last lines, and the position to read on from. `service` is a name of the plan, or a short one."""
         self.store.load(run_id)
@@ -340,6 +344,20 @@ class Service:
         if launch.model is None:
             return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
         return _model_place(launch.model)
+
+
+def _with_limits(config: RunConfig, limits: Json) -> RunConfig:
+    """Raises ConfigError for a field that is no limit, or a value that is none."""
+    fields = Fields(config.profile)
+    values = config.model_dump()
+    for name, value in limits.items():
+        field, checked = fields.edit(name if "." in name else f"limits.{name}", value)
+        if field.section != "limits":
+            raise ConfigError(
+                f"{name} is no limit; a run that is resumed keeps its other values; allowed: {', '.join(values['limits'])}"
+            )
+        values["limits"][field.name] = checked
+    return configuration.build(values)
 
 
 def _model_place(name: str) -> str:

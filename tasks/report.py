@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -13,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from lachesis import pages
 from lachesis.errors import ServerDownError
 from lachesis.inference_tests import InferenceTest, InferenceTests, read_samples
-from lachesis.metrics import MetricsFile, history
+from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunRecord
+from lachesis.runs import RunStore
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +33,10 @@ class Progress:
         if self.flow_run_id is None or (time.monotonic() - self._last < self.INTERVAL_S and not force):
             return
         self._last = time.monotonic()
-        percent = round(100 * step / total, 1)
         try:
-            api = PrefectApi()
-            if self._artifact is None:
-                self._artifact = api.create_artifact(
-                    self.flow_run_id,
-                    key=f"progress-{self.run_id}",
-                    kind="progress",
-                    data=percent,
-                    description=f"of {total} steps",
-                )
-            else:
-                api.update_artifact(self._artifact, percent)
+            data = round(100 * step / total, 1)
+            key = f"progress-{self.run_id}"
+            self._artifact = PrefectApi().show(self.flow_run_id, key=key, kind="progress", data=data, known=self._artifact)
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
 
@@ -66,29 +56,9 @@ def publish_validation(tests: InferenceTests, test: InferenceTest, flow_run_id: 
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE)
-def publish_report(record: RunRecord, metrics: MetricsFile, flow_run_id: str | None) -> str:
-    """The Markdown report of a run that has ended, published as an artifact."""
-    text = report(record, metrics)
-    if flow_run_id is not None:
-        try:
-            PrefectApi().create_artifact(flow_run_id, key=f"report-{record.run_id}", kind="markdown", data=text)
-        except ServerDownError as error:
-            log.warning("no report published: %s", error)
-    return text
-
-
-def report(record: RunRecord, metrics: MetricsFile) -> str:
-    steps = metrics.read()
-    lines = [f"# {record.environment}, run {record.run_id}", "", f"{len(steps)} of {record.total_steps} steps.", ""]
-    if steps:
-        lines += ["| step | reward/mean | train/loss | logprobs/diff |", "|---|---|---|---|"]
-        for one in history(steps):
-            cells = [one["step"], *(_number(one.get(key)) for key in ("reward/mean", "train/loss", "logprobs/diff"))]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    if record.evaluation:
-        lines += ["", "Held-out items:", "", "```json", json.dumps(record.evaluation, indent=2), "```"]
-    return "\n".join(lines)
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def publish_report(store: RunStore, run_id: str) -> None:
+    """The report of a run that has ended."""
+    try:
+        Monitor(store).last_report(run_id)
+    except ServerDownError as error:
+        log.warning("no report published: %s", error)

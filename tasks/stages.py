@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_check
 
+log = logging.getLogger("lachesis.validation")
 TIMEOUT_S = {"import": 120.0, "config": 60.0, "dataset": 300.0, "model-free check": 120.0}
 POLL_S = 0.05
 Json = dict[str, Any]
@@ -64,5 +65,5 @@ class Check:
 def pass_stage(check: Check, stage: str) -> Json:
     """What the stage found. Raises StageError."""
     line = check.result(stage, TIMEOUT_S[stage])
-    print(f"{stage}: {json.dumps(line.get('detail'))}", file=sys.stdout)
+    log.info("%s: %s", stage, json.dumps(line.get("detail")))
     return line

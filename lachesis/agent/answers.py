@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lachesis.forecast import Forecast
+from lachesis.inference_tests import Stage
 from lachesis.reports import Json, QueuePlace, Report, RunStatus
+from lachesis.verdict import Verdict
 
 
 class EnvironmentEntry(Report):
@@ -172,6 +175,10 @@ class TestedModel(Report):
     step_success_rate: float
     """Share of the steps with at least one correct completion, from 0 to 1."""
     prompts: list[AnsweredPrompt] | None = None
+    verdict: Verdict | None = None
+    """Whether this model can learn from the environment, with the evidence; absent with prompts."""
+    forecast: Forecast | None = None
+    """What a run with the draft's values would take, by what was measured with this model."""
     error: str | None = None
     """Why this model's test is not complete."""
 
@@ -191,6 +198,10 @@ class TestSummary(Report):
     avg_accuracy: float
     environment_working: bool
     output_directory: str
+    verdict: str | None = None
+    """Of the most hopeful model: learnable, too easy, too hard or broken."""
+    forecast: Forecast | None = None
+    """With the best model."""
 
 
 class TestReport(Report):
@@ -208,6 +219,8 @@ class TestReport(Report):
     models_tested: list[TestedModel] | None = None
     summary: TestSummary | None = None
     error: str | None = None
+    stages: list[Stage]
+    """import, config, dataset, model-free check, then inference and scoring per model."""
     groups_done: int
     groups_total: int
     next_steps: list[str]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -114,7 +114,9 @@ class Desk:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def start(self, *, key: str | None = None, allow_duplicate: bool = False) -> answers.Started:
+    def start(
+        self, *, key: str | None = None, allow_duplicate: bool = False, require_validation: bool = False
+    ) -> answers.Started:
         """Start the draft. The same draft within a minute, or the same key, gives the run that there is.
 
         What is about to be started is written first: an agent that is killed meanwhile and calls again gets that run."""
@@ -127,7 +129,8 @@ class Desk:
                 state.starts.append(start)
                 self.session.write(state)
             try:
-                record = self.service.start(_launch(draft), start.run_id)
+                wanted = replace(_launch(draft), require_validation=require_validation)
+                record = self.service.start(wanted, start.run_id)
             except LachesisError:
                 if not again:
                     state.starts.remove(start)
@@ -139,10 +142,10 @@ class Desk:
             self.service.get(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
         )
 
-    def resume(self, run_id: str) -> answers.Started:
-        """Continue an ended run; one that lives is returned as it is."""
+    def resume(self, run_id: str, limits: Json | None = None) -> answers.Started:
+        """Continue an ended run, with new limits where they are given; one that lives is returned as it is."""
         alive = not self.service.get(run_id).ended
-        record = self.service.resume(run_id)
+        record = self.service.resume(run_id, limits)
         self._look_anew(run_id)
         return self._started(record, "lives, so there is nothing to resume" if alive else "")
 
@@ -297,6 +300,7 @@ class Desk:
             status=test.status,
             groups_done=done,
             groups_total=total,
+            stages=test.stages,
             next_steps=views.after_test(test) if test.ended else [again],
             **{**(test.result or {}), **named},
             **views.known(message=message, error=test.error),

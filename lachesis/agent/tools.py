@@ -246,23 +246,36 @@ def rl_start_training(
     allow_duplicate: Annotated[
         bool, Field(description="Start another run although the same draft was started less than a minute ago")
     ] = False,
+    require_validation: Annotated[
+        bool, Field(description="Refuse unless a test of this code, at most seven days old, found it learnable")
+    ] = False,
+    limits: Annotated[
+        dict[str, Any] | None,
+        Field(max_length=10, description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up'),
+    ] = None,
 ) -> answers.Started:
     """Start a training run from the draft and return its run id at once; training goes on without the agent.
 
     The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
     waits and `queue` has its place."""
-    if resume is not None and (idempotency_key or allow_duplicate):
-        raise ArgumentsError("resume is safe to repeat by itself; idempotency_key and allow_duplicate are for new runs")
+    if resume is not None and (idempotency_key or allow_duplicate or require_validation):
+        raise ArgumentsError(
+            "resume is safe to repeat by itself; idempotency_key, allow_duplicate and require_validation are for new runs"
+        )
+    if limits is not None and resume is None:
+        raise ArgumentsError("limits is for resume; those of a new run are fields of the draft, such as max_tokens")
     if dry_run:
         return call.desk.preview() if resume is None else call.desk.preview_resume(resume)
     if resume is not None:
-        return call.desk.resume(resume)
-    return call.desk.start(key=idempotency_key, allow_duplicate=allow_duplicate)
+        return call.desk.resume(resume, limits)
+    return call.desk.start(key=idempotency_key, allow_duplicate=allow_duplicate, require_validation=require_validation)
 
 
 @tool(READ)
 def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
     """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
+    `health` says whether it learns (healthy, suspect, broken), where it stalls and since when, and how much of its budgets is
+    used.
 
     A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A change of its
     status or phase is told at once, and a run that has ended is always reported."""
@@ -320,10 +333,11 @@ def rl_test_inference(
     temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
     test_id: Annotated[str | None, Field(max_length=100, description="Ask again for a test that had not ended")] = None,
 ) -> answers.TestReport:
-    """Try the selected environment before training: models answer a few items, the environment scores the answers.
+    """Try the selected environment before training: does it work, can a model learn from it, and what would a run take?
 
-    Waits at most 25 seconds; a test that takes longer goes on, and `test_id` asks again. A model that is right sometimes but
-    not always can learn; one that never scores cannot."""
+    The environment is checked in stages, then models answer a few items. `summary.verdict` is learnable, too easy, too hard or
+    broken, with its evidence per model; `summary.forecast` has tokens, time and money of a run with the draft's values. Waits
+    at most 25 seconds; a test that takes longer goes on, and `test_id` asks again."""
     if test_id is not None:
         return call.desk.test_again(test_id, call.tell)
     wanted = TestOptions(

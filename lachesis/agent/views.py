@@ -17,6 +17,7 @@ CALLS = {
     "stop": 'rl_stop_training(run_id="{run}")',
     "resume": 'rl_start_training(resume="{run}")',
     "results": 'rl_get_results(run_id="{run}")',
+    "report": "the file that `lachesis report {run}` writes is for people",
     "weights": "hand over `weights.adapter`, a folder; `lachesis weights {run} --to DIR` copies it with checksums",
 }
 """How an agent does what comes next."""
@@ -38,12 +39,13 @@ def limited(last: Check, left: float) -> answers.CheckedStatus:
 def after_test(test: InferenceTest) -> list[str]:
     """What the result asks for."""
     summary = (test.result or {}).get("summary", {})
-    if not summary.get("environment_working"):
-        return ["read `error` here or in `models_tested` and the log it names, mend the cause, then rl_test_inference()"]
-    if not summary["avg_accuracy"]:
-        return [
-            "no completion was right, so there is nothing to learn from: easier items, a stronger model, a larger group_size"
-        ]
+    word = summary.get("verdict")
+    if word == "broken" or not summary.get("environment_working"):
+        return ["read `error`, `stages` and the verdicts in `models_tested`, mend the cause, then rl_test_inference()"]
+    if word == "too hard":
+        return ["there is almost no reward to learn from: easier items, a stronger model, a larger group_size; then test again"]
+    if word == "too easy":
+        return ["nothing is left to learn: harder items; then test again"]
     return ["rl_start_training()"]
 
 

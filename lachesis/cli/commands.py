@@ -14,6 +14,7 @@ from lachesis.cli import demo, doctor, serve, show, watch
 from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
 from lachesis.inference_tests import TestOptions
+from lachesis.notices import remove_notices, set_notices
 from lachesis.service import Launch, Service
 
 
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
         "results": results,
         "logs": logs,
         "weights": export,
+        "report": report,
+        "notices": notices,
         "mcp": serve.mcp,
         "api": serve.api,
         "doctor": doctor_command,
@@ -71,13 +74,14 @@ def envs(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> int:
     service = Service()
     if args.resume:
-        if args.edits or args.model or args.seed is not None:
-            raise ConfigError("--resume goes on with the run's own configuration; --set, --model and --seed are for new runs")
-        record = service.resume(args.resume)
+        if args.model or args.seed is not None or args.require_validation:
+            raise ConfigError(
+                "--resume goes on with the run's own configuration; of its values only --set limits.FIELD can change"
+            )
+        record = service.resume(args.resume, dict(parse_assignment(text) for text in args.edits))
     else:
-        wanted = Launch(
-            args.environment, args.profile, tuple(parse_assignment(text) for text in args.edits), args.model, args.seed
-        )
+        edits = tuple(parse_assignment(text) for text in args.edits)
+        wanted = Launch(args.environment, args.profile, edits, args.model, args.seed, args.require_validation)
         service.resolve(wanted)  # wrong input is told before a model is built
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
             service.build_model(wanted, advance)
@@ -173,6 +177,17 @@ def export(args: argparse.Namespace) -> None:
     record = service.get(args.run)
     note = weights.export(record, service.store.dir(args.run), Path(args.to).expanduser())
     out(args, note, show.exported(note))
+
+
+def report(args: argparse.Namespace) -> None:
+    files = Service().report(args.run, Path(args.to).expanduser() if args.to else None)
+    out(args, {"files": [str(file) for file in files]}, "\n".join(str(file) for file in files))
+
+
+def notices(args: argparse.Namespace) -> None:
+    names = remove_notices() if args.remove else set_notices(args.webhook)
+    done = "removed" if args.remove else f"call {args.webhook}"
+    out(args, {"automations": names, "webhook": args.webhook}, f"{', '.join(names) or 'no automation'}: {done}")
 
 
 def doctor_command(args: argparse.Namespace) -> int:

@@ -52,6 +52,15 @@ def parser() -> argparse.ArgumentParser:
     _add_train(add("train", "Start a run on an environment, or resume one."))
     _add_test(add("test", "Let a model answer a few items of an environment before anything is trained."))
     add("runs", "List all runs.")
+    _add_run_commands(add)
+    _add_notices(add("notices", "Have the Prefect server call a web address when a run fails, stalls or finishes."))
+    _add_servers(add)
+    add("doctor", "Check what this machine has and say how to get what is missing.")
+    return top
+
+
+def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    """What is done with one run."""
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
         ("stop", "End a run; it saves a checkpoint first."),
@@ -66,9 +75,9 @@ def parser() -> argparse.ArgumentParser:
     weights = add("weights", "Export a run's adapter for PEFT.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
-    _add_servers(add)
-    add("doctor", "Check what this machine has and say how to get what is missing.")
-    return top
+    report = add("report", "Write a run's report: one HTML file that needs nothing else, and its pictures.")
+    report.add_argument("run")
+    report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
 
 
 def _profile(command: argparse.ArgumentParser) -> None:
@@ -83,8 +92,17 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
     command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
     command.add_argument("--seed", type=int)
+    command.add_argument(
+        "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
+    )
     command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
     _profile(command)
+
+
+def _add_notices(command: argparse.ArgumentParser) -> None:
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--webhook", metavar="URL", help="where to; a second call replaces it")
+    what.add_argument("--remove", action="store_true", help="no more notices")
 
 
 def _add_servers(add: Callable[[str, str], argparse.ArgumentParser]) -> None:

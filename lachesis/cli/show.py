@@ -23,7 +23,16 @@ Json = dict[str, Any]
 console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"completed": "green", "failed": "red", "stopped": "yellow"}
+_COLOURS = {
+    "completed": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "learnable": "green",
+    "healthy": "green",
+    "broken": "red",
+}
+STAGES = ("import", "config", "dataset", "model-free check")
+_MARKS = {"passed": "ok", "failed": "FAILED"}
 
 
 def notice(text: str) -> None:
@@ -136,6 +145,7 @@ def status(answer: Json) -> RenderableType:
             ("phase", answer["phase"]),
             ("step", f"{progress['step']} of {progress['total']}{_left(progress['eta_seconds'])}"),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
+            *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
             ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
             ("error", Text(answer.get("error", ""), style="red")) if answer.get("error") else ("error", None),
@@ -146,6 +156,20 @@ def status(answer: Json) -> RenderableType:
     )
 
 
+def _health(health: Json) -> list[tuple[str, Any]]:
+    """What the monitor has said."""
+    if not health:
+        return []
+    stall = health.get("stalled") or {}
+    budget = ", ".join(f"{share:.0%} of the {name}" for name, share in (health.get("budget") or {}).items())
+    said = "; ".join([health["word"], *health.get("evidence", []), *health.get("advice", [])])
+    return [
+        ("stalled", Text(f"in {stall['part']} since {stall['since']}: {stall['evidence']}", style="red") if stall else None),
+        ("learning", Text(said, style=_COLOURS.get(health["word"], "yellow"))),
+        ("budget", budget),
+    ]
+
+
 def _left(seconds: float | None) -> str:
     return "" if seconds is None else f", about {seconds:.0f} s left"
 
@@ -154,17 +178,43 @@ def tested(test: InferenceTest) -> RenderableType:
     """Per model its accuracy, and with prompts what was said."""
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
-    table = _table("model", "groups", "right", "accuracy", "groups with a right one", "error")
-    lines: list[RenderableType] = [table]
+    table = _table("model", "verdict", "groups", "right", "accuracy", "no signal", "error")
+    stages = " · ".join(f"{one.name} {_MARKS.get(one.status, one.status)}" for one in test.stages if one.name in STAGES)
+    lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
     for one in test.result["models_tested"]:
         right = f"{one['correct_completions']} of {one['total_completions']}"
         error = str(one.get("error", "")).split("\n")[0]
-        rates = (f"{one['accuracy']:.3f}", f"{one['step_success_rate']:.3f}")
-        table.add_row(one["name"], str(one["steps_tested"]), right, *rates, Text(error, style="red"))
+        verdict = one.get("verdict") or {}
+        word = Text(verdict.get("word", ""), style=_COLOURS.get(verdict.get("word", ""), "yellow"))
+        silent = verdict.get("zero_signal_share")
+        rates = (f"{one['accuracy']:.3f}", "" if silent is None else f"{silent:.0%}")
+        table.add_row(one["name"], word, str(one["steps_tested"]), right, *rates, Text(error, style="red"))
+        lines += [
+            Text(f"  {one['name']}: {sentence}") for sentence in verdict.get("evidence", []) if sentence != one.get("error")
+        ]
         for prompt in one.get("prompts", []):
             said = "; ".join(f"{response['text']!r} {_score(response['score'])}" for response in prompt["responses"])
             lines.append(Text(f"{one['name']}: {prompt['prompt']!r} -> {said}{_note(prompt)}"))
+    if test.result["summary"].get("forecast"):
+        lines.append(Text(f"a whole run: {_forecast(test.result['summary']['forecast'])}"))
     return Group(*lines, Text(f"files: {test.result['summary']['output_directory']}", style="dim"))
+
+
+def _forecast(made: Json) -> str:
+    tokens, hours, cost = made["tokens"], made["hours"], made.get("cost_usd")
+    money = f", {cost['low']:,.2f} to {cost['high']:,.2f} US dollars" if cost else ""
+    return f"{_short(tokens['low'])} to {_short(tokens['high'])} tokens, {_time(hours['low'])} to {_time(hours['high'])}{money}"
+
+
+def _short(number: float) -> str:
+    for size, word in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if number >= size:
+            return f"{number / size:.3g}{word}"
+    return f"{number:.0f}"
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes" if hours * 60 >= 1 else f"{hours * 3600:.0f} s"
 
 
 def _score(score: float | None) -> str:
@@ -193,9 +243,20 @@ def results(answer: Json) -> RenderableType:
                 "held-out accuracy",
                 ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or _unevaluated(answer["status"]),
             ),
+            ("took", _took(answer)),
+            ("W&B sync", f"wandb sync {answer['wandb_dir']}" if answer.get("wandb_dir") else None),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
         ]
     )
+
+
+def _took(answer: Json) -> str | None:
+    actual = answer.get("actual")
+    if not actual:
+        return None
+    cost = "" if actual.get("cost_usd") is None else f", {actual['cost_usd']:,.2f} US dollars"
+    ratio = ", ".join(f"{value:.2f} of the expected {key}" for key, value in actual.get("ratio", {}).items())
+    return f"{_short(sum(actual['tokens'].values()))} tokens, {_time(actual['hours'])}{cost}{f' ({ratio})' if ratio else ''}"
 
 
 def _unevaluated(status: str) -> str:

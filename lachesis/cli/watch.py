@@ -19,6 +19,7 @@ from lachesis.service import Service
 Draw = Callable[[Service, RunRecord], None]
 REFRESH_S = 0.5
 ASK_SERVER_S = 2.0
+SPEEDS = ("tokens_per_second/sampled", "tokens_per_second/trained")
 
 
 def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecord:
@@ -75,7 +76,27 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
     curve = Text(
         f"reward {_recent(steps):.3f} (last 5 steps)  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts"
     )
-    return Group(table, bar, curve)
+    return Group(table, bar, curve, *_speed(steps), *_judged(record))
+
+
+def _speed(steps: list[dict[str, float]]) -> list[RenderableType]:
+    if not steps:
+        return []
+    last = steps[-1]
+    parts = [f"{last['time/step']:.2f} s a step"] if last.get("time/step") else []
+    parts += [f"{last[key]:,.0f} {key.rsplit('/', 1)[1]} tokens a second" for key in SPEEDS if last.get(key)]
+    parts += [] if last.get("cost/total") is None else [f"{last['cost/total']:.2f} US dollars"]
+    return [Text("  ".join(parts), style="dim")]
+
+
+def _judged(record: RunRecord) -> list[RenderableType]:
+    """What the monitor said last, at most a minute ago."""
+    health = record.health or {}
+    stall = health.get("stalled")
+    lines = [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []
+    if health.get("word") in ("suspect", "broken"):
+        lines.append(f"learning is {health['word']}: {'; '.join(health['evidence'])}")
+    return [Text(line, style="red") for line in lines]
 
 
 def _recent(steps: list[dict[str, float]]) -> float:

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
+from lachesis.supervision.leftovers import MARK
 from lachesis.supervision.process import ServiceSpec, free_ports
 
 HOST = "127.0.0.1"
@@ -62,7 +63,13 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: b
             file = folder.path / f"evaluate_{which}.yaml"
             files[file] = _evaluation_yaml(config, folder, which, url)
             evaluations[which] = _evaluation(record, config, folder, which, file)
-    return Plan(config, [*services, environment], evaluations, f"http://{HOST}:{ports['trainer']}", files)
+    services = [_marked(spec, folder) for spec in (*services, environment)]
+    evaluations = {which: _marked(spec, folder) for which, spec in evaluations.items()}
+    return Plan(config, services, evaluations, f"http://{HOST}:{ports['trainer']}", files)
+
+
+def _marked(spec: ServiceSpec, folder: RunDir) -> ServiceSpec:
+    return replace(spec, env={**spec.env, MARK: str(folder.path)})
 
 
 def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:

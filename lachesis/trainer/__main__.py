@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
-from lachesis.metrics import MetricsFile, WandbSink
+from lachesis.metrics import WandbSink
 from lachesis.runs import RunDir
 
 log = logging.getLogger("lachesis.trainer")
@@ -123,7 +123,6 @@ async def _train(
     from lachesis.trainer.policy import Policy
 
     checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.folder.mkdir(exist_ok=True)
     newest = checkpoints.newest() if args.resume else None
     state = inference_app.TrainerState(step=newest.step if newest else 0)
     if newest:
@@ -135,21 +134,13 @@ async def _train(
     atropos = Atropos(config.env.rollout_server_url)
     await atropos.register(config, first_step=state.step, checkpoint_dir=checkpoints.folder)
     wandb = _wandb(config, folder) if config.tinker.use_wandb else None
-    trainer = Trainer(
-        config,
-        policy,
-        atropos,
-        state=state,
-        checkpoints=checkpoints,
-        metrics=MetricsFile(folder / "metrics.jsonl"),
-        wandb=wandb,
-        eos_id=tokenizer.eos_token_id,
-        tally=RunDir(folder.parent, folder.name).tally,
-    )
+    place = RunDir(folder.parent, folder.name)
+    trainer = Trainer(config, policy, atropos, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
+    app = inference_app.create_app(policy, tokenizer, config, state)
     try:
-        async with serving(inference_app.create_app(policy, tokenizer, config, state), sock):
+        async with serving(app, sock):
             await trainer.run(stop)
-            if args.hold and not stop.is_set():
+            if (args.hold or state.over_budget) and not stop.is_set():
                 await stop.wait()
     except BaseException:
         await policy.close("errored")

@@ -41,6 +41,8 @@ class TrainerState:
     """When it began to wait for that, in seconds since 1970."""
     spent: Json = field(default_factory=dict)
     """Tokens, and US dollars where there is a price, over all attempts of the run."""
+    over_budget: str | None = None
+    """The budget of tokens or money that is used up, in words."""
     usage: Usage = field(default_factory=Usage)
     wandb_url: str | None = None
     wandb_error: str | None = None
@@ -205,6 +207,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "waiting_for": state.waiting_for,
             "since": state.since,
             "spent": state.spent,
+            "over_budget": state.over_budget,
             "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
             "wandb_url": state.wandb_url,

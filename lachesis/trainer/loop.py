@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lachesis.config import RunConfig
+from lachesis.limits import Spent, exceeded
 from lachesis.metrics import MetricsFile, WandbSink
+from lachesis.runs import RunDir
 from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.batch import to_batch
 from lachesis.trainer.canary import Canary
@@ -17,6 +18,7 @@ from lachesis.trainer.checkpoints import Checkpoints, Manifest
 from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.ledger import Clock, Ledger
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.rollouts import RolloutFile
 from lachesis.trainer.usage import rollout_metrics
 
 T = TypeVar("T")
@@ -33,25 +35,26 @@ class Trainer:
         atropos: Atropos,
         *,
         state: TrainerState,
-        checkpoints: Checkpoints,
-        metrics: MetricsFile,
+        folder: RunDir,
         wandb: WandbSink | None,
-        eos_id: int | None,
-        tally: Path,
+        tokenizer: Any,
     ) -> None:
         self.config, self.policy, self.atropos, self.state = config, policy, atropos, state
-        self.checkpoints, self.metrics, self.wandb, self.eos_id = checkpoints, metrics, wandb, eos_id
+        self.wandb, self.tokenizer = wandb, tokenizer
+        self.checkpoints, self.metrics = Checkpoints(folder.checkpoints), MetricsFile(folder.metrics)
+        self.checkpoints.folder.mkdir(exist_ok=True)
         self.saved_step = state.step
         self.canary = Canary(policy)
-        self.ledger = Ledger(metrics, config.tinker.prices, tally)
+        self.ledger = Ledger(self.metrics, config.tinker.prices, folder.tally)
+        self.rollouts = RolloutFile(folder.rollouts, tokenizer, config.env.total_steps)
         state.spent = self.ledger.spent()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Train until the last step or until `stop`. A checkpoint is written at the end in either case, and also when an
-        error ends the loop, if the server still takes it."""
+        """Train until the last step, until a budget of tokens or money is used up, or until `stop`. A checkpoint is written at
+        the end in either case, and also when an error ends the loop, if the server still takes it."""
         self.state.phase = "training"
         try:
-            while self.state.step < self.config.env.total_steps:
+            while self.state.step < self.config.env.total_steps and not self.state.over_budget:
                 if not await self._one_step(stop):
                     break
         except Exception:
@@ -68,7 +71,7 @@ class Trainer:
         if groups is None:
             return False
         clock.lap("time/rollouts")
-        batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.eos_id)
+        batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.tokenizer.eos_token_id)
         found = rollout_metrics(groups, self.state.usage)
         losses = await self.policy.train(batch, self.state.wait_for)
         self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
@@ -84,6 +87,7 @@ class Trainer:
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()
             clock.lap("time/checkpoint")
+        self.rollouts.keep(self.state.step, groups)
         known = {} if change is None else {"weights/change": change}
         self._record({**batch.metrics(), **found, **losses, **known}, clock)
         return not stop.is_set()
@@ -91,6 +95,7 @@ class Trainer:
     def _record(self, metrics: dict[str, float], clock: Clock) -> None:
         metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
         self.state.spent = self.ledger.spent()
+        self.state.over_budget = exceeded(self.config.limits, Spent(hours=0, **self.state.spent))
         self.metrics.append(self.state.step, metrics)
         if self.wandb:
             self.wandb.log(self.state.step, metrics)

@@ -1,0 +1,31 @@
+"""The flow `validate-all-environments`: submit a validation of each environment, on an optional schedule."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from prefect import flow
+
+from lachesis.errors import LachesisError
+from lachesis.inference_tests import TestOptions
+from lachesis.service import Launch, Service
+
+logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
+log = logging.getLogger("lachesis.nightly")
+
+
+@flow(name="validate-all-environments", retries=0)
+def validate_all(home: str) -> list[str]:
+    """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one could not be submitted."""
+    service, tests, problems = Service(Path(home)), [], []
+    for environment in service.environments().environments:
+        try:
+            test = service.start_test(Launch(environment.name), TestOptions())
+            tests.append(test.test_id)
+            log.info("%s: test %s", environment.name, test.test_id)
+        except LachesisError as error:
+            problems.append(f"{environment.name}: {error}")
+    if problems:
+        raise LachesisError("; ".join(problems))
+    return tests

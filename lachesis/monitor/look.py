@@ -1,0 +1,103 @@
+"""One look at the living runs: their processes, what their services answer, and what they have written. All at the same
+time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from lachesis import tally as tallies
+from lachesis.config import LimitsSection, RunConfig
+from lachesis.errors import LachesisError
+from lachesis.limits import Spent, spent
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunDir, RunRecord, RunStore
+
+ANSWER_S = 2.0
+AT_ONCE = 50
+STEPS = 60
+"""Last steps that are read of each run; a long one has thousands."""
+Json = dict[str, Any]
+
+
+@dataclass
+class Look:
+    """What was seen of one run. An answer that did not come is None; `states` is the system's word for each process."""
+
+    record: RunRecord
+    folder: RunDir
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    states: dict[str, str] = field(default_factory=dict)
+    trainer: Json | None = None
+    api: Json | None = None
+    engine: bool | None = None
+    tally: Json | None = None
+    steps: list[Json] = field(default_factory=list)
+    at: float = 0.0
+
+    @property
+    def spent(self) -> Spent:
+        return spent(self.record, self.steps[-1] if self.steps else {}, (self.trainer or {}).get("spent"))
+
+
+def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:
+    """In the order of the records. A run whose files cannot be read is seen with what there is."""
+    looks = [Look(record, store.dir(record.run_id)) for record in records]
+    for look in looks:
+        _read(look)
+    asyncio.run(_ask_all([look for look in looks if not look.record.ended]))
+    return looks
+
+
+def _read(look: Look) -> None:
+    look.at = time.time()
+    look.states = {name: process_state(service.pid) for name, service in look.record.services.items()}
+    look.tally = tallies.read(look.folder.tally)
+    look.steps = MetricsFile(look.folder.metrics).tail(STEPS)
+    with contextlib.suppress(LachesisError):  # a run that is being made, or a damaged file, which its own processes tell
+        look.limits = RunConfig.from_yaml(look.folder.config).limits
+
+
+def process_state(pid: int | None) -> str:
+    """psutil's word, such as running, sleeping or stopped; "gone" when there is no such process."""
+    try:
+        return str(psutil.Process(pid).status()) if pid else "gone"
+    except psutil.Error:
+        return "gone"
+
+
+async def _ask_all(looks: list[Look]) -> None:
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    async with httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, pool=None), trust_env=False, limits=limits) as client:
+        await asyncio.gather(*(_ask(client, look) for look in looks))
+
+
+async def _ask(client: httpx.AsyncClient, look: Look) -> None:
+    look.trainer, look.api, engine = await asyncio.gather(
+        _json(client, look, "trainer", "/health"),
+        _json(client, look, "api", "/status"),
+        _json(client, look, "engine", "/api/v1/healthz"),
+    )
+    look.engine = None if "engine" not in look.record.services else engine is not None
+    look.at = time.time()
+
+
+async def _json(client: httpx.AsyncClient, look: Look, service: str, path: str) -> Json | None:
+    """The answer; {} for one that is no JSON object, as also a refusal shows that somebody is there."""
+    port = getattr(look.record.services.get(service), "port", None)
+    if port is None:
+        return None
+    try:
+        answer = await client.get(f"http://127.0.0.1:{port}{path}")
+        found = answer.json()
+    except httpx.HTTPError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,71 @@
+"""What a tick shows in the Prefect UI: per run a report, a table and its progress, and one overview of all runs.
+
+Each is made once and then changed in place: a new version of an artifact costs the database ten kilobytes, a change none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lachesis.metrics import MetricsFile, history
+from lachesis.monitor import text
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import RunRecord, write_private
+
+if TYPE_CHECKING:
+    from lachesis.monitor.tick import Seen
+
+Json = dict[str, Any]
+MOST_S = 2.5
+"""Seconds that one tick spends on publishing; runs that find no place are the first of the next tick."""
+MOST_POINTS = 200
+MOST_ROWS = 200
+
+
+class Publisher:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def publish(self, seen: Sequence[Seen], records: Sequence[RunRecord]) -> int:
+        """The overview, then the runs whose report is oldest; how many of them. Raises ServerDownError."""
+        until, done = time.monotonic() + MOST_S, 0
+        with PrefectApi().kept_alive() as api:
+            self._overview(api, seen, records)
+            for one in sorted(seen, key=lambda one: (not one.said, one.memory.published_at)):
+                if time.monotonic() > until and not one.record.ended:
+                    continue
+                if one.record.flow_run_id is not None:
+                    self.publish_run(api, one)
+                    done += 1
+        return done
+
+    def publish_run(self, api: PrefectApi, seen: Seen) -> None:
+        """Report, table and progress of one run. Raises ServerDownError."""
+        record, steps = seen.record, MetricsFile(seen.look.folder.metrics).read()
+        done = steps[-1]["step"] if steps else 0
+        content = {
+            "report": ("markdown", text.report(seen, history(steps, MOST_POINTS))),
+            "status": ("table", text.status_rows(seen)),
+            "progress": ("progress", min(100.0, round(100 * done / record.total_steps, 1))),
+        }
+        for name, (kind, data) in content.items():
+            key = f"{name}-{record.run_id}"
+            known = seen.memory.artifacts.get(name)
+            seen.memory.artifacts[name] = api.show(record.flow_run_id, key=key, kind=kind, data=data, known=known)
+        seen.memory.published_at = time.time()
+
+    def _overview(self, api: PrefectApi, seen: Sequence[Seen], records: Sequence[RunRecord]) -> None:
+        file = self.home / "monitor.json"
+        try:
+            known = json.loads(file.read_text())
+        except (OSError, ValueError):
+            known = {}
+        now_seen = {one.record.run_id: one for one in seen}
+        rows = [text.overview_row(record, now_seen.get(record.run_id)) for record in records[:MOST_ROWS]]
+        made = api.show(None, key="lachesis-runs", kind="table", data=rows, known=known.get(api.url))
+        if known.get(api.url) != made:
+            write_private(file, json.dumps({api.url: made}))

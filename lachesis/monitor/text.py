@@ -1,0 +1,90 @@
+"""How a run looks in the Prefect UI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lachesis.launcher import ui_url
+from lachesis.metrics import Step
+from lachesis.pages import cell, curve, table
+from lachesis.runs import RunRecord, short_name, tail
+
+if TYPE_CHECKING:
+    from lachesis.monitor.tick import Seen
+
+TAIL_LINES = 8
+LATEST = ("reward/mean", "train/loss", "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
+          "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
+          "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward", "cost/total")  # fmt: skip
+
+
+def report(seen: Seen, steps: Sequence[Step]) -> str:
+    """Health first, then the curve, the last numbers, and the end of each log."""
+    record, look = seen.record, seen.look
+    lines = [f"# {cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_headline(seen)}**", ""]
+    lines += [f"- {cell(sentence)}" for sentence in seen.health.evidence]
+    lines += [f"- advice: {cell(sentence)}" for sentence in seen.health.advice]
+    if record.error:
+        lines += ["", f"> {cell(record.error)}"]
+    if len(steps) > 1:
+        lines += ["", "## Reward", "", curve([one.get("reward/mean") for one in steps])]
+    last = steps[-1] if steps else {}
+    known = [[name, last[name]] for name in LATEST if last.get(name) is not None]
+    if known:
+        lines += ["", f"## Step {last['step']} of {record.total_steps}", "", *table(["metric", "value"], known)]
+    if seen.budget:
+        rows = [[name, f"{share:.1%}"] for name, share in seen.budget.items()]
+        lines += ["", "## Budget", "", *table(["of", "used"], rows)]
+    lines += ["", wandb_line(seen)]
+    for service in record.services:
+        end = tail(look.folder.log(service), TAIL_LINES).replace("```", "'''")
+        lines += ["", f"### {short_name(service)}: {look.states.get(service, '')}", "", "```text", end[-3000:], "```"]
+    return "\n".join(lines)
+
+
+def wandb_line(seen: Seen) -> str:
+    record = seen.record
+    if record.wandb_url:
+        return f"[W&B]({record.wandb_url})"
+    offline = sorted((seen.look.folder.path / "wandb").glob("offline-run-*"))
+    return f"W&B was offline; `wandb sync {offline[-1]}` sends it." if offline else "No W&B."
+
+
+def _headline(seen: Seen) -> str:
+    if seen.stall:
+        return f"Stalled in {cell(seen.stall.part)} since {seen.stall.since}: {cell(seen.stall.evidence)}"
+    return f"Learning: {seen.health.word}. Phase: {cell(seen.record.phase)}"
+
+
+def status_rows(seen: Seen) -> list[dict[str, Any]]:
+    """One row per process, and one for the run."""
+    record, look = seen.record, seen.look
+    waiting = (look.trainer or {}).get("waiting_for", "")
+    first = {
+        "what": "run",
+        "state": record.status,
+        "process": record.flow_pid,
+        "detail": f"{record.phase}; waits for {waiting}",
+    }
+    return [first] + [
+        {"what": short_name(name), "state": service.state, "process": service.pid, "detail": look.states.get(name, "")}
+        for name, service in record.services.items()
+    ]
+
+
+def overview_row(record: RunRecord, seen: Seen | None) -> dict[str, Any]:
+    health = record.health or {}
+    last = seen.look.steps[-1] if seen and seen.look.steps else {}
+    stall = (health.get("stalled") or {}).get("part", "") if not record.ended else ""
+    return {
+        "run": record.run_id,
+        "environment": record.environment,
+        "status": record.status,
+        "phase": record.phase,
+        "step": f"{last['step']} of {record.total_steps}" if last else "",
+        "reward": last.get("reward/mean"),
+        "learning": health.get("word", ""),
+        "stalled in": stall,
+        "page": ui_url(record) or "",
+    }

@@ -1,0 +1,220 @@
+"""One tick of the monitor: look at all living runs, judge them, do what their policies say, and publish.
+
+Nothing is remembered in the process: what a tick must know of the one before lies in the run's `monitor.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from lachesis import launcher
+from lachesis.errors import LachesisError, ServerDownError, StorageError
+from lachesis.limits import exceeded, shares
+from lachesis.monitor.learning import Health, judge
+from lachesis.monitor.look import Look, look_at
+from lachesis.monitor.publish import Publisher
+from lachesis.monitor.stalls import Stall, find_stall
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import RunDir, RunRecord, RunStore, now, seconds_between, write_private
+from lachesis.supervision import leftovers
+
+log = logging.getLogger("lachesis.monitor")
+Json = dict[str, Any]
+MOST_RESUMES = 3
+"""A run that stalls again and again is stopped in the end."""
+AFTER_END_S = 900.0
+"""A run that ended is looked after for so long: its last report, and what it may have left behind."""
+HELD_S = 150.0
+"""Longer than the services of a run take to end; who holds it after that is stuck."""
+
+
+class Memory(BaseModel):
+    """What one tick leaves for the next, per run."""
+
+    silent_since: dict[str, float] = {}
+    """Since when a service has not answered."""
+    stalled: str | None = None
+    """The part of the stall that was told already."""
+    judged: str | None = None
+    held_since: float | None = None
+    artifacts: dict[str, str] = {}
+    published_at: float = 0.0
+    final: bool = False
+
+
+@dataclass
+class Seen:
+    """One run in one tick."""
+
+    look: Look
+    memory: Memory
+    health: Health
+    stall: Stall | None
+    budget: dict[str, float]
+    said: list[str] = field(default_factory=list)
+    """What was done in this tick, or could not be done."""
+
+    @property
+    def record(self) -> RunRecord:
+        return self.look.record
+
+
+class Monitor:
+    """Of one home."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+
+    def tick(self) -> list[Seen]:
+        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done; a run
+        that cannot be judged does not keep the others from it."""
+        records, warning = launcher.observe(self.store, self.store.scan()[0])
+        if warning:
+            log.warning("%s", warning)
+        mine = [record for record in records if self._matters(record)]
+        seen = [self._judged(look) for look in look_at(self.store, mine)]
+        self._end_leftovers([one for one in seen if one.record.ended])
+        for one in seen:
+            try:
+                self._act(one)
+            except LachesisError as error:
+                one.said.append(f"not done: {error}")
+        with contextlib.suppress(ServerDownError):
+            Publisher(self.store.home).publish(seen, records)
+        for one in seen:
+            self._remember(one)
+            for text in one.said:
+                log.info("run %s: %s", one.record.run_id, text)
+        return seen
+
+    def last_report(self, run_id: str) -> None:
+        """Judge and publish a run that has just ended, without waiting for the next tick. Raises ServerDownError."""
+        seen = self._judged(look_at(self.store, [self.store.load(run_id)])[0])
+        with PrefectApi().kept_alive() as api:
+            Publisher(self.store.home).publish_run(api, seen)
+        self._remember(seen)
+
+    def _matters(self, record: RunRecord) -> bool:
+        if not record.ended:
+            return record.status != "pending"
+        recent = record.ended_at is not None and seconds_between(record.ended_at) < AFTER_END_S
+        return record.resume_wanted or (recent and not load_memory(self.store.dir(record.run_id)).final)
+
+    # --- judge ------------------------------------------------------------------------------------------------------
+
+    def _judged(self, look: Look) -> Seen:
+        memory = load_memory(look.folder)
+        answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
+        if look.record.status == "running":
+            silent = [name for name, ok in answers.items() if not ok]
+            memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
+        stall = find_stall(look, memory.silent_since)
+        return Seen(look, memory, judge(look.steps), stall, shares(look.limits, look.spent))
+
+    # --- act --------------------------------------------------------------------------------------------------------
+
+    def _act(self, seen: Seen) -> None:
+        record, look = seen.record, seen.look
+        if record.ended:
+            if record.resume_wanted:
+                self._resume(seen)
+        elif record.status == "running":
+            over = exceeded(look.limits, look.spent)
+            if over:
+                self._stop(seen, over)
+            elif seen.stall:
+                self._stalled(seen, seen.stall)
+            elif seen.health.word == "broken" and look.limits.on_broken == "stop":
+                self._stop(seen, f"learning is broken: {seen.health.evidence[0]}")
+        elif record.status == "stopping":
+            self._unstick(seen)
+        self._tell_changes(seen)
+        self._write_health(seen)
+
+    def _stop(self, seen: Seen, reason: str, *, resume: bool = False) -> None:
+        if resume:
+            self.store.update(seen.record.run_id, resume_wanted=True)
+        launcher.cancel(self.store, seen.record, reason)
+        seen.said.append(f"asked to save a checkpoint and end{', then to go on' if resume else ''}: {reason}")
+
+    def _stalled(self, seen: Seen, stall: Stall) -> None:
+        reason, policy = f"stalled: {stall.part} since {stall.since}; {stall.evidence}", seen.look.limits.on_stall
+        if policy == "stop" or (policy == "resume" and seen.record.auto_resumes >= MOST_RESUMES):
+            self._stop(seen, reason)
+        elif policy == "resume":
+            self._stop(seen, reason, resume=True)
+
+    def _resume(self, seen: Seen) -> None:
+        record = seen.record
+        if record.status == "completed" or self.store.dir(record.run_id).is_alive():
+            return
+        launcher.resubmit(self.store, record, auto_resumes=record.auto_resumes + 1)
+        seen.said.append(f"resumed from its newest checkpoint, for the {record.auto_resumes + 1}. time")
+
+    def _unstick(self, seen: Seen) -> None:
+        """A run whose end takes longer than any of its services may: end whoever still holds it."""
+        seen.memory.held_since = seen.memory.held_since or time.time()
+        if time.time() - seen.memory.held_since > HELD_S:
+            folder = seen.look.folder
+            stuck = [*leftovers.holders(folder.path / ".alive"), *leftovers.processes_of([folder.path]).get(folder.path, [])]
+            seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
+
+    def _end_leftovers(self, ended: list[Seen]) -> None:
+        """Processes of runs whose flow and reaper are gone."""
+        dead = {one.look.folder.path: one for one in ended if not one.look.folder.is_alive()}
+        for path, processes in leftovers.processes_of(dead).items():
+            dead[path].said += [f"ended what it had left behind: {one}" for one in leftovers.end_all(processes)]
+
+    # --- tell -------------------------------------------------------------------------------------------------------
+
+    def _tell_changes(self, seen: Seen) -> None:
+        """Events for automations, once per stall and once per verdict."""
+        part = seen.stall.part if seen.stall else None
+        if part and part != seen.memory.stalled:
+            self._emit(seen, "stalled", seen.stall.model_dump() if seen.stall else {})
+            seen.said.append(f"stalled in {part}: {seen.stall.evidence if seen.stall else ''}")
+        if seen.health.word == "broken" and seen.memory.judged != "broken":
+            self._emit(seen, "broken", seen.health.model_dump())
+            seen.said.append(f"learning is broken: {seen.health.evidence[0]}")
+        seen.memory.stalled, seen.memory.judged = part, seen.health.word
+
+    def _emit(self, seen: Seen, what: str, payload: Json) -> None:
+        record = seen.record
+        resource = {
+            "prefect.resource.id": f"lachesis.run.{record.run_id}",
+            "prefect.resource.name": f"{record.environment}-{record.run_id}",
+        }
+        related = [{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", "prefect.resource.role": "flow-run"}]
+        with contextlib.suppress(ServerDownError):
+            PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=payload)
+
+    def _write_health(self, seen: Seen) -> None:
+        if seen.record.ended and seen.record.health is not None:
+            return  # the last one of its life
+        stall = seen.stall.model_dump() if seen.stall else None
+        spent = seen.look.spent.model_dump()
+        found = {**seen.health.model_dump(), "stalled": stall, "budget": seen.budget, "spent": spent, "at": now()}
+        self.store.update(seen.record.run_id, health=found)
+        seen.look.record = seen.record.model_copy(update={"health": found})
+
+    def _remember(self, seen: Seen) -> None:
+        seen.memory.final = seen.record.ended and not seen.record.resume_wanted
+        with contextlib.suppress(StorageError):
+            write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())
+
+
+def _memory_file(folder: RunDir) -> Any:
+    return folder.path / "monitor.json"
+
+
+def load_memory(folder: RunDir) -> Memory:
+    try:
+        return Memory.model_validate_json(_memory_file(folder).read_bytes())
+    except (OSError, ValidationError):
+        return Memory()

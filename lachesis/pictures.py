@@ -1,0 +1,231 @@
+"""The report of a run as one HTML file that needs nothing else, and its pictures as PNG files."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lachesis.metrics import MetricsFile, Step
+from lachesis.reports import RunResults
+from lachesis.runs import RunDir, RunRecord, storage_errors
+
+Json = dict[str, Any]
+SMOOTH = 10
+"""Steps of the running mean that is drawn over the single steps."""
+PHASES = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
+BLUE, ORANGE, GREY = "#2563eb", "#d97706", "#94a3b8"
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #0f172a; } h1 {
+font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #e2e8f0; } table { border-collapse:
+collapse; margin: .5rem 0; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; } td { border-top:
+1px solid #e2e8f0; } svg { max-width: 100%; height: auto; } pre { white-space: pre-wrap; margin: 0; } .word { padding: .1rem
+.5rem; border-radius: .3rem; background: #e2e8f0; } .broken { background: #fecaca; } .healthy { background: #bbf7d0; } .suspect
+{ background: #fde68a; } """
+
+
+def write_report(record: RunRecord, folder: RunDir, results: RunResults, to: Path) -> list[Path]:
+    """Write `report.html` and one PNG per picture into `to`; the files, the page first. Raises StorageError."""
+    steps = MetricsFile(folder.metrics).read()
+    drawings = {name: draw(steps, results) for name, draw in PICTURES.items() if steps}
+    with storage_errors(to):
+        to.mkdir(parents=True, exist_ok=True)
+        files = [to / "report.html"]
+        files[0].write_text(_page(record, folder, results, steps, {name: _svg(one) for name, one in drawings.items()}))
+        for name, figure in drawings.items():
+            files.append(to / f"{name}.png")
+            figure.savefig(files[-1], dpi=120)
+    return files
+
+
+def _svg(figure: Any) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def reward(steps: Sequence[Step], results: RunResults) -> Any:
+    """Mean reward per step, its running mean, and held-out accuracy before and after."""
+    figure, axes = _axes(1)
+    _line(axes[0], steps, "reward/mean", GREY, label="one step", width=0.8)
+    _smooth(axes[0], steps, "reward/mean", BLUE, f"mean of {SMOOTH} steps")
+    ends = {"before": steps[0]["step"], "after": steps[-1]["step"]}
+    for which, value in results.held_out.items():
+        if value is not None and which in ends:
+            axes[0].plot([ends[which]], [value], "o", color=ORANGE, label=f"held out, {which}: {value:.3f}")
+    axes[0].set(xlabel="step", ylabel="reward/mean")
+    axes[0].legend(frameon=False)
+    return figure
+
+
+def learning(steps: Sequence[Step], results: RunResults) -> Any:
+    """What the judgement of learning looks at."""
+    names = {
+        "batch/zero_signal_share": "groups without a signal",
+        "entropy/sampling": "entropy (nats per token)",
+        "logprobs/gap": "sampling against training (nats per token)",
+        "length/mean": "tokens per completion",
+        "staleness/mean": "staleness (updates)",
+        "weights/change": "change of the weights (nats per token)",
+    }
+    figure, axes = _axes(6, columns=2)
+    for axis, (key, title) in zip(axes, names.items(), strict=True):
+        _line(axis, steps, key, GREY, width=0.8)
+        _smooth(axis, steps, key, BLUE, "")
+        axis.set_title(title, fontsize=9, loc="left")
+    return figure
+
+
+def timing(steps: Sequence[Step], results: RunResults) -> Any:
+    """Where the time of a step goes, and how many tokens pass in a second."""
+    figure, axes = _axes(2)
+    x = [one["step"] for one in steps]
+    stacks = [[one.get(phase) or 0.0 for one in steps] for phase in PHASES]
+    axes[0].stackplot(x, stacks, labels=[phase.removeprefix("time/") for phase in PHASES], alpha=0.85)
+    usual = sorted(map(sum, zip(*stacks, strict=True)))[int(0.97 * (len(x) - 1))]
+    axes[0].set(ylabel="seconds per step", ylim=(0, 1.5 * usual or 1))  # the first step waits for the services
+    axes[0].legend(frameon=False, fontsize=8, ncols=len(PHASES), loc="upper left")
+    for key, colour in (("tokens_per_second/sampled", BLUE), ("tokens_per_second/trained", ORANGE)):
+        _smooth(axes[1], steps, key, colour, key.rsplit("/", 1)[1])
+    axes[1].set(xlabel="step", ylabel="tokens per second")
+    axes[1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+PICTURES: dict[str, Callable[[Sequence[Step], RunResults], Any]] = {"reward": reward, "learning": learning, "timing": timing}
+
+
+def _axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure  # without pyplot there is no window system and no state
+
+    rows = -(-count // columns)
+    figure = Figure(figsize=(9, 3.2 if count == 1 else 1.9 * rows + 0.4), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _known(steps: Sequence[Step], key: str) -> tuple[list[int], list[float]]:
+    pairs = [(one["step"], one[key]) for one in steps if one.get(key) is not None]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def _line(axis: Any, steps: Sequence[Step], key: str, colour: str, *, label: str = "", width: float = 1.6) -> None:
+    x, y = _known(steps, key)
+    axis.plot(x, y, color=colour, linewidth=width, label=label or None)
+
+
+def _smooth(axis: Any, steps: Sequence[Step], key: str, colour: str, label: str) -> None:
+    x, y = _known(steps, key)
+    means = [sum(y[max(0, i - SMOOTH + 1) : i + 1]) / len(y[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(y))]
+    axis.plot(x, means, color=colour, linewidth=1.8, label=label or None)
+
+
+# --- page -----------------------------------------------------------------------------------------------------------
+
+
+def _page(record: RunRecord, folder: RunDir, results: RunResults, steps: Sequence[Step], drawings: dict[str, str]) -> str:
+    health = record.health or {}
+    word = str(health.get("word", "not judged"))
+    parts = [f"<h1>{_text(record.environment)}, run {record.run_id}: {record.status}</h1>", _facts(record, results)]
+    parts.append(f'<h2>Learning</h2><p><span class="word {word}">{_text(word)}</span> ')
+    parts.append(" ".join(_text(one) for one in [*health.get("evidence", []), *health.get("advice", [])]) + "</p>")
+    titles = {"reward": "Reward", "learning": "Signs of learning", "timing": "Time and speed"}
+    parts += [f"<h2>{titles[name]}</h2>{drawing}" for name, drawing in drawings.items()]
+    if not steps:
+        parts.append("<p>No step was made.</p>")
+    parts += [_forecast(results), _rollouts(folder), _evaluation(folder)]
+    body = "\n".join(parts)
+    title = f"{_text(record.environment)} {record.run_id}"
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}</html>\n'
+
+
+def _facts(record: RunRecord, results: RunResults) -> str:
+    rows: list[tuple[str, Any]] = [
+        ("base model", record.base_model),
+        ("profile", record.profile),
+        ("steps", f"{results.final_metrics.get('step', 0)} of {record.total_steps}, {record.batch_size} rollouts each"),
+        ("started", record.started_at),
+        ("ended", record.ended_at),
+        ("reward", ", ".join(f"{name} {value}" for name, value in results.reward.items())),
+        ("held out", ", ".join(f"{name} {value}" for name, value in results.held_out.items())),
+        ("weights", results.weights.adapter or results.weights.sampler_weights),
+        ("W&B", record.wandb_url),
+        ("error", record.error),
+        ("code of the environment", record.fingerprint),
+    ]
+    return _table([[name, value] for name, value in rows if value])
+
+
+def _forecast(results: RunResults) -> str:
+    if not results.forecast:
+        return ""
+    actual = results.actual or {}
+    expected = results.forecast
+    rows = [["", "forecast", "actual", "actual ÷ forecast for these steps"]]
+    for key in ("tokens", "hours", "cost_usd"):
+        if expected.get(key):
+            one = expected[key]
+            real = actual.get("tokens", {}) if key == "tokens" else actual.get(key)
+            told = f"{sum(real.values()):,.0f}" if isinstance(real, dict) else "" if real is None else f"{real:,.4g}"
+            rows.append([key, f"{one['low']:,.4g} to {one['high']:,.4g}", told, actual.get("ratio", {}).get(key, "")])
+    return f"<h2>Forecast</h2>{_table(rows)}<p>From {_text(expected['basis'])}.</p>"
+
+
+def _rollouts(folder: RunDir) -> str:
+    """The first and the last group that the trainer has kept."""
+    kept = _lines(folder.rollouts)
+    if not kept:
+        return ""
+    shown = kept[:1] + kept[1:][-1:]
+    return "<h2>Sampled rollouts</h2>" + "".join(_group(one, f"step {one.get('step')}") for one in shown)
+
+
+def _group(group: Json, title: str) -> str:
+    rows = [["score", "response"], *zip(group.get("scores", []), group.get("responses", []), strict=False)]
+    return f"<h3>{_text(title)}</h3><pre>{_text(group.get('prompt'))}</pre>{_table(rows)}"
+
+
+def _evaluation(folder: RunDir) -> str:
+    """Held-out items as they were answered before and after training."""
+    answered = {which: _lines(folder.evaluation / which / "samples.jsonl")[:12] for which in ("before", "after")}
+    if not all(answered.values()):
+        return ""
+    keys = [key for key in ("question", "prompt", "answer", "model_answer", "score") if key in answered["before"][0]]
+    rows: list[list[Any]] = [[f"{key}, {which}" for which in answered for key in keys]]
+    pairs = zip(answered["before"], answered["after"], strict=False)
+    rows += [[one.get(key) for one in pair for key in keys] for pair in pairs]
+    return f"<h2>Held-out items before and after</h2>{_table(rows)}" if keys else ""
+
+
+def _lines(file: Path) -> list[Json]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            one = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # cut off
+        if isinstance(one, dict):
+            found.append(one)
+    return found
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> str:
+    return "<table>" + "".join(f"<tr>{''.join(f'<td>{_text(one)}</td>' for one in row)}</tr>" for row in rows) + "</table>"
+
+
+def _text(value: Any) -> str:
+    """What a model or an environment said cannot become markup."""
+    return html.escape("" if value is None else str(value))
