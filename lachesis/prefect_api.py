@@ -142,7 +142,7 @@ class PrefectApi:
 
     def _newest(self, key: str, flow_run_id: str | None) -> str | None:
         found = self._ask("GET", f"/artifacts/{key}/latest", missing_ok=True)
-        return None if found is MISSING or found.get("flow_run_id") != flow_run_id else str(found["id"])
+        return None if found is MISSING or found.get("flow_run_id") != flow_run_id else str(found["latest_id"])
 
     def create_artifact(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = "") -> str:
         """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without a flow run it stands

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ import pytest
 from lachesis import models
 from lachesis.prefect_api import server_file
 from lachesis.supervision.process import free_ports
+from tests.endpoint import Endpoint, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,48 +42,11 @@ def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return make
 
 
-class Endpoint(http.server.ThreadingHTTPServer):
-    """A server with OpenAI's chat route whose model can add; the address ends in /v1."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Chat)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-        self.key = "sk-test-4f1d9c"
-        self.keys: set[str] = set()
-        self.last: dict[str, Any] = {}
-
-
-class Chat(http.server.BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.keys.add(self.headers["Authorization"])
-        self.server.last = body
-        numbers = [int(one) for one in re.findall(r"\d+", body["messages"][-1]["content"])]
-        message = {"role": "assistant", "content": str(sum(numbers))}
-        choices = [{"index": index, "message": message, "finish_reason": "stop"} for index in range(body.get("n") or 1)]
-        answer = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[Endpoint]:
     """Where the served home's inference tests ask models by name."""
-    with Endpoint() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving() as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +60,7 @@ def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Pa
         "OPENAI_BASE_URL": endpoint.url,
         "OPENAI_API_KEY": endpoint.key,
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+        "LACHESIS_MONITOR_INTERVAL_S": "3600",  # the tests ask for ticks themselves
     }
     command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:

@@ -134,9 +134,16 @@ def test_an_environment_is_tried_on_the_embedded_model_and_at_an_endpoint(
     assert summary["best_model"] == "some/model"
     assert summary["environment_working"] is True
     assert {"steps_requested", "models_tested", "models_succeeded", "avg_accuracy", "output_directory"} <= set(summary)
+    assert remote["verdict"]["word"] == summary["verdict"] == "too easy", "it is right each time"
+    assert summary["forecast"]["tokens"]["low"] > 0
+    stages = [(stage["name"].split()[0], stage["status"]) for stage in answer["stages"]]
+    assert stages[:4] == [(name, "passed") for name in ("import", "config", "dataset", "model-free")]
+    assert sorted(stages[4:]) == [(name, "passed") for name in ("inference", "inference", "scoring", "scoring")]
     assert endpoint.keys == {f"Bearer {endpoint.key}"}
-    written = [file for file in served_home.rglob("*") if file.is_file() and "prefect" not in file.parts]
-    assert not [file for file in written if endpoint.key.encode() in file.read_bytes()], "the key is in no file"
+    holding = [file for file in served_home.rglob("*") if file.is_file() and endpoint.key.encode() in file.read_bytes()]
+    assert not holding, "the key is in no file, nor in the server's database, which has all logs and artifacts"
+    commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
+    assert not [one for one in commands if endpoint.key.encode() in one]
 
 
 def test_prompts_of_ones_own_are_answered_and_scored(call: Callable[..., Any], endpoint: Any) -> None:

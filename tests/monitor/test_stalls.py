@@ -1,0 +1,89 @@
+"""Which part is waited for, and since when."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.monitor.look import Look
+from lachesis.monitor.stalls import find_stall
+from lachesis.runs import RunRecord, RunStore, ServiceRecord
+
+NOW = time.time()
+ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}
+
+
+def look(tmp_path: Path, **changes: Any) -> Look:
+    """A run whose trainer waits for rollouts since 100 s; everything answers."""
+    services = {name: ServiceRecord(pid=100, port=1, log="x") for name in ("engine", "api", "trainer", "environment")}
+    record = RunRecord(
+        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
+        wandb_project="p", wandb_run_name="n", status="running", phase="training", services=services,
+    )  # fmt: skip
+    seen = Look(record, RunStore(tmp_path).dir(record.run_id), at=NOW, api={"queue_size": 0}, engine=True)
+    seen.states = dict.fromkeys(services, "sleeping")
+    seen.trainer = {"waiting_for": "rollouts", "since": NOW - 100}
+    seen.tally = dict(ALIVE)
+    for name, value in changes.items():
+        setattr(seen, name, value)
+    return seen
+
+
+def waits(what: str, for_s: float = 100) -> dict[str, Any]:
+    return {"trainer": {"waiting_for": what, "since": NOW - for_s}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "ago", "said"),
+    [
+        ({"states": {"environment": "stopped"}, "tally": {**ALIVE, "at": NOW - 7}}, "environment", 7, "stopped by a signal"),
+        ({"states": {"trainer": "stopped"}, "trainer": None}, "trainer", 0, "pid 100"),
+        ({"tally": {**ALIVE, "at": NOW - 90}}, "environment", 90, "no sign of life since 90 s"),
+        ({"tally": None}, "environment", 100, "has not told anything"),
+        ({"tally": {**ALIVE, "in_request": 3, "request_since": NOW - 80}}, "sampler", 80, "3 requests for samples"),
+        ({"tally": {**ALIVE, "item_since": NOW - 70}}, "environment", 70, "get_next_item() has not returned for 70 s"),
+        ({"tally": {**ALIVE, "in_group": 2, "group_since": NOW - 75}}, "environment", 75, "its score does not end"),
+        ({"tally": {**ALIVE, "errors": {"ValueError: x": 7}}}, "environment", 300, "no usable group: ValueError: x (7 times)"),
+        ({"tally": {**ALIVE, "group_at": NOW - 1}, "api": {"queue_size": 3}}, "API queue", 100, "3 groups lie in the queue"),
+        ({"tally": {**ALIVE, "group_at": NOW - 1, "dropped": 64}}, "rollouts", 100, "64 rollouts were dropped"),
+        (waits("forward_backward"), "forward_backward", 100, "the trainer waits for the answer of the engine"),
+        (waits("optim_step"), "optim_step", 100, "the trainer waits for the answer"),
+        (waits("sampler"), "sampler", 100, "new sampling weights"),
+        (waits("checkpoint"), "checkpoint", 100, "a save"),
+    ],
+)  # fmt: skip
+def test_the_part_that_has_to_move_next_is_named(
+    tmp_path: Path, changes: dict[str, Any], part: str, ago: float, said: str
+) -> None:
+    stall = find_stall(look(tmp_path, **changes), {})
+    assert stall is not None
+    assert stall.part == part
+    assert datetime.fromisoformat(stall.since).timestamp() == pytest.approx(NOW - ago, abs=1.5)
+    assert said in stall.evidence
+
+
+@pytest.mark.parametrize("name", ["trainer", "api", "engine"])
+def test_a_service_that_does_not_answer_is_named_after_a_while(tmp_path: Path, name: str) -> None:
+    seen = look(tmp_path, **waits("rollouts", 5))
+    assert find_stall(seen, {name: NOW - 30}) is None
+    stall = find_stall(seen, {name: NOW - 61})
+    assert stall is not None
+    assert (stall.part, "has not answered for 61 s" in stall.evidence) == (name, True)
+
+
+def test_what_is_slow_as_always_is_no_stall(tmp_path: Path) -> None:
+    steps = [{"step": number, "time/rollouts": 40.0} for number in range(9)]
+    assert find_stall(look(tmp_path, steps=steps), {}) is None
+    assert find_stall(look(tmp_path, steps=steps, **waits("rollouts", 201)), {}) is not None
+    assert find_stall(look(tmp_path, **waits("rollouts", 59)), {}) is None
+
+
+def test_a_run_that_starts_evaluates_or_ends_cannot_stall(tmp_path: Path) -> None:
+    for changes in ({"status": "starting"}, {"phase": "evaluating"}, {"status": "stopping"}):
+        seen = look(tmp_path)
+        seen.record = seen.record.model_copy(update=changes)
+        assert find_stall(seen, {}) is None

@@ -1,0 +1,143 @@
+"""Forecasts against numbers worked out by hand; prices; what the code of an environment is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lachesis import config as configuration
+from lachesis.errors import ConfigError, ValidationMissingError
+from lachesis.forecast import Planned, Rollouts, compare, forecast, rescaled
+from lachesis.inference_tests import InferenceRequest, InferenceTests
+from lachesis.prices import Prices, Tokens, price_of
+from lachesis.runs import now
+from lachesis.sources import fingerprint
+from lachesis.validations import known_forecast, planned, require_validation
+from lachesis.verdict import Seen, best, judge
+
+PLAN = Planned(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")
+PRICES = Prices(prefill=1.0, sample=2.0, train=3.0, dated="2026-10-07")
+
+
+def test_tokens_and_money_by_hand() -> None:
+    """Two groups of 8 rollouts: a prompt of 80 tokens sent once for all 8, and 160 sampled tokens each, half without a
+    signal."""
+    groups = [Rollouts(rollouts=8, copies=8, prefill=80, sampled=160, seconds=4, signal=signal) for signal in (True, False)]
+    made = forecast(groups, PLAN, PRICES)
+    assert made is not None
+    # per rollout: 10 tokens of prefill, 20 sampled; trained on 80 + 20 when its group has a signal, which half have
+    assert made.tokens_per_rollout == Tokens(prefill=10, sampled=20, trained=50)
+    assert made.tokens.expected == 160 * 80
+    assert made.cost_usd is not None
+    assert made.cost_usd.expected == pytest.approx(160 * (10 * 1 + 20 * 2 + 50 * 3) / 1e6, abs=1e-4)
+    # equal groups: the least width of 20 %; the upper end trains on all groups
+    assert (made.tokens.low, made.tokens.high) == (160 * 64, 160 * 1.2 * 130)
+    assert made.hours.high == pytest.approx(160 * 0.5 * 2 / 3600, abs=1e-4)
+
+
+def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
+    made = forecast([Rollouts(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0)
+    assert made is not None
+    assert (made.hours.low, made.hours.expected, made.hours.high) == (0.08, 0.1, 0.12)
+    assert made.cost_usd is None
+    assert "no price known" in made.basis
+    assert forecast([], PLAN, PRICES) is None
+
+
+def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() -> None:
+    made = forecast([Rollouts(rollouts=8, prefill=80, sampled=160, seconds=4)], PLAN, PRICES)
+    assert made is not None
+    longer = rescaled(made, PLAN.model_copy(update={"total_steps": 30}))
+    assert longer.tokens.expected == 3 * made.tokens.expected
+    half = compare(
+        longer, steps=15, tokens=Tokens(sampled=longer.tokens.expected), hours=longer.hours.expected / 2, cost_usd=None
+    )
+    assert half.ratio["tokens"] == pytest.approx(2.0, abs=0.01)
+    assert half.ratio["hours"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:
+    found = price_of("Qwen/Qwen3-8B", tmp_path)
+    assert found is not None
+    assert found.dated.year >= 2026
+    assert price_of("somebody/else", tmp_path) is None
+    (tmp_path / "prices.yaml").write_text("models: {Qwen/Qwen3-8B: {prefill: 9, sample: 9, train: 9, dated: 2027-01-01}}")
+    assert price_of("Qwen/Qwen3-8B", tmp_path) == Prices(prefill=9, sample=9, train=9, dated="2027-01-01")
+
+
+@pytest.mark.parametrize(
+    "content", ["models: [1]", "a: [", "models: {m: {prefill: -1, sample: 1, train: 1, dated: 2026-01-01}}", "7"]
+)
+def test_a_wrong_table_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "prices.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"prices\.yaml"):
+        price_of("m", tmp_path)
+
+
+def test_a_money_budget_needs_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    paid = configuration.resolve("e", "tinker", {"limits": {"max_cost_usd": 5}})
+    assert paid.tinker.prices is not None
+    with pytest.raises(ConfigError, match="no price of somebody/else is known"):
+        configuration.resolve("e", "tinker", {"limits": {"max_cost_usd": 5}}, model="somebody/else")
+
+
+def test_the_fingerprint_follows_local_imports(tmp_path: Path) -> None:
+    main, helper, other = tmp_path / "env.py", tmp_path / "helper.py", tmp_path / "other.py"
+    main.write_text("from helper import f\nimport json\n")
+    helper.write_text("f = 1\n")
+    other.write_text("g = 1\n")
+    first = fingerprint(main)
+    other.write_text("g = 2\n")
+    assert fingerprint(main) == first
+    helper.write_text("f = 2\n")
+    assert fingerprint(main) != first
+
+
+def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
+    """In turn: no test, changed code, changed fields, another verdict, an old one; then none."""
+    file = tmp_path / "env.py"
+    file.write_text("x = 1\n")
+    config = configuration.resolve("e", "embedded", {"env": {"largest": 9}}, model="m")
+    tests = InferenceTests(tmp_path)
+
+    def refused(match: str) -> None:
+        with pytest.raises(ValidationMissingError, match=match):
+            require_validation(tests, config, str(file))
+
+    def add(**changes: object) -> None:
+        asked = InferenceRequest(environment="e", environment_file=str(file), models=["m"])
+        own = {"fingerprint": fingerprint(file), "own_values": config.env.model_extra, "planned": planned(config), **changes}
+        made = forecast([Rollouts(rollouts=8, prefill=8, sampled=8, seconds=1)], planned(config), None)
+        summary = {"verdict": changes.pop("verdict", "learnable"), "forecast": made and made.model_dump(mode="json")}
+        test = tests.create(asked, "", **{key: value for key, value in own.items() if key != "verdict"})
+        models = [{"verdict": {"word": "too hard", "evidence": ["nothing is right"]}}]
+        result = {"summary": summary, "models_tested": models}
+        tests.save(
+            test.model_copy(update={"status": "completed", "result": result, "ended_at": changes.get("ended_at") or now()})
+        )
+
+    refused("it was never validated")
+    add(fingerprint="other")
+    refused("before the environment's code was changed")
+    add(own_values={"largest": 99})
+    refused("was made with other values of largest")
+    add(verdict="too hard")
+    refused("found it too hard: nothing is right")
+    assert known_forecast(tests, config, fingerprint(file)) is not None
+    add(ended_at="2026-01-01T00:00:00+00:00")
+    refused("days old; the limit is 7")
+    add()
+    assert require_validation(tests, config, str(file)).verdict == "learnable"
+
+
+def test_a_verdict_says_its_evidence() -> None:
+    mixed = judge(Seen(scores_P=[[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], completions=6, truncated=0))
+    assert (mixed.word, mixed.zero_signal_share, mixed.reward_spread) == ("learnable", 0.6667, 0.1667)
+    assert judge(Seen(scores_P=[[-1.0, -1.0]])).word == "too hard"
+    assert judge(Seen(scores_P=[[0.9, 0.9]] * 9, distinct=1)).word == "too easy"
+    assert judge(Seen(), error="import: boom").evidence == ["import: boom"]
+    assert judge(Seen(scores_P=[[1.0, 0.0]]), model_free={"faults": ["the wrong answer scores 1"]}).word == "broken"
+    assert best(["broken", "too hard", "learnable"]) == "learnable"
+    assert best([]) == "broken"

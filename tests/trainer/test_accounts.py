@@ -1,0 +1,115 @@
+"""What a step is told to have taken: tokens, money, staleness; and whether the weights move, on a real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lachesis import config as configuration
+from lachesis.metrics import MetricsFile
+from lachesis.prices import Prices
+from lachesis.trainer.batch import to_batch
+from lachesis.trainer.canary import Canary
+from lachesis.trainer.ledger import Ledger
+from lachesis.trainer.policy import Policy
+from lachesis.trainer.rollouts import RolloutFile
+from lachesis.trainer.usage import Usage, rollout_metrics
+
+
+def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:
+    """One rollout: a prompt of two tokens, then `tokens`."""
+    whole, masks = [7, 8, *tokens], [-100, -100, *tokens]
+    return {"tokens": [whole], "masks": [masks], "inference_logprobs": [[1.0, 1.0, *logprobs]], "scores": [score]}
+
+
+def test_staleness_is_known_token_by_token() -> None:
+    usage = Usage()
+    with usage.request([7, 8]):
+        usage.sampled_sequence([3, 4], [-0.5, -1.5], "stop", usage.version)
+    usage.version += 2
+    with usage.request([7, 8]):
+        usage.sampled_sequence([5], [-1.0], "length", usage.version)
+    found = rollout_metrics([group([3, 4], [-0.5, -1.5]), group([5], [-1.0])], usage)
+    assert found == {
+        "length/mean": 1.5, "length/max": 2.0, "entropy/sampling": 1.0, "staleness/mean": 1.0, "staleness/max": 2.0,
+    }  # fmt: skip
+    elsewhere = rollout_metrics([group([9], [-1.0])], usage)
+    assert "staleness/mean" not in elsewhere
+    assert (usage.prefill, usage.sampled, usage.completions, usage.truncated) == (4, 3, 2, 1)
+
+
+def test_a_request_that_fails_is_counted_and_no_longer_under_way() -> None:
+    usage = Usage()
+    with contextlib.suppress(RuntimeError), usage.request([1]):
+        assert usage.report()["in_request"] == 1
+        raise RuntimeError
+    assert (usage.report()["in_request"], usage.failed, usage.prefill) == (0, 1, 0)
+
+
+def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
+    metrics, tally = MetricsFile(tmp_path / "metrics.jsonl"), tmp_path / "environment.json"
+    prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
+    usage = Usage()
+    first = Ledger(metrics, prices, tally)
+    usage.prefill, usage.sampled, usage.trained = 100, 20, 3
+    tally.write_text(json.dumps({"at": 1.0, "pid": 1, "invalid": 5, "raised": 1, "dropped": 2}))
+    step = first.step(usage, seconds=2.0)
+    assert (step["tokens/prefill"], step["tokens/sampled_total"], step["tokens_per_second/sampled"]) == (100, 20, 10.0)
+    assert step["cost/step"] == pytest.approx((100 + 200 + 300) / 1e6)
+    assert (step["rollouts/invalid"], step["rollouts/raised"], step["rollouts/dropped"]) == (5, 1, 2)
+    metrics.append(1, step)
+
+    tally.write_text(json.dumps({"at": 2.0, "pid": 2, "invalid": 1}))
+    again = Ledger(metrics, prices, tally)
+    usage = Usage()
+    usage.sampled = 7
+    step = again.step(usage, seconds=1.0)
+    assert (step["tokens/sampled"], step["tokens/sampled_total"], step["tokens/prefill_total"]) == (7, 27, 100)
+    assert step["cost/total"] == pytest.approx((600 + 70) / 1e6)
+    assert again.spent() == {"tokens": 130.0, "cost_usd": 0.00067}
+
+
+def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
+    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
+    file = RolloutFile(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
+    for step in range(1, 41):
+        file.keep(step, [group([3, 4], [-0.5, -1.5])])
+    lines = [json.loads(line) for line in file.path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, *range(2, 41, 2)]
+    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == ("7 8", ["3 4"], [1.0])
+
+
+async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the test switch of the engine an update changes nothing, and the canary says exactly 0."""
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    config = configuration.resolve("arithmetic", "embedded", {}, model=engine.model)
+    policy = await Policy.create(config, resume_from=None)
+    await policy.publish()
+    logprobs = [-5.0] * 4
+    rollouts = [group([3, 4, 5, 6], logprobs, 1.0), group([9, 9, 9, 9], logprobs, 0.0)]
+    merged = {key: [one[key][0] for one in rollouts] for key in rollouts[0]}
+    batch = to_batch([merged], max_tokens=64, eos_id=None)
+    canary, switch = Canary(policy), engine.store / "freeze-weights"
+    changes = []
+    try:
+        for number in range(4):
+            if number == 2:
+                switch.touch()
+            await policy.train(batch)
+            await policy.publish()
+            canary.ask(batch.datums[0].tokens)
+            changes.append(await canary.change())
+    finally:
+        switch.unlink(missing_ok=True)
+        await policy.close("success")
+    assert changes[0] is None, "there is nothing to compare the first version with"
+    assert changes[1] is not None
+    assert changes[1] > 1e-5
+    assert np.allclose(changes[2:], 0.0, atol=1e-9)
