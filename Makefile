@@ -34,6 +34,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/agents.py
+	$(BIN)/python bench/monitor.py
 	$(BIN)/python bench/learning.py
 
 clean:

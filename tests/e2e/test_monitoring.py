@@ -12,12 +12,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from flows.monitor import prune
 from lachesis.monitor.learning import judge
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -120,6 +122,22 @@ def test_a_watched_run(
 
     assert cli("stop", run)["status"] == "stopped"
     _stops_at_its_budget(cli, served_home, run, wait_until)
+
+
+def test_old_ticks_are_removed(cli: Callable[..., Any], tick: Callable[[], None], url: str) -> None:
+    """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
+    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()["id"]
+    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+
+    def ended() -> int:
+        return len(httpx.post(f"{url}/flow_runs/filter", json=wanted).json())
+
+    tick()
+    there = ended()
+    assert there
+    assert prune(deployment, timedelta(hours=1)) == 0
+    assert prune(deployment, timedelta(0)) >= there
+    assert ended() == 0
 
 
 def _stops_at_its_budget(cli: Callable[..., Any], home: Path, run: str, wait_until: Callable[..., Any]) -> None:

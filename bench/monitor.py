@@ -1,0 +1,120 @@
+"""What a tick of the monitor costs: seconds and memory with 25, 50 and 100 living runs, and what it adds to Prefect's database.
+
+The runs are records with metrics of 300 steps; their services are one simulated server. The Prefect server, its database, the
+runner and the flow runs of the ticks are real.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import resource
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx
+from table import show
+
+from lachesis import config as configuration
+from lachesis.launcher import Serving, wait_for
+from lachesis.metrics import MetricsFile
+from lachesis.monitor.tick import Monitor
+from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
+
+STEPS, TICKS = 300, 20
+TARGETS = {"seconds": 5.0, "MiB": 300.0, "KB a tick": 150.0}
+
+
+class Services(http.server.BaseHTTPRequestHandler):
+    """Trainer, API and engine of every run."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        answer = json.dumps({"waiting_for": "rollouts", "since": time.time(), "queue_size": 0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> None:
+    flow = httpx.post(f"{url}/flows/", json={"name": "bench"}).json()["id"]
+    config = configuration.resolve("bench", "embedded", {}, model="m").to_yaml()
+    for number in range(first, first + count):
+        state = {"type": "RUNNING", "name": "Running"}
+        flow_run = httpx.post(f"{url}/flow_runs/", json={"flow_id": flow, "state": state}).json()["id"]
+        services = {
+            name: ServiceRecord(pid=os.getpid(), port=port, log="x", state="running")
+            for name in ("engine", "api", "trainer", "environment")
+        }
+        record = RunRecord(
+            run_id=f"{number:08x}", environment="bench", environment_file="x.py", profile="embedded", base_model="m",
+            total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n", status="running", phase="training",
+            started_at=now(), flow_run_id=flow_run, prefect_api_url=url, services=services,
+        )  # fmt: skip
+        folder = store.create(record, config)
+        metrics = MetricsFile(folder.metrics)
+        for step in range(1, STEPS + 1):
+            metrics.append(step, {f"metric/{key}": 0.123456789 for key in range(40)} | {"reward/mean": step / STEPS})
+
+
+def seconds(store: RunStore, repeat: int = 3) -> float:
+    Monitor(store).tick()  # makes the artifacts
+    taken = []
+    for _ in range(repeat):
+        started = time.monotonic()
+        Monitor(store).tick()
+        taken.append(time.monotonic() - started)
+    return sorted(taken)[repeat // 2]
+
+
+def database(home: Path) -> int:
+    return sum(file.stat().st_size for file in (home / "prefect").glob("prefect.db*"))
+
+
+def flow_ticks(home: Path, url: str) -> float:
+    """Kilobytes that a tick adds, as a flow run in the runner."""
+    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()["id"]
+    before = database(home)
+    for _ in range(TICKS):
+        body = {"state": {"type": "SCHEDULED"}}
+        made = httpx.post(f"{url}/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        wait_for(lambda made=made: httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED", 60)
+    return (database(home) - before) / 1024 / TICKS
+
+
+def row(what: str, measured: float, target: float, digits: int = 0) -> list[object]:
+    return [what, f"{measured:.{digits}f}", f"{target:.0f}", f"{target / max(measured, 1e-9):.1f}"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        os.environ.update(LACHESIS_HOME=folder, LACHESIS_MONITOR_INTERVAL_S="3600")
+        services = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Services)
+        threading.Thread(target=services.serve_forever, daemon=True).start()
+        store, rows, made = RunStore(home), [], 0
+        with Serving():
+            url = json.loads((home / "server.json").read_text())["api_url"]
+            for count in (25, 50, 100):
+                make_runs(store, url, services.server_address[1], made, count - made)
+                made = count
+                took = seconds(store)
+                rows.append(row(f"tick with {count} runs (s)", took, TARGETS["seconds"], digits=2))
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            rows.append(row("memory of this process (MiB)", memory, TARGETS["MiB"]))
+            grown = flow_ticks(home, url)
+            rows.append(row(f"database, mean of {TICKS} ticks (KB)", grown, TARGETS["KB a tick"]))
+        services.shutdown()
+    show("monitor", ["what", "measured", "target", "target / measured"], rows)
+
+
+if __name__ == "__main__":
+    main()
