@@ -141,8 +141,12 @@ class PrefectApi:
         return self.create_artifact(flow_run_id, key=key, kind=kind, data=shown)
 
     def _newest(self, key: str, flow_run_id: str | None) -> str | None:
-        found = self._ask("GET", f"/artifacts/{key}/latest", missing_ok=True)
-        return None if found is MISSING or found.get("flow_run_id") != flow_run_id else str(found["latest_id"])
+        """By a filter: the route for the latest of a key answers with the id of the key's history, which cannot be changed."""
+        wanted: Json = {"key": {"any_": [key]}}
+        if flow_run_id is not None:
+            wanted["flow_run_id"] = {"any_": [flow_run_id]}
+        found = self._ask("POST", "/artifacts/filter", {"artifacts": wanted, "sort": "CREATED_DESC", "limit": 1})
+        return str(found[0]["id"]) if found else None
 
     def create_artifact(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = "") -> str:
         """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without a flow run it stands

@@ -114,21 +114,18 @@ def test_runs_side_by_side_fail_for_themselves(
 
 
 def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:
-    """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere."""
+    """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere. The monitor has one."""
     url = json.loads((served_home / "server.json").read_text())["api_url"]
-    deployment = httpx.get(f"{url}/deployments/name/launch-training/local").json()
-    schedule = {"active": True, "schedule": {"interval": 86400, "anchor_date": "2100-01-01T00:00:00Z"}}
-    made = httpx.post(f"{url}/deployments/{deployment['id']}/schedules", json=[schedule]).json()
+    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()
+    assert [one["active"] for one in deployment["schedules"]] == [True]
+    body = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
 
     def scheduled() -> Any:
-        body = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-        return httpx.post(f"{url}/flow_runs/filter", json=body).json()
+        answer = httpx.post(f"{url}/flow_runs/filter", json=body)
+        return answer.json() if answer.status_code == 200 else None
 
-    try:
-        runs = wait_until(scheduled, 30, "a scheduled run")
-        assert all(run["auto_scheduled"] for run in runs)
-    finally:
-        httpx.delete(f"{url}/deployments/{deployment['id']}/schedules/{made[0]['id']}")
+    runs = wait_until(scheduled, 60, "a scheduled run")
+    assert any(run["auto_scheduled"] for run in runs)
 
 
 def test_ctrl_c_of_the_demo_leaves_no_process(

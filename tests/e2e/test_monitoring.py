@@ -171,12 +171,12 @@ def _look_at_pages(home: Path, run: str, url: str, folder: Path) -> None:
         print("no Chromium on this machine: the pages were not looked at (apt-get install chromium)")
         return
     known = json.loads((home / "runs" / run / "monitor.json").read_text())["artifacts"]
-    overview = httpx.get(f"{url}/artifacts/lachesis-runs/latest").json()["latest_id"]
+    (overview,) = httpx.post(f"{url}/artifacts/filter", json={"artifacts": {"key": {"any_": ["lachesis-runs"]}}}).json()
     base = url.removesuffix("/api")
     pages = {
         "run": (f"/runs/flow-run/{record(home, run)['flow_run_id']}", ["wait for trainer", f"run:{run}"]),
         "report": (f"/v2/artifacts/artifact/{known['report']}", ["Learning: broken", "data:image/svg", "have not changed"]),
-        "overview": (f"/v2/artifacts/artifact/{overview}", [run, "broken"]),
+        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [run, "broken"]),
     }
     for name, (path, expected) in pages.items():
         shot = folder / f"{name}.png"
