@@ -65,7 +65,10 @@ class Publisher:
         except (OSError, ValueError):
             known = {}
         now_seen = {one.record.run_id: one for one in seen}
-        rows = [text.overview_row(record, now_seen.get(record.run_id)) for record in records[:MOST_ROWS]]
+        rows = []
+        for record in records[:MOST_ROWS]:
+            one = now_seen.get(record.run_id)
+            rows.append(text.overview_row(one.record if one else record, one))
         made = api.show(None, key="lachesis-runs", kind="table", data=rows, known=known.get(api.url))
         if known.get(api.url) != made:
             write_private(file, json.dumps({api.url: made}))
