@@ -44,12 +44,20 @@ class Services(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def post(url: str, body: dict[str, object]) -> dict[str, str]:
+    """The answer; SQLite takes one writer, and the server says 503 to another."""
+    while (answer := httpx.post(url, json=body)).status_code == 503:
+        time.sleep(0.1)
+    answer.raise_for_status()
+    return dict(answer.json())
+
+
 def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> None:
     flow = httpx.post(f"{url}/flows/", json={"name": "bench"}).json()["id"]
     config = configuration.resolve("bench", "embedded", {}, model="m").to_yaml()
     for number in range(first, first + count):
         state = {"type": "RUNNING", "name": "Running"}
-        flow_run = httpx.post(f"{url}/flow_runs/", json={"flow_id": flow, "state": state}).json()["id"]
+        flow_run = post(f"{url}/flow_runs/", {"flow_id": flow, "state": state})["id"]
         services = {
             name: ServiceRecord(pid=os.getpid(), port=port, log="x", state="running")
             for name in ("engine", "api", "trainer", "environment")
@@ -85,7 +93,7 @@ def flow_ticks(home: Path, url: str) -> float:
     before = database(home)
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}
-        made = httpx.post(f"{url}/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        made = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
         wait_for(lambda made=made: httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED", 60)
     return (database(home) - before) / 1024 / TICKS
 
