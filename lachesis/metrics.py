@@ -16,6 +16,8 @@ from lachesis.runs import storage_errors
 log = logging.getLogger(__name__)
 
 Step = dict[str, Any]
+INIT_TIMEOUT_S = 30.0
+"""W&B may take so long to answer before a run is logged offline."""
 LONGEST_LINE = 3000
 """Bytes; a line has some sixty numbers."""
 
@@ -90,7 +92,8 @@ def history(steps: list[Step], samples: int = 10) -> list[Step]:
 class WandbSink:
     """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up training.
 
-    Online with WANDB_API_KEY, else offline into the run's folder. The entity is W&B's own default for the key.
+    Online with WANDB_API_KEY, else, or when W&B does not answer, offline into the run's folder. The entity is W&B's own default
+    for the key.
     """
 
     def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
@@ -117,10 +120,7 @@ class WandbSink:
 
     def _run(self) -> None:
         try:
-            import wandb
-
-            mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-            run = wandb.init(mode=mode, dir=str(self._folder), settings=wandb.Settings(silent=True), **self._settings)
+            run = self._begin()
             self.url = getattr(run, "url", None)
             while (item := self._next()) is not None:
                 run.log(item[1], step=item[0])
@@ -128,6 +128,19 @@ class WandbSink:
         except Exception as error:  # W&B is a copy; metrics.jsonl is the record
             self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
             log.warning(self.error)
+
+    def _begin(self) -> Any:
+        """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile wait in the queue."""
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        settings = wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)
+        try:
+            return wandb.init(mode=mode, dir=str(self._folder), settings=settings, **self._settings)
+        except wandb.errors.Error as error:  # no answer, or a key that it does not know
+            self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
+            log.warning(self.error)
+            return wandb.init(mode="offline", dir=str(self._folder), settings=settings, **self._settings)
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
         with self._wake:

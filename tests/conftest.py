@@ -18,6 +18,7 @@ from lachesis import models
 from lachesis.supervision.process import free_ports
 
 os.environ["TINKER_TELEMETRY"] = "0"
+os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # an accidental server fails instead of starting
 TOKEN = "tml-test"
 

@@ -17,7 +17,7 @@ from lachesis.prefect_api import PrefectApi
 from lachesis.runs import RunRecord, write_private
 
 if TYPE_CHECKING:
-    from lachesis.monitor.tick import Seen
+    from lachesis.monitor.tick import Watched
 
 Json = dict[str, Any]
 MOST_S = 2.5
@@ -30,7 +30,7 @@ class Publisher:
     def __init__(self, home: Path) -> None:
         self.home = home
 
-    def publish(self, seen: Sequence[Seen], records: Sequence[RunRecord]) -> int:
+    def publish(self, seen: Sequence[Watched], records: Sequence[RunRecord]) -> int:
         """The overview, then the runs whose report is oldest; how many of them. Raises ServerDownError."""
         until, done = time.monotonic() + MOST_S, 0
         with PrefectApi().kept_alive() as api:
@@ -43,7 +43,7 @@ class Publisher:
                     done += 1
         return done
 
-    def publish_run(self, api: PrefectApi, seen: Seen) -> None:
+    def publish_run(self, api: PrefectApi, seen: Watched) -> None:
         """Report, table and progress of one run. Raises ServerDownError."""
         record, steps = seen.record, MetricsFile(seen.look.folder.metrics).read()
         done = steps[-1]["step"] if steps else 0
@@ -58,7 +58,7 @@ class Publisher:
             seen.memory.artifacts[name] = api.show(record.flow_run_id, key=key, kind=kind, data=data, known=known)
         seen.memory.published_at = time.time()
 
-    def _overview(self, api: PrefectApi, seen: Sequence[Seen], records: Sequence[RunRecord]) -> None:
+    def _overview(self, api: PrefectApi, seen: Sequence[Watched], records: Sequence[RunRecord]) -> None:
         file = self.home / "monitor.json"
         try:
             known = json.loads(file.read_text())

@@ -11,7 +11,7 @@ from lachesis.pages import cell, curve, table
 from lachesis.runs import RunRecord, short_name, tail
 
 if TYPE_CHECKING:
-    from lachesis.monitor.tick import Seen
+    from lachesis.monitor.tick import Watched
 
 TAIL_LINES = 8
 LATEST = ("reward/mean", "train/loss", "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
@@ -19,7 +19,7 @@ LATEST = ("reward/mean", "train/loss", "entropy/sampling", "logprobs/gap", "stal
           "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward", "cost/total")  # fmt: skip
 
 
-def report(seen: Seen, steps: Sequence[Step]) -> str:
+def report(seen: Watched, steps: Sequence[Step]) -> str:
     """Health first, then the curve, the last numbers, and the end of each log."""
     record, look = seen.record, seen.look
     lines = [f"# {cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_headline(seen)}**", ""]
@@ -43,7 +43,7 @@ def report(seen: Seen, steps: Sequence[Step]) -> str:
     return "\n".join(lines)
 
 
-def wandb_line(seen: Seen) -> str:
+def wandb_line(seen: Watched) -> str:
     record = seen.record
     if record.wandb_url:
         return f"[W&B]({record.wandb_url})"
@@ -51,13 +51,13 @@ def wandb_line(seen: Seen) -> str:
     return f"W&B was offline; `wandb sync {offline[-1]}` sends it." if offline else "No W&B."
 
 
-def _headline(seen: Seen) -> str:
+def _headline(seen: Watched) -> str:
     if seen.stall:
         return f"Stalled in {cell(seen.stall.part)} since {seen.stall.since}: {cell(seen.stall.evidence)}"
     return f"Learning: {seen.health.word}. Phase: {cell(seen.record.phase)}"
 
 
-def status_rows(seen: Seen) -> list[dict[str, Any]]:
+def status_rows(seen: Watched) -> list[dict[str, Any]]:
     """One row per process, and one for the run."""
     record, look = seen.record, seen.look
     waiting = (look.trainer or {}).get("waiting_for", "")
@@ -73,7 +73,7 @@ def status_rows(seen: Seen) -> list[dict[str, Any]]:
     ]
 
 
-def overview_row(record: RunRecord, seen: Seen | None) -> dict[str, Any]:
+def overview_row(record: RunRecord, seen: Watched | None) -> dict[str, Any]:
     health = record.health or {}
     last = seen.look.steps[-1] if seen and seen.look.steps else {}
     stall = (health.get("stalled") or {}).get("part", "") if not record.ended else ""

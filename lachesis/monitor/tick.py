@@ -49,7 +49,7 @@ class Memory(BaseModel):
 
 
 @dataclass
-class Seen:
+class Watched:
     """One run in one tick."""
 
     look: Look
@@ -71,7 +71,7 @@ class Monitor:
     def __init__(self, store: RunStore) -> None:
         self.store = store
 
-    def tick(self) -> list[Seen]:
+    def tick(self) -> list[Watched]:
         """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done; a run
         that cannot be judged does not keep the others from it."""
         records, warning = launcher.observe(self.store, self.store.scan()[0])
@@ -108,18 +108,18 @@ class Monitor:
 
     # --- judge ------------------------------------------------------------------------------------------------------
 
-    def _judged(self, look: Look) -> Seen:
+    def _judged(self, look: Look) -> Watched:
         memory = load_memory(look.folder)
         answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
         if look.record.status == "running":
             silent = [name for name, ok in answers.items() if not ok]
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
         stall = find_stall(look, memory.silent_since)
-        return Seen(look, memory, judge(look.steps), stall, shares(look.limits, look.spent))
+        return Watched(look, memory, judge(look.steps), stall, shares(look.limits, look.spent))
 
     # --- act --------------------------------------------------------------------------------------------------------
 
-    def _act(self, seen: Seen) -> None:
+    def _act(self, seen: Watched) -> None:
         record, look = seen.record, seen.look
         if record.ended:
             if record.resume_wanted:
@@ -137,27 +137,27 @@ class Monitor:
         self._tell_changes(seen)
         self._write_health(seen)
 
-    def _stop(self, seen: Seen, reason: str, *, resume: bool = False) -> None:
+    def _stop(self, seen: Watched, reason: str, *, resume: bool = False) -> None:
         if resume:
             self.store.update(seen.record.run_id, resume_wanted=True)
         launcher.cancel(self.store, seen.record, reason)
         seen.said.append(f"asked to save a checkpoint and end{', then to go on' if resume else ''}: {reason}")
 
-    def _stalled(self, seen: Seen, stall: Stall) -> None:
+    def _stalled(self, seen: Watched, stall: Stall) -> None:
         reason, policy = f"stalled: {stall.part} since {stall.since}; {stall.evidence}", seen.look.limits.on_stall
         if policy == "stop" or (policy == "resume" and seen.record.auto_resumes >= MOST_RESUMES):
             self._stop(seen, reason)
         elif policy == "resume":
             self._stop(seen, reason, resume=True)
 
-    def _resume(self, seen: Seen) -> None:
+    def _resume(self, seen: Watched) -> None:
         record = seen.record
         if record.status == "completed" or self.store.dir(record.run_id).is_alive():
             return
         launcher.resubmit(self.store, record, auto_resumes=record.auto_resumes + 1)
         seen.said.append(f"resumed from its newest checkpoint, for the {record.auto_resumes + 1}. time")
 
-    def _unstick(self, seen: Seen) -> None:
+    def _unstick(self, seen: Watched) -> None:
         """A run whose end takes longer than any of its services may: end whoever still holds it."""
         seen.memory.held_since = seen.memory.held_since or time.time()
         if time.time() - seen.memory.held_since > HELD_S:
@@ -165,7 +165,7 @@ class Monitor:
             stuck = [*leftovers.holders(folder.path / ".alive"), *leftovers.processes_of([folder.path]).get(folder.path, [])]
             seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
 
-    def _end_leftovers(self, ended: list[Seen]) -> None:
+    def _end_leftovers(self, ended: list[Watched]) -> None:
         """Processes of runs whose flow and reaper are gone."""
         dead = {one.look.folder.path: one for one in ended if not one.look.folder.is_alive()}
         for path, processes in leftovers.processes_of(dead).items():
@@ -173,7 +173,7 @@ class Monitor:
 
     # --- tell -------------------------------------------------------------------------------------------------------
 
-    def _tell_changes(self, seen: Seen) -> None:
+    def _tell_changes(self, seen: Watched) -> None:
         """Events for automations, once per stall and once per verdict."""
         part = seen.stall.part if seen.stall else None
         if part and part != seen.memory.stalled:
@@ -184,7 +184,7 @@ class Monitor:
             seen.said.append(f"learning is broken: {seen.health.evidence[0]}")
         seen.memory.stalled, seen.memory.judged = part, seen.health.word
 
-    def _emit(self, seen: Seen, what: str, payload: Json) -> None:
+    def _emit(self, seen: Watched, what: str, payload: Json) -> None:
         record = seen.record
         resource = {
             "prefect.resource.id": f"lachesis.run.{record.run_id}",
@@ -194,7 +194,7 @@ class Monitor:
         with contextlib.suppress(ServerDownError):
             PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=payload)
 
-    def _write_health(self, seen: Seen) -> None:
+    def _write_health(self, seen: Watched) -> None:
         if seen.record.ended and seen.record.health is not None:
             return  # the last one of its life
         stall = seen.stall.model_dump() if seen.stall else None
@@ -203,7 +203,7 @@ class Monitor:
         self.store.update(seen.record.run_id, health=found)
         seen.look.record = seen.record.model_copy(update={"health": found})
 
-    def _remember(self, seen: Seen) -> None:
+    def _remember(self, seen: Watched) -> None:
         seen.memory.final = seen.record.ended and not seen.record.resume_wanted
         with contextlib.suppress(StorageError):
             write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())

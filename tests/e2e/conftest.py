@@ -76,14 +76,21 @@ def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Pa
     assert _processes_of(home) == {}
 
 
-@pytest.fixture
-def cli(served_home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+@pytest.fixture(autouse=True)
+def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test calls itself uses the served home too."""
+    if "served_home" in request.fixturenames:
+        monkeypatch.setenv("LACHESIS_HOME", str(request.getfixturevalue("served_home")))
+
+
+@pytest.fixture(scope="session")
+def cli(served_home: Path) -> Callable[..., Any]:
     """Run `lachesis ... --json` and give its answer; `expect` is the exit code."""
-    monkeypatch.setenv("LACHESIS_HOME", str(served_home))
 
     def run(*words: str, expect: int = 0, timeout: float = 280, **env: str) -> Any:
         command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **env})
+        env = {**os.environ, "LACHESIS_HOME": str(served_home), **env}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
         assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 

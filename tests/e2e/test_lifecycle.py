@@ -61,10 +61,11 @@ def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Cal
     return lambda run_id: processes_of(served_home / "runs" / run_id)
 
 
-def test_a_killed_run_leaves_nothing_and_goes_on_where_it_was(
+def test_a_killed_run_goes_on_where_it_was_and_keeps_its_budget(
     cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
 ) -> None:
-    """SIGKILL to the flow, resume, stop: checkpoints carry the run, no step is lost or made twice."""
+    """SIGKILL to the flow, resume with a budget of some five steps' worth of tokens, its end, resume with more, stop:
+    checkpoints carry the run, no step is lost or made twice, no process stays behind."""
     run_id = cli("train", "arithmetic", *SMALL, "--set", "total_steps=500")["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 10, 90, "ten steps")
     os.kill(record(served_home, run_id)["flow_pid"], signal.SIGKILL)
@@ -73,17 +74,31 @@ def test_a_killed_run_leaves_nothing_and_goes_on_where_it_was(
     assert "exited with status code: -9" in status["error"]
     before = len(steps(served_home, run_id))
 
-    assert cli("train", "--resume", run_id)["run_id"] == run_id
-    wait_until(lambda: len(steps(served_home, run_id)) >= before + 4, 90, "four more steps")
-    answer = cli("stop", run_id)
-    assert answer["status"] == "stopped"
+    budget = _tokens(served_home, run_id, "_total") + 5 * _tokens(served_home, run_id)
+    assert cli("train", "--resume", run_id, "--set", f"limits.max_tokens={budget}")["run_id"] == run_id
+    wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 120, "the end of the budget")
+    assert record(served_home, run_id)["error"].startswith("budget: ")
+    made = steps(served_home, run_id)
+    assert before < made[-1] < before + 15
+    assert cli("results", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
+    refused = cli("train", "--resume", run_id, expect=1)
+    assert refused["code"] == "run_state"
+    assert "has used up its budget" in refused["error"]
+
+    cli("train", "--resume", run_id, "--set", f"limits.max_tokens={20 * budget}")
+    wait_until(lambda: len(steps(served_home, run_id)) > len(made), 90, "a step after the resume")
+    assert cli("stop", run_id)["status"] == "stopped"
     assert not run_processes(run_id)
     made = steps(served_home, run_id)
     assert made == list(range(1, made[-1] + 1)), "the trainer saved where it was when its flow died"
-    assert record(served_home, run_id)["attempt"] == 2
-    results = cli("results", run_id)
-    assert results["weights"]["step"] == made[-1], "a stopped run saves where it is"
+    assert record(served_home, run_id)["attempt"] == 3
     assert cli("stop", run_id)["message"] == f"run {run_id} is not running"
+
+
+def _tokens(home: Path, run_id: str, over: str = "") -> int:
+    """Of the last step, or of all."""
+    last = json.loads((home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()[-1])
+    return int(sum(last[f"tokens/{kind}{over}"] for kind in ("prefill", "sampled", "trained")))
 
 
 def test_runs_side_by_side_fail_for_themselves(

@@ -1,4 +1,4 @@
-"""A run is watched by real ticks of the deployed monitor: stalls, judgement, budget, pages in a real browser, a notice."""
+"""A run is watched by real ticks of the deployed monitor: stalls, judgement, pages in a real browser, notices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,56 +21,80 @@ import pytest
 
 from flows.monitor import prune
 from lachesis.monitor.learning import judge
+from lachesis.monitor.tick import Monitor
+from lachesis.runs import RunStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 Json = dict[str, Any]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--virtual-time-budget=9000")  # fmt: skip
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-@pytest.fixture(scope="module")
-def url(served_home: Path) -> str:
-    return str(json.loads((served_home / "server.json").read_text())["api_url"])
+class Server:
+    """The Prefect server of the served home. SQLite takes one writer; who meets another is told 503 and asks again."""
 
+    def __init__(self, home: Path, wait_until: Callable[..., Any]) -> None:
+        note = json.loads((home / "server.json").read_text())
+        self.url, self.pid, self.wait_until = note["api_url"], note["pids"]["server"], wait_until
 
-@pytest.fixture
-def tick(url: str, wait_until: Callable[..., Any]) -> Callable[[], None]:
-    """One tick of the deployed monitor, in a process of the runner."""
-    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        def answered() -> httpx.Response | None:
+            answer = httpx.request(method, self.url + path, json=body, timeout=20)
+            return answer if answer.status_code != 503 else None
 
-    def run() -> None:
-        body = {"state": {"type": "SCHEDULED"}}
-        made = httpx.post(f"{url}/deployments/{deployment['id']}/create_flow_run", json=body).json()["id"]
-        state = wait_until(lambda: _ended(url, made), 60, "a tick")
+        answer: httpx.Response = self.wait_until(answered, 30, path)
+        return answer.raise_for_status().json()
+
+    def deployment(self, flow: str) -> str:
+        return str(self.ask("GET", f"/deployments/name/{flow}/local")["id"])
+
+    def start(self, flow: str, **state: Any) -> str:
+        """The id of a new flow run, for now unless the state says another time."""
+        body = {"state": {"type": "SCHEDULED", **state}}
+        return str(self.ask("POST", f"/deployments/{self.deployment(flow)}/create_flow_run", body)["id"])
+
+    def ended(self, flow_run: str, timeout_s: float = 90) -> Json:
+        """Its last state."""
+
+        def state() -> Json | None:
+            found: Json = self.ask("GET", f"/flow_runs/{flow_run}")["state"]
+            return found if found["type"] in ENDED else None
+
+        return dict(self.wait_until(state, timeout_s, "the end of a flow run"))
+
+    def tick(self) -> None:
+        """One tick of the deployed monitor, in a process of the runner."""
+        state = self.ended(self.start("monitor-training"))
         assert state["type"] == "COMPLETED", state
 
-    return run
 
-
-def _ended(url: str, flow_run: str) -> Json | None:
-    state: Json = httpx.get(f"{url}/flow_runs/{flow_run}").json()["state"]
-    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+@pytest.fixture(scope="module")
+def server(served_home: Path, wait_until: Callable[..., Any]) -> Server:
+    return Server(served_home, wait_until)
 
 
 @pytest.fixture(scope="module")
-def hook() -> Iterator[tuple[str, list[Json]]]:
-    """A web address that keeps what it is told."""
-    told: list[Json] = []
+def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
+    """What a web address was told since `lachesis notices`."""
+    heard: list[Json] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/hook", told
-        server.shutdown()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
+        assert len(cli("notices", "--webhook", address)["automations"]) == 4
+        yield heard
+        hook.shutdown()
 
 
 def record(home: Path, run_id: str) -> Json:
@@ -82,105 +106,102 @@ def steps(home: Path, run_id: str) -> list[Json]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_watched_run(
-    cli: Callable[..., Any],
-    served_home: Path,
-    tick: Callable[[], None],
-    wait_until: Callable[..., Any],
-    hook: tuple[str, list[Json]],
-    url: str,
-    tmp_path: Path,
-) -> None:
-    """Frozen with SIGSTOP, with weights that stay, out of budget, resumed; every time the page says so."""
-    address, told = hook
-    assert len(cli("notices", "--webhook", address)["automations"]) == 4
+@pytest.fixture(scope="module")
+def run(cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any]) -> Iterator[str]:
+    """A run that trains; its id."""
     small = ("--set", "batch_size=32", "--set", "group_size=8", "--set", "total_steps=5000", "--set", "tinker.use_wandb=false")
-    run = cli("train", "arithmetic", *small)["run_id"]
-    wait_until(lambda: len(steps(served_home, run)) >= 25, 120, "25 steps")
-    tick()
-    health = record(served_home, run)["health"]
-    assert (health["word"], health["stalled"]) == ("healthy", None)
+    run_id = cli("train", "arithmetic", *small)["run_id"]
+    wait_until(lambda: len(steps(served_home, run_id)) >= 25, 120, "25 steps")
+    yield run_id
+    assert cli("stop", run_id)["status"] == "stopped"
 
-    environment = record(served_home, run)["services"]["environment"]["pid"]
-    os.kill(environment, signal.SIGSTOP)
-    tick()
-    stalled = record(served_home, run)["health"]["stalled"]
-    assert stalled["part"] == "environment"
-    assert f"environment (pid {environment})" in stalled["evidence"]
-    wait_until(lambda: [one for one in told if one["event"] == "lachesis.run.stalled"], 20, "the notice of the stall")
-    os.kill(environment, signal.SIGCONT)
 
+@pytest.fixture(scope="module")
+def broken_run(run: str, served_home: Path, server: Server, wait_until: Callable[..., Any]) -> str:
+    """The run after 22 steps in which its weights stayed as they were."""
     before = len(steps(served_home, run))
     (served_home / "runs" / run / "engine" / "freeze-weights").touch()
     wait_until(lambda: len(steps(served_home, run)) >= before + 22, 120, "22 steps without an update")
     assert judge(steps(served_home, run)[: before + 21]).word == "broken", "within 20 steps"
-    tick()
+    server.tick()
+    return run
+
+
+def test_a_run_that_learns_is_healthy(run: str, served_home: Path, server: Server) -> None:
+    server.tick()
     health = record(served_home, run)["health"]
+    assert (health["word"], health["stalled"]) == ("healthy", None)
+
+
+def test_a_frozen_environment_is_named_at_the_next_tick(
+    run: str, told: list[Json], served_home: Path, server: Server, wait_until: Callable[..., Any]
+) -> None:
+    """On its page, and to the web address of the notices."""
+    environment = record(served_home, run)["services"]["environment"]["pid"]
+    os.kill(environment, signal.SIGSTOP)
+    try:
+        server.tick()
+        stalled = record(served_home, run)["health"]["stalled"]
+        assert stalled["part"] == "environment"
+        assert f"environment (pid {environment})" in stalled["evidence"]
+        wait_until(lambda: [one for one in told if one["event"] == "lachesis.run.stalled"], 20, "the notice of the stall")
+    finally:
+        os.kill(environment, signal.SIGCONT)
+
+
+def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(run: str, served_home: Path, server: Server) -> None:
+    """It is stopped by a signal, so that it accepts and does not answer; a tick still judges, and the next one publishes."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        before, at = len(steps(served_home, run)), record(served_home, run)["health"]["at"]
+        (seen,) = [one for one in Monitor(RunStore(served_home)).tick() if one.record.run_id == run]
+        assert seen.record.status == "running"
+        assert record(served_home, run)["health"]["at"] > at
+        assert len(steps(served_home, run)) > before
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    server.tick()
+    assert record(served_home, run)["status"] == "running"
+
+
+def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
+    """Ten that are due at once, as after a night with the lid closed: the ones that meet another are cancelled without a
+    process."""
+    made = [server.start("monitor-training") for _ in range(10)]
+    states = [server.ended(one)["type"] for one in made]
+    assert set(states) == {"COMPLETED", "CANCELLED"}
+    assert states.count("CANCELLED") >= 5
+
+
+def test_weights_that_stay_are_called_broken(
+    broken_run: str, cli: Callable[..., Any], told: list[Json], served_home: Path, wait_until: Callable[..., Any]
+) -> None:
+    health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"
     assert "have not changed" in health["evidence"][0]
-    _look_at_pages(served_home, run, url, tmp_path)
-
-    assert cli("stop", run)["status"] == "stopped"
-    _stops_at_its_budget(cli, served_home, run, wait_until)
-
-
-def test_old_ticks_are_removed(cli: Callable[..., Any], tick: Callable[[], None], url: str) -> None:
-    """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
-    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()["id"]
-    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-
-    def ended() -> int:
-        return len(httpx.post(f"{url}/flow_runs/filter", json=wanted).json())
-
-    tick()
-    there = ended()
-    assert there
-    assert prune(deployment, timedelta(hours=1)) == 0
-    assert prune(deployment, timedelta(0)) >= there
-    assert ended() == 0
-
-
-def _stops_at_its_budget(cli: Callable[..., Any], home: Path, run: str, wait_until: Callable[..., Any]) -> None:
-    """A budget of some five steps' worth of tokens: a checkpoint, an end with its reason, and a resume that needs more."""
-    last = steps(home, run)[-1]
-    spent = sum(last[f"tokens/{kind}_total"] for kind in ("prefill", "sampled", "trained"))
-    step = sum(last[f"tokens/{kind}"] for kind in ("prefill", "sampled", "trained"))
-    budget = int(spent + 5 * step)
-    assert cli("train", "--resume", run, "--set", f"limits.max_tokens={budget}")["run_id"] == run
-    wait_until(lambda: record(home, run)["status"] == "stopped", 120, "the end of the budget")
-    assert record(home, run)["error"].startswith("budget: ")
-    made = steps(home, run)[-1]["step"]
-    assert last["step"] < made < last["step"] + 15
-    assert cli("results", run)["weights"]["step"] == made
-    refused = cli("train", "--resume", run, expect=1)
-    assert refused["code"] == "run_state"
-    assert "has used up its budget" in refused["error"]
-    cli("train", "--resume", run, "--set", f"limits.max_tokens={20 * budget}")
-    wait_until(lambda: steps(home, run)[-1]["step"] > made, 90, "a step after the resume")
-    assert cli("stop", run)["status"] == "stopped"
-    files = cli("report", run)["files"]
+    assert record(served_home, broken_run)["status"] == "running", "advice, not a kill"
+    wait_until(lambda: [one for one in told if one["event"] == "lachesis.run.broken"], 20, "the notice")
+    files = cli("report", broken_run)["files"]
     page = Path(files[0]).read_text()
     assert "<svg" in page
     assert not re.findall(r'(?:src|href)="(?!#)', page), "it needs no other file"
     assert all(Path(file).stat().st_size > 5000 for file in files)
 
 
-def _look_at_pages(home: Path, run: str, url: str, folder: Path) -> None:
-    """The flow run with its service tasks, the report and the overview, in a real browser."""
-    if CHROMIUM is None:
-        print("no Chromium on this machine: the pages were not looked at (apt-get install chromium)")
-        return
-    known = json.loads((home / "runs" / run / "monitor.json").read_text())["artifacts"]
-    (overview,) = httpx.post(f"{url}/artifacts/filter", json={"artifacts": {"key": {"any_": ["lachesis-runs"]}}}).json()
-    base = url.removesuffix("/api")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)")
+def test_pages_in_a_browser(broken_run: str, served_home: Path, server: Server, tmp_path: Path) -> None:
+    """The flow run with its service tasks, the report and the overview."""
+    known = json.loads((served_home / "runs" / broken_run / "monitor.json").read_text())["artifacts"]
+    (overview,) = server.ask("POST", "/artifacts/filter", {"artifacts": {"key": {"any_": ["lachesis-runs"]}}})
+    flow_run = record(served_home, broken_run)["flow_run_id"]
     pages = {
-        "run": (f"/runs/flow-run/{record(home, run)['flow_run_id']}", ["wait for trainer", f"run:{run}"]),
+        "run": (f"/runs/flow-run/{flow_run}", ["wait for trainer", f"run:{broken_run}"]),
         "report": (f"/v2/artifacts/artifact/{known['report']}", ["Learning: broken", "data:image/svg", "have not changed"]),
-        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [run, "broken"]),
+        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [broken_run, "broken"]),
     }
     for name, (path, expected) in pages.items():
-        shot = folder / f"{name}.png"
-        dom = _visit(base + path, shot, folder)
+        shot = tmp_path / f"{name}.png"
+        dom = _visit(server.url.removesuffix("/api") + path, shot, tmp_path)
         missing = [text for text in expected if text not in dom]
         assert not missing, f"{name}: {missing} not on the page"
         assert shot.stat().st_size > 20_000, "an empty page is smaller"
@@ -193,3 +214,47 @@ def _visit(address: str, shot: Path, folder: Path) -> str:
     subprocess.run([*common, f"--screenshot={shot}", address], check=True, capture_output=True, timeout=90)
     time.sleep(0.2)  # the profile is released
     return subprocess.run([*common, "--dump-dom", address], check=True, capture_output=True, timeout=90).stdout.decode()
+
+
+def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: Callable[..., Any]) -> None:
+    """Failed and finished, by the server's own automations; the flow runs are of the training deployment and never start."""
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    for kind in ("Failed", "Completed"):
+        made = server.start("launch-training", state_details={"scheduled_time": tomorrow})
+        state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
+        server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
+
+    def both() -> list[Json] | None:
+        found = [one for one in told if one["event"] in ("Failed", "Completed")]
+        return found if {one["event"] for one in found} == {"Failed", "Completed"} else None
+
+    for one in wait_until(both, 20, "both notices"):
+        assert one["message"] == f'{one["event"]} with "words"'
+        assert one["page"].startswith(server.url.removesuffix("/api"))
+
+
+def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
+    """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
+    deployment = server.deployment("monitor-training")
+    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    server.tick()
+    there = len(server.ask("POST", "/flow_runs/filter", wanted))
+    assert there
+    assert prune(deployment, timedelta(hours=1)) == 0
+    assert prune(deployment, timedelta(0)) >= there
+    assert server.ask("POST", "/flow_runs/filter", wanted) == []
+
+
+def test_all_environments_are_validated_at_night(cli: Callable[..., Any], served_home: Path, server: Server) -> None:
+    """Each as a flow run of its own, with a verdict; asked for by hand here."""
+    known = set((served_home / "inference_tests").glob("*"))
+    assert server.ended(server.start("validate-all-environments"))["type"] == "COMPLETED"
+    made = {json.loads((one / "test.json").read_text())["request"]["environment"]: one for one in _new(served_home, known)}
+    assert set(made) == {one["name"] for one in cli("envs")["environments"]}
+    assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
+    result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
+    assert result["summary"]["verdict"] == "learnable"
+
+
+def _new(home: Path, known: set[Path]) -> set[Path]:
+    return set((home / "inference_tests").glob("*")) - known

@@ -1,0 +1,67 @@
+"""How long a validation takes: without keys from its submission, and three models of an endpoint at once against one alone.
+
+python bench/validation.py [--repeat 3]
+
+The endpoint is a server of ours that takes its time over each answer, as one at the other end of a network does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from table import show
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+TARGET_S, TARGET_RATIO = 25.0, 1.3
+LATENCY_S, GROUPS = 2.0, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    from lachesis import launcher, models
+    from lachesis.inference_tests import TestOptions
+    from tests.endpoint import serving
+
+    with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home, serving(LATENCY_S) as endpoint:
+        os.environ.update(LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key)
+        models.build(models.Recipe())
+        with launcher.Serving():
+            keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
+            alone, together = [], []
+            for turn in range(args.repeat):
+                alone.append(max(tested(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values()))
+                three = TestOptions(models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS)
+                together.append(max(tested(three)[1].values()))
+    one, three_s = statistics.median(alone), statistics.median(together)
+    rows: list[list[object]] = [
+        ["arithmetic without keys, submit to verdict (s)", f"{statistics.median(keyless):.1f}", f"{TARGET_S:.0f}", ""],
+        [f"one model, {GROUPS} groups at {LATENCY_S:g} s an answer (s)", f"{one:.1f}", "", ""],
+        ["three models at once (s)", f"{three_s:.1f}", f"{TARGET_RATIO * one:.1f}", f"{three_s / one:.2f}"],
+    ]
+    show("validation", ["what (median)", "measured", "target", "ratio to one model"], rows)
+
+
+def tested(options: object) -> tuple[float, dict[str, float]]:
+    """Seconds from the submission to the result, and of each model's inference."""
+    from lachesis.service import Launch, Service
+
+    service, started = Service(), time.monotonic()
+    test = service.start_test(Launch("arithmetic"), options)  # type: ignore[arg-type]
+    while (test := service.test(test.test_id)).status not in ("completed", "failed"):
+        time.sleep(0.1)
+    assert test.status == "completed", test
+    asked = {stage.name: stage.seconds for stage in test.stages if stage.name.startswith("inference")}
+    return time.monotonic() - started, asked
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""W&B beside the metrics file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from lachesis import metrics
+from lachesis.metrics import WandbSink
+from lachesis.supervision.process import free_ports
+
+
+def test_wandb_that_is_away_is_kept_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real client against a port where nobody listens; no line is lost, and what to do is said."""
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setattr(metrics, "INIT_TIMEOUT_S", 2.0)
+    started = time.monotonic()
+    sink = WandbSink(tmp_path, project="p", group=None, name="n", config={"a": 1})
+    for step in range(1, 4):
+        sink.log(step, {"reward/mean": 0.25})
+    assert time.monotonic() - started < 1, "training does not wait"
+    sink.close(50)
+    assert sink.error is not None
+    assert "wandb sync" in sink.error
+    assert "k" * 40 not in sink.error
+    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"reward/mean" in kept.read_bytes()
