@@ -45,9 +45,11 @@ _STATUS: dict[str, Status] = {
 
 
 def deployment_name(home: Path) -> str:
-    """`local`; at a server of the user's own, which other homes may share, one name per home."""
-    if not os.environ.get("PREFECT_API_URL"):
-        return "local"
+    """`local`; at a server of the user's own, which other homes may share, one name per home. A flow has it from its runner,
+    which tells it the address of its own server too."""
+    named = os.environ.get("LACHESIS_DEPLOYMENT")
+    if named or not os.environ.get("PREFECT_API_URL"):
+        return named or "local"
     return f"local-{hashlib.sha256(f'{socket.gethostname()}:{home}'.encode()).hexdigest()[:8]}"
 
 

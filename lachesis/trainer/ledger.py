@@ -44,6 +44,7 @@ class Ledger:
         self.total = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in KINDS})
         self.cost = float(last.get("cost/total") or 0.0)
         self._seen = Tokens()
+        self._completions = self._truncated = 0
         self._counted: dict[str, Any] = tallies.read(tally) or {}
 
     def step(self, usage: Usage, seconds: float) -> dict[str, float]:
@@ -56,8 +57,10 @@ class Ledger:
         found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in KINDS}
         if seconds > 0:
             found |= {f"tokens_per_second/{kind}": round(getattr(new, kind) / seconds, 1) for kind in ("sampled", "trained")}
-        if usage.completions:
-            found["rollouts/truncated_share"] = round(usage.truncated / usage.completions, 4)
+        if usage.completions > self._completions:
+            share = (usage.truncated - self._truncated) / (usage.completions - self._completions)
+            found["rollouts/truncated_share"] = round(share, 4)
+            self._completions, self._truncated = usage.completions, usage.truncated
         if self.prices is not None:
             money = self.prices.cost(new)
             self.cost += money

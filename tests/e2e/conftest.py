@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home in which the warm-started tiny model is."""
-    home = tmp_path_factory.mktemp("model")
+    """The home in which the warm-started tiny model is; made once, also for several workers."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
     models.build(models.Recipe(), home)
     return home
 
@@ -40,6 +41,22 @@ def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         return home
 
     return make
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the environment `calm`: the sums, no faster than other tests beside it can bear."""
+    source = (ROOT / "environments" / "arithmetic.py").read_text()
+    for old, new in (
+        ("import random", "import asyncio\nimport random"),
+        ('name = "arithmetic"', 'name = "calm"'),
+        ("        if not self.queue:", "        await asyncio.sleep(0.1)\n        if not self.queue:"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    folder = tmp_path_factory.mktemp("environments")
+    (folder / "calm.py").write_text(source)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

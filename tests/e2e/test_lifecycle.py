@@ -16,16 +16,8 @@ import httpx
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-SMALL = (
-    "--set",
-    "batch_size=32",
-    "--set",
-    "group_size=8",
-    "--set",
-    "save_checkpoint_interval=4",
-    "--set",
-    "tinker.use_wandb=false",
-)
+SMALL = ("--set", "batch_size=32", "--set", "group_size=8", "--set", "save_checkpoint_interval=4", "--set", "use_wandb=false")
+LONG = (*SMALL, "--set", "total_steps=500", "--set", "final_evaluation=false")
 
 BAD = """
 from atroposlib.envs.base import BaseEnv
@@ -62,11 +54,11 @@ def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Cal
 
 
 def test_a_killed_run_goes_on_where_it_was_and_keeps_its_budget(
-    cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
+    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
 ) -> None:
     """SIGKILL to the flow, resume with a budget of some five steps' worth of tokens, its end, resume with more, stop:
     checkpoints carry the run, no step is lost or made twice, no process stays behind."""
-    run_id = cli("train", "arithmetic", *SMALL, "--set", "total_steps=500")["run_id"]
+    run_id = cli("train", "calm", *LONG, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 10, 90, "ten steps")
     os.kill(record(served_home, run_id)["flow_pid"], signal.SIGKILL)
     wait_until(lambda: not run_processes(run_id), 60, "the end of every service")
@@ -104,6 +96,7 @@ def _tokens(home: Path, run_id: str, over: str = "") -> int:
 def test_runs_side_by_side_fail_for_themselves(
     cli: Callable[..., Any],
     served_home: Path,
+    calm: str,
     tmp_path: Path,
     wait_until: Callable[..., Any],
     run_processes: Callable[[str], Any],
@@ -111,8 +104,8 @@ def test_runs_side_by_side_fail_for_themselves(
     """One completes, one loses its trainer, one has an environment that cannot start."""
     (tmp_path / "bad.py").write_text(BAD)
     good = cli("train", "arithmetic", *SMALL, "--set", "total_steps=6")["run_id"]
-    hurt = cli("train", "arithmetic", *SMALL, "--set", "total_steps=500")["run_id"]
-    dead = cli("train", "bad", *SMALL, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
+    hurt = cli("train", "calm", *LONG, LACHESIS_ENVIRONMENTS=calm)["run_id"]
+    dead = cli("train", "bad", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
     wait_until(lambda: steps(served_home, hurt), 150, "a step")
     os.kill(record(served_home, hurt)["services"]["trainer"]["pid"], signal.SIGKILL)
     told = time.monotonic()

@@ -75,6 +75,16 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert again.spent() == {"tokens": 130.0, "cost_usd": 0.00067}
 
 
+def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> None:
+    """A share over the whole run would hide that they have become many."""
+    ledger, usage = Ledger(MetricsFile(tmp_path / "metrics.jsonl"), None, tmp_path / "tally.json"), Usage()
+    usage.completions, usage.truncated = 8, 0
+    assert ledger.step(usage, 1.0)["rollouts/truncated_share"] == 0
+    usage.completions, usage.truncated = 12, 3
+    assert ledger.step(usage, 1.0)["rollouts/truncated_share"] == 0.75
+    assert "rollouts/truncated_share" not in ledger.step(usage, 1.0), "nothing was sampled"
+
+
 def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
     tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
     file = RolloutFile(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
