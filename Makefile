@@ -19,7 +19,7 @@ demo: $(INSTALLED)
 	$(BIN)/lachesis demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve
@@ -34,6 +34,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/agents.py
+	$(BIN)/python bench/validation.py
 	$(BIN)/python bench/monitor.py
 	$(BIN)/python bench/learning.py
 

@@ -53,7 +53,7 @@ def _recorded(store: RunStore, run_id: str, lock: int) -> State[Any] | None:
     """The run, with its end written into its record whatever it is."""
     record = _begin(store, run_id)
     try:
-        if record.require_validation:
+        if record.require_validation and record.attempt == 1:
             config = RunConfig.from_yaml(store.dir(run_id).config)
             require_validation(InferenceTests(store.home), config, record.environment_file)
         phase = _start_to_end(store, record, lock)
@@ -177,10 +177,10 @@ class _Run:
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
             self._note_wandb(health)
-            self._stop_if(health.get("over_budget"))
             if health.get("phase") == "finished" or self._ended():
                 progress.publish(total, total, force=True)
                 return "completed"
+            self._stop_if(health.get("over_budget"))
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 self._check_budget()

@@ -21,13 +21,12 @@ from lachesis.config import RunConfig
 from lachesis.errors import LachesisError
 from lachesis.forecast import Forecast, forecast
 from lachesis.inference_tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
-from lachesis.prices import price_of
 from lachesis.runs import now
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.verdict import Seen, Verdict, judge
 from tasks.history import earlier_pace
-from tasks.inference import Bench, ask_model, score_model, wandb_run
+from tasks.inference import Bench, ask_model, failure_kind, score_model, wandb_run
 from tasks.report import publish_validation
 from tasks.stages import Check, pass_stage
 
@@ -57,7 +56,8 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             raise
     publish_validation(tests, record.test, runtime.flow_run.id)
     if not result["summary"]["environment_working"]:
-        return Failed(message=f"{record.test.request.environment} is broken: {_reason(result)}")
+        what = "is broken" if result["summary"].get("verdict") else "could not be tested"
+        return Failed(message=f"{record.test.request.environment} {what}: {_reason(result)}")
     return None
 
 
@@ -140,10 +140,11 @@ def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | Non
             except LachesisError as problem:
                 error = str(problem)
                 record.stage(f"scoring {model}", "failed", started, error)
-        verdict = verdict or judge(Seen(), error=error)
+        if verdict is None and failure_kind(bench.tests.tally(record.test, model)) not in ("transport", "endpoint"):
+            verdict = judge(Seen(), error=error)  # what the endpoint did wrong says nothing of the environment
     made = _forecast(record.test, bench, output, counted) if verdict else None
     result = model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
-    if not error and result["steps_tested"] < request.num_steps:
+    if not error and result["steps_tested"] + (counted or {}).get("empty", 0) < request.num_steps:
         few = f"{result['steps_tested']} groups came of those asked for"
         result["error"] = "; ".join([few, *(counted or {}).get("errors", {})]) + f", see {result['log_file']}"
     return result
@@ -153,7 +154,7 @@ def _forecast(test: InferenceTest, bench: Bench, output: Path, counted: Json | N
     if test.planned is None:
         return None
     pace = earlier_pace(bench.tests.home, test.fingerprint, test.planned)
-    return forecast(measured(output, counted), test.planned, price_of(test.planned.base_model), step_seconds=pace)
+    return forecast(measured(output, counted), test.planned, bench.config.tinker.prices, step_seconds=pace)
 
 
 def _broken(bench: Bench, model: str, reason: str) -> Json:

@@ -342,8 +342,12 @@ def resolve(
     if PROFILES[profile].paid:
         base = sections["openai"].get("model_name", OpenAISection().model_name)
         sections["tinker"].setdefault("prices", price_of(base, home))
-    config = build({"environment": environment, "profile": profile, **sections})
-    if config.limits.max_cost_usd is not None and PROFILES[profile].paid and config.tinker.prices is None:
+    return priced(build({"environment": environment, "profile": profile, **sections}))
+
+
+def priced(config: RunConfig) -> RunConfig:
+    """The configuration, if its budget of money can be kept. Raises ConfigError."""
+    if config.limits.max_cost_usd is not None and PROFILES[config.profile].paid and config.tinker.prices is None:
         raise ConfigError(
             f"limits.max_cost_usd cannot be kept: no price of {config.openai.model_name} is known; add it to "
             "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"

@@ -104,6 +104,9 @@ class InferenceTest(BaseModel):
         return word if isinstance(word, str) else None
 
 
+OUTPUTS = (".jsonl", ".html", ".json", ".log", ".yaml", ".tally.json", ".samples.jsonl")
+
+
 class InferenceTests:
     """All tests under one home."""
 
@@ -183,9 +186,17 @@ class InferenceTests:
         return failed
 
     def output(self, record: InferenceTest, model: str) -> Path:
-        """Where this model's groups go; its log lies beside it."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", _short(model))
-        return self.dir(record.test_id) / f"test_{record.request.environment}_{name}.jsonl"
+        """Where this model's groups go; its other files lie beside it. A model that would have the file of an earlier one has
+        its number in the name."""
+        names = [re.sub(r"[^A-Za-z0-9._-]", "_", _short(one)) for one in record.request.models]
+        index = record.request.models.index(model)
+        number = f"-{index + 1}" if names[index] in names[:index] else ""
+        return self.dir(record.test_id) / f"test_{record.request.environment}_{names[index]}{number}.jsonl"
+
+    def files(self, record: InferenceTest, model: str) -> list[Path]:
+        """Every file that a test of this model writes."""
+        output = self.output(record, model)
+        return [output.with_suffix(suffix) for suffix in OUTPUTS]
 
     def tally(self, record: InferenceTest, model: str) -> Path:
         return self.output(record, model).with_suffix(".tally.json")
@@ -237,6 +248,7 @@ def seen(output: Path, tally: Json | None) -> Seen:
     scores = [[float(score) for score in line["scores"] if is_score(score)] for line in _lines(output)]
     return Seen(
         scores_P=scores,
+        empty=int(counted.get("empty", 0)),
         invalid=int(counted.get("invalid", 0)),
         completions=int(counted.get("completions", 0)),
         truncated=int(counted.get("truncated", 0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import socket
@@ -17,11 +18,12 @@ from typing import Any, Self
 
 from lachesis import paths
 from lachesis.config import setting
-from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError
+from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
 from lachesis.runs import RunRecord, RunStore, Status, now, seconds_between, storage_errors
 
+log = logging.getLogger(__name__)
 FLOW = "launch-training"
 TEST_FLOW = "validate-environment"
 MONITOR_FLOW = "monitor-training"
@@ -124,8 +126,17 @@ def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord],
         api = PrefectApi()
         found = api.flow_runs(asked)
     except ServerDownError as error:
-        return [_without_server(store, record) for record in records], str(error)
-    return [_as_served(store, record, api.url, found.get(record.flow_run_id or "")) for record in records], None
+        return [_kept(record, lambda one: _without_server(store, one)) for record in records], str(error)
+    return [_kept(one, lambda one: _as_served(store, one, api.url, found.get(one.flow_run_id or ""))) for one in records], None
+
+
+def _kept(record: RunRecord, observed: Callable[[RunRecord], RunRecord]) -> RunRecord:
+    """What is observed, or the record as it is when its folder cannot be written: one damaged run must not hide the others."""
+    try:
+        return observed(record)
+    except StorageError as error:
+        log.warning("run %s: %s", record.run_id, error)
+        return record
 
 
 def _submitted_or_ended(store: RunStore, record: RunRecord) -> RunRecord:
@@ -186,6 +197,7 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
         if record.flow_pid is None or not store.dir(record.run_id).is_alive():
+            store.update(record.run_id, stop_reason=record.stop_reason)  # nobody was asked
             raise
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.flow_pid, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -57,6 +58,15 @@ class MetricsFile:
         except FileNotFoundError:
             return []
         return _in_order(content[content.find(b"\n") + 1 :] if len(content) < size else content)
+
+    def head(self, count: int) -> list[Step]:
+        """At most the first `count` lines, as long as no earlier step was made again after them."""
+        try:
+            with self.path.open("rb") as file:
+                content = b"".join(itertools.islice(file, count))
+        except FileNotFoundError:
+            return []
+        return _in_order(content)
 
 
 def _in_order(content: bytes) -> list[Step]:

@@ -1,4 +1,4 @@
-"""Notices: automations of the Prefect server that call a web address when a run fails, stalls, or finishes.
+"""Notices: automations of the Prefect server that call a web address when a run fails, stalls, is stopped, or finishes.
 
 They live in the server, fire without any process of ours, and can be seen and changed on its page "Automations". The call's
 body is JSON with `event`, `run`, `message` and `page`."""
@@ -18,7 +18,8 @@ TAG = "lachesis"
 OF_TRAINING = {"prefect.resource.role": "flow", "prefect.resource.name": FLOW}
 _RUN = '"run":{{flow_run.name|default("",true)|tojson}},"message":{{flow_run.state.message|default("",true)|tojson}}'
 _STATE = '{"event":{{flow_run.state.name|tojson}},' + _RUN + ',"page":{{flow_run|ui_url|string|tojson}}}'
-_EVENT = '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},"message":{{event.payload|tojson}}}'
+_PAYLOAD = '"message":{{event.payload.message|tojson}},"page":{{event.payload.page|tojson}}}'
+_EVENT = '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},' + _PAYLOAD
 
 
 def templates() -> list[Json]:
@@ -45,9 +46,18 @@ def templates() -> list[Json]:
         }
 
     flow_run, run = "prefect.flow-run.*", "lachesis.run.*"
+    stopped = ["prefect.flow-run.Cancelled"]
     states = [f"prefect.flow-run.{state}" for state in ("Failed", "Crashed")]
     return [
         reactive("run failed", "A training run failed or crashed.", states, flow_run, OF_TRAINING, _STATE),
+        reactive(
+            "run stopped",
+            "A training run was stopped: by somebody, a budget or a policy.",
+            stopped,
+            flow_run,
+            OF_TRAINING,
+            _STATE,
+        ),
         reactive("run finished", "A training run completed.", ["prefect.flow-run.Completed"], flow_run, OF_TRAINING, _STATE),
         reactive("run stalled", "A part of a run stands still.", ["lachesis.run.stalled"], run, {}, _EVENT),
         reactive("run broken", "A run learns nothing.", ["lachesis.run.broken"], run, {}, _EVENT),

@@ -17,7 +17,7 @@ MOST_TEXT = 600
 def validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]) -> str:
     """Verdict, stages, models, forecast, and completions with their scores."""
     summary = (test.result or {}).get("summary", {})
-    word = summary.get("verdict") or ("works" if summary.get("environment_working") else "broken")
+    word = summary.get("verdict") or ("works" if summary.get("environment_working") else "could not be tested")
     lines = [f"# {cell(test.request.environment)}: {word}", "", f"Test {test.test_id}, code {test.fingerprint}.", ""]
     lines += table(["stage", "result", "seconds", "what"], [_stage(one) for one in test.model_dump()["stages"]])
     models = (test.result or {}).get("models_tested", [])

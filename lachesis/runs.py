@@ -114,6 +114,8 @@ class RunDir:
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
         self.rollouts = self.path / "rollouts.jsonl"
+        self.spent = self.path / "spent.json"
+        """Tokens and money of the run until its trainer ended; the last line of the metrics is older."""
         self.tally = self.path / "environment.json"
         """What the environment process counts about itself; see `lachesis.tally`."""
 

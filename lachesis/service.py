@@ -317,6 +317,8 @@ class Service:
     def stop(self, run_id: str) -> Json:
         """Ask the run to save a checkpoint and end; returns at once."""
         record = self.get(run_id)
+        if record.resume_wanted:
+            self.store.update(run_id, resume_wanted=False)  # the monitor's wish; who stops a run wants it to stay so
         if record.ended:
             return {"message": f"run {run_id} is not running", "run_id": run_id, "status": record.status}
         launcher.cancel(self.store, record)
@@ -357,7 +359,7 @@ def _with_limits(config: RunConfig, limits: Json) -> RunConfig:
                 f"{name} is no limit; a run that is resumed keeps its other values; allowed: {', '.join(values['limits'])}"
             )
         values["limits"][field.name] = checked
-    return configuration.build(values)
+    return configuration.priced(configuration.build(values))
 
 
 def _model_place(name: str) -> str:

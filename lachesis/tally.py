@@ -19,6 +19,10 @@ from typing import Any
 
 BEAT_S = 2.0
 MOST_ERRORS = 5
+EMPTY = (
+    "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
+    "solves all of them or none"
+)
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 Json = dict[str, Any]
 
@@ -80,13 +84,16 @@ class Tally:
 
 
 def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = None) -> None:
-    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and so many empty groups in a row end
-    the process; else exceptions stay as they are."""
+    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and after so many unusable groups in
+    a row the process ends: as one whose items are used up when there were usable ones before and none raised, else with an
+    error. Without it exceptions stay as they are."""
     get_item, collect = cls.get_next_item, cls.collect_trajectories
-    row = 0
+    row, enough = 0, False
 
     @functools.wraps(get_item)
     async def get_next_item(self: Any) -> Any:
+        if enough:
+            return None
         try:
             with tally.under_way("item"):
                 item = await get_item(self)
@@ -100,7 +107,7 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
 
     @functools.wraps(collect)
     async def collect_trajectories(self: Any, item: Any) -> Any:
-        nonlocal row
+        nonlocal row, enough
         group, backlog, problem = None, [], None
         before, started = dict(tally.counts), time.monotonic()
         try:
@@ -120,7 +127,9 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
             tally.per_group.append({**took, "seconds": round(time.monotonic() - started, 3)})
         tally.write()
         if give_up_after is not None and row >= give_up_after:
-            raise RuntimeError(f"no usable group {row} times in a row: {'; '.join(tally.errors)}")
+            if tally.errors or not tally.counts["groups"]:
+                raise RuntimeError(f"no usable group {row} times in a row: {'; '.join(tally.errors) or EMPTY}")
+            enough = True
         return group, backlog
 
     cls.get_next_item, cls.collect_trajectories = get_next_item, collect_trajectories
@@ -156,11 +165,15 @@ def _rollouts(scored_data: Any) -> int:
 
 
 def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int) -> Any:
-    """The group, or None when it cannot be used; both are counted."""
+    """The group, or None when it cannot be used; both are counted. One that the environment leaves out itself, as is usual for
+    equal rewards, carries no signal; it is no fault."""
+    if problem is not None:
+        tally.counts["invalid"] += group_size
+        tally.note(problem)
+        return None
     if not group:
         tally.counts["empty"] += 1
-        tally.counts["invalid"] += group_size
-        tally.note(problem or "collect_trajectories() gave no group")
+        tally.counts["dropped"] += group_size
         return None
     groups = group if isinstance(group, list) else [group]
     bad = [score for one in groups for score in one["scores"] if not is_score(score)]

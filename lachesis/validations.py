@@ -49,8 +49,10 @@ def require_validation(tests: InferenceTests, config: RunConfig, environment_fil
 
 def _against(test: InferenceTest, code: str, own: dict[str, object]) -> str | None:
     """Why this test does not allow the run, or None when it does."""
-    if test.status != "completed" or test.verdict is None:
+    if test.status != "completed":
         return f"is {test.status}" + (f": {(test.error or '').splitlines()[0][:200]}" if test.error else "")
+    if test.verdict is None:
+        return "has no verdict, as no model could be asked"
     if test.fingerprint != code:
         return "was made before the environment's code was changed"
     changed = sorted(key for key in {*own, *test.own_values} if own.get(key) != test.own_values.get(key))

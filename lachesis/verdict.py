@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lachesis.tally import EMPTY
+
 Word = Literal["learnable", "too easy", "too hard", "broken"]
 MOST_INVALID = 0.2
 """Above this share of rollouts without a usable score the rest says little."""
@@ -30,13 +32,13 @@ class Seen(BaseModel):
     """What a test has counted. `scores_P` holds one list of scores per group."""
 
     scores_P: list[list[float]] = []
+    empty: int = 0
+    """Groups that the environment left out itself, without an error, as many do with equal rewards."""
     invalid: int = 0
-    """Rollouts without a usable score: the environment raised, gave nothing, or a score that is no finite number."""
+    """Rollouts without a usable score: the environment raised, or gave a score that is no finite number."""
     completions: int = 0
     truncated: int = 0
     """Completions that were cut off at their limit of tokens."""
-    distinct: int | None = None
-    """Different completions, when they are known."""
     errors: dict[str, int] = {}
     """What the environment raised or gave instead of scores, and how often."""
 
@@ -56,7 +58,7 @@ class Verdict(BaseModel):
     reward_spread: float | None
     """Mean of the groups' own standard deviations: what is left after the difficulty of items is taken out."""
     zero_signal_share: float | None
-    """Share of groups whose rewards are all equal."""
+    """Share of groups whose rewards are all equal, or that the environment left out."""
     truncation_rate: float | None
     invalid_rate: float
 
@@ -67,20 +69,21 @@ def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any]
     scores = [score for group in seen.scores_P for score in group]
     groups = [group for group in seen.scores_P if group]
     rollouts = len(scores) + seen.invalid
-    silent = sum(max(group) == min(group) for group in groups)
+    silent = sum(max(group) == min(group) for group in groups) + seen.empty
+    tried = len(groups) + seen.empty
     numbers = {
         "groups": len(groups),
         "reward_mean": _rounded(statistics.fmean(scores)) if scores else None,
         "reward_std": _rounded(statistics.pstdev(scores)) if scores else None,
         "reward_spread": _rounded(statistics.fmean(map(statistics.pstdev, groups))) if groups else None,
-        "zero_signal_share": _rounded(silent / len(groups)) if groups else None,
+        "zero_signal_share": _rounded(silent / tried) if tried else None,
         "truncation_rate": _rounded(seen.truncated / seen.completions) if seen.completions else None,
         "invalid_rate": _rounded(seen.invalid / rollouts) if rollouts else 0.0,
     }
     broken = _faults(seen, groups, rollouts, error, model_free or {})
     if broken:
         return Verdict(word="broken", evidence=broken, **numbers)
-    word, evidence = _learnability(groups, scores, 1 - silent / len(groups))
+    word, evidence = _learnability(tried, scores, 1 - silent / tried)
     return Verdict(word=word, evidence=[*evidence, *_remarks(seen, groups, rollouts)], **numbers)
 
 
@@ -95,16 +98,16 @@ def _faults(
         said = "; ".join(f"{text} ({count} times)" for text, count in sorted(seen.errors.items(), key=lambda one: -one[1])[:3])
         faults.append(f"{seen.invalid} of {rollouts} rollouts have no usable score{f': {said}' if said else ''}")
     if not groups and not faults:
-        faults.append("no group came")
+        faults.append(f"no group came in {seen.empty} tries: {EMPTY}" if seen.empty else "no group came")
     values = {score for group in groups for score in group}
-    if len(values) == 1 and 0 < (only := values.pop()) < 1 and (seen.distinct or rollouts) > 1:
+    if len(values) == 1 and 0 < (only := values.pop()) < 1 and rollouts > 1:
         faults.append(f"every one of {rollouts} rollouts got the score {only:g}, whatever it said: the verifier does not tell")
     return faults
 
 
-def _learnability(groups: Sequence[list[float]], scores: list[float], signal: float) -> tuple[Word, list[str]]:
+def _learnability(groups: int, scores: list[float], signal: float) -> tuple[Word, list[str]]:
     right = sum(score > 0 for score in scores)
-    share = f"{round(signal * len(groups))} of {len(groups)} groups have rewards that differ"
+    share = f"{round(signal * groups)} of {groups} groups have rewards that differ"
     if signal >= LEAST_SIGNAL:
         return "learnable", [f"{share}; {right} of {len(scores)} rollouts are right"]
     if right / len(scores) >= 0.5:
@@ -119,6 +122,8 @@ def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[s
         remarks.append(f"{seen.truncated} of {seen.completions} completions were cut off at their limit of tokens; raise it")
     if seen.invalid:
         remarks.append(f"{seen.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(seen.errors)[:3])}")
+    if seen.empty:
+        remarks.append(f"{seen.empty} groups were left out by the environment itself; they count as groups without a signal")
     if len(groups) < FEW_GROUPS:
         remarks.append(f"from {len(groups)} groups only; more (num_steps) make it surer")
     return remarks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tasks.processes import await_end, build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]
 MODEL_TIMEOUT_S = 600.0
+"""From the moment that the model can be asked."""
 RETRIES_S = (2.0, 10.0)
 """Pauses before an endpoint that could not be reached is asked again."""
 
@@ -63,32 +63,23 @@ def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
 def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
     """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
     another LachesisError; no message holds the key."""
-    until, key = time.monotonic() + MODEL_TIMEOUT_S, ""
-    output = bench.tests.output(bench.test, model)
-    for old in output.parent.glob(f"{output.stem}.*"):
-        if old.is_file():
-            old.unlink()  # of an earlier attempt: Atropos would write beside it, under another name
-    with ServiceGroup(hold=(bench.lock,)) as group:
-        bench.open.append(group)
-        try:
-            config, endpoint, key = _endpoint(group, bench.tests.home, output, bench.config, model)
-            _probe(
-                group,
-                bench,
-                model,
-                probe_config(config, bench.test.request, output, endpoint, wandb_run),
-                wandb_run,
-                key,
-                until,
-            )
-        except LachesisError as problem:
-            reason = _without(key, str(problem))
-            if _kind(bench.tests.tally(bench.test, model)) == "transport":
-                raise ServerDownError(f"the endpoint of {model} could not be used: {reason}") from None
-            raise type(problem)(reason) from None
-        finally:
-            for file in output.parent.glob(f"{output.stem}.*"):
-                _scrub(file, key)
+    files, key = bench.tests.files(bench.test, model), ""
+    for old in files:
+        old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
+    try:
+        with ServiceGroup(hold=(bench.lock,)) as group:
+            bench.open.append(group)
+            config, endpoint, key = _endpoint(group, bench, model)
+            content = probe_config(config, bench.test.request, files[0], endpoint, wandb_run)
+            _probe(group, bench, model, content, wandb_run, key)
+    except LachesisError as problem:
+        reason = _without(key, str(problem))
+        if failure_kind(bench.tests.tally(bench.test, model)) == "transport":
+            raise ServerDownError(f"the endpoint of {model} could not be used: {reason}") from None
+        raise type(problem)(reason) from None
+    finally:
+        for file in files:
+            _scrub(file, key)
 
 
 @task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
@@ -106,15 +97,17 @@ def wandb_run(test: InferenceTest) -> str:
     return f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
 
 
-def _kind(tally: Path) -> str | None:
+def failure_kind(tally: Path) -> str | None:
+    """Whose fault the end of a test was: transport, endpoint or environment."""
     failure = (tallies.read(tally) or {}).get("failure")
     return failure.get("kind") if isinstance(failure, dict) else None
 
 
-def _endpoint(group: ServiceGroup, home: Path, output: Path, config: RunConfig, model: str) -> tuple[RunConfig, Json, str]:
+def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, str]:
     """Where the model answers, and the key it asks for. A local one is served here as long as the group lasts."""
+    home, config = bench.tests.home, bench.config
     name = model.removeprefix(EMBEDDED) if model.startswith(EMBEDDED) else config.openai.model_name
-    folder = output.with_suffix("")
+    folder = bench.tests.output(bench.test, model).with_suffix("")
     folder.mkdir(exist_ok=True)
     if is_missing_tiny_model(name, home):  # at an endpoint its tokenizer is needed
         build_tiny_model(home, folder)
@@ -131,7 +124,7 @@ def _endpoint(group: ServiceGroup, home: Path, output: Path, config: RunConfig, 
     return plan.config, plan.config.openai.model_dump(mode="json"), ""
 
 
-def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, key: str, until: float) -> None:
+def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, key: str) -> None:
     test, request = bench.test, bench.test.request
     output = bench.tests.output(test, model)
     wanted: Json = {
@@ -143,9 +136,7 @@ def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run:
     }
     if request.prompts:
         wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    probe, files = make_probe(
-        request.environment_file, config_yaml, output, wanted, key=key, timeout_s=max(1.0, until - time.monotonic())
-    )
+    probe, files = make_probe(request.environment_file, config_yaml, output, wanted, key=key, timeout_s=MODEL_TIMEOUT_S)
     for path, text in files.items():
         write_private(path, text)
     group.start(probe)

@@ -136,8 +136,20 @@ def test_a_verdict_says_its_evidence() -> None:
     mixed = judge(Seen(scores_P=[[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], completions=6, truncated=0))
     assert (mixed.word, mixed.zero_signal_share, mixed.reward_spread) == ("learnable", 0.6667, 0.1667)
     assert judge(Seen(scores_P=[[-1.0, -1.0]])).word == "too hard"
-    assert judge(Seen(scores_P=[[0.9, 0.9]] * 9, distinct=1)).word == "too easy"
+    assert judge(Seen(scores_P=[[0.9]])).word == "too easy"
     assert judge(Seen(), error="import: boom").evidence == ["import: boom"]
     assert judge(Seen(scores_P=[[1.0, 0.0]]), model_free={"faults": ["the wrong answer scores 1"]}).word == "broken"
     assert best(["broken", "too hard", "learnable"]) == "learnable"
     assert best([]) == "broken"
+
+
+def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
+    """As many environments do with equal rewards; it is no fault, and too many of them leave nothing to learn."""
+    some = judge(Seen(scores_P=[[0.0, 1.0]] * 3, empty=3))
+    assert (some.word, some.zero_signal_share, some.invalid_rate) == ("learnable", 0.5, 0.0)
+    assert "3 groups were left out by the environment" in " ".join(some.evidence)
+    most = judge(Seen(scores_P=[[1.0, 1.0, 1.0, 0.0]], empty=15))
+    assert (most.word, most.zero_signal_share) == ("too easy", 0.9375)
+    none = judge(Seen(empty=8))
+    assert none.word == "broken"
+    assert "solves all of them or none" in none.evidence[0]

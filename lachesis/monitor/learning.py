@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,7 @@ WINDOW = 20
 UNCHANGED = 1e-7
 """Nats per token; the same weights give the same log-probabilities up to rounding."""
 SOLVED = 0.9
+RISEN = 0.1
 GAP_SUSPECT, GAP_BROKEN = 0.25, 1.0
 """Mean absolute difference of sampling and training log-probabilities in nats per token. At 1 the ratio of the
 importance-sampling loss is off by a factor of e for a typical token."""
@@ -42,17 +44,36 @@ class Health(BaseModel):
     advice: list[str] = []
 
 
-def judge(steps: Sequence[Step]) -> Health:
-    """What the last steps say; `steps` are lines of the metrics in order, at least the last WINDOW and the first few if
-    known."""
+@dataclass(frozen=True)
+class Course:
+    """A run until now: its last steps, its first ones, and the best mean reward that a window of it ever had."""
+
+    last: Sequence[Step]
+    first: Sequence[Step]
+    best: float | None
+
+
+def judge(steps: Sequence[Step], *, first: Sequence[Step] | None = None, best: float | None = None) -> Health:
+    """What the last steps say; `steps` are lines of the metrics in order, at least the last WINDOW. Of a longer run `first` are
+    the first WINDOW steps and `best` what `best_reward` said until now."""
     if len(steps) < LEAST_STEPS:
         return Health(word="healthy", evidence=[f"{len(steps)} steps are too few to judge"])
-    found = [finding for sign in SIGNS if (finding := sign(steps)) is not None]
+    course = Course(steps, first or steps[:WINDOW], best_reward(steps, best))
+    found = [finding for sign in SIGNS if (finding := sign(course)) is not None]
     found.sort(key=lambda one: one.word != "broken")
     if not found:
         return Health(word="healthy", evidence=[_summary(steps)])
     word: Word = "broken" if found[0].word == "broken" else "suspect"
     return Health(word=word, evidence=[one.evidence for one in found], advice=[one.advice for one in found])
+
+
+def best_reward(steps: Sequence[Step], known: float | None = None) -> float | None:
+    """The highest mean reward of a window of these steps, or `known` if that is higher; None without a whole window."""
+    rewards = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
+    starts = range(0, len(rewards) - WINDOW + 1, WINDOW // 2)
+    return max(
+        [statistics.fmean(rewards[one : one + WINDOW]) for one in starts] + ([] if known is None else [known]), default=None
+    )
 
 
 def _values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:
@@ -72,8 +93,8 @@ def _summary(steps: Sequence[Step]) -> str:
     )
 
 
-def weights_stay(steps: Sequence[Step]) -> Finding | None:
-    changes = _values(steps, "weights/change")
+def weights_stay(course: Course) -> Finding | None:
+    changes = _values(course.last, "weights/change")
     still = 0
     for change in reversed(changes):
         if change > UNCHANGED:
@@ -88,8 +109,8 @@ def weights_stay(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def loss_is_no_number(steps: Sequence[Step]) -> Finding | None:
-    last = steps[-LEAST_STEPS:]
+def loss_is_no_number(course: Course) -> Finding | None:
+    last = course.last[-LEAST_STEPS:]
     bad = sum("train/loss" in one and one["train/loss"] is None for one in last)
     if bad < 2:
         return None
@@ -100,21 +121,23 @@ def loss_is_no_number(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def no_signal(steps: Sequence[Step]) -> Finding | None:
-    silent, reward = _values(steps, "batch/zero_signal_share"), _mean(steps, "reward/mean") or 0.0
+def no_signal(course: Course) -> Finding | None:
+    """A run whose reward has risen has perhaps learned all that its environment pays for, which may be less than 1."""
+    silent, reward = _values(course.last, "batch/zero_signal_share"), _mean(course.last, "reward/mean") or 0.0
+    risen = reward - (_mean(course.first, "reward/mean") or 0.0) > RISEN
     if len(silent) < WINDOW or reward >= SOLVED or statistics.fmean(silent) < 0.9:
         return None
-    none_at_all = min(silent) == 1.0
+    none_at_all = min(silent) == 1.0 and not risen
     return Finding(
         word="broken" if none_at_all else "suspect",
         evidence=f"{statistics.fmean(silent):.0%} of the groups of the last {WINDOW} steps had equal rewards, at mean "
-        f"{reward:.3f}: {'no' if none_at_all else 'hardly any'} gradient",
+        f"{reward:.3f}: {'no' if min(silent) == 1.0 else 'hardly any'} gradient",
         advice="easier items, a stronger model or a larger group_size; see the inference test",
     )
 
 
-def sampler_and_trainer_disagree(steps: Sequence[Step]) -> Finding | None:
-    gap = _mean(steps, "logprobs/gap", 10)
+def sampler_and_trainer_disagree(course: Course) -> Finding | None:
+    gap = _mean(course.last, "logprobs/gap", 10)
     if gap is None or gap < GAP_SUSPECT:
         return None
     return Finding(
@@ -124,26 +147,24 @@ def sampler_and_trainer_disagree(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def rollouts_fail(steps: Sequence[Step]) -> Finding | None:
-    invalid = sum(_values(steps, "rollouts/invalid"))
-    good = sum(_values(steps, "batch/rollouts"))
+def rollouts_fail(course: Course) -> Finding | None:
+    invalid = sum(_values(course.last, "rollouts/invalid"))
+    good = sum(_values(course.last, "batch/rollouts"))
     share = invalid / (invalid + good) if invalid + good else 0.0
     if share < 0.2:
         return None
     return Finding(
         word="broken" if share >= 0.8 else "suspect",
-        evidence=f"{share:.0%} of the rollouts of the last {min(WINDOW, len(steps))} steps had no usable score",
+        evidence=f"{share:.0%} of the rollouts of the last {min(WINDOW, len(course.last))} steps had no usable score",
         advice="read the environment's log: it raises, or scores are no numbers",
     )
 
 
-def reward_falls(steps: Sequence[Step]) -> Finding | None:
-    rewards = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
-    if len(rewards) < 2 * WINDOW:
+def reward_falls(course: Course) -> Finding | None:
+    rewards, best = _values(course.last, "reward/mean"), course.best
+    if best is None or len(rewards) < WINDOW:
         return None
-    means = [statistics.fmean(rewards[start : start + WINDOW]) for start in range(0, len(rewards) - WINDOW + 1, WINDOW // 2)]
-    now, best = statistics.fmean(rewards[-WINDOW:]), max(means)
-    noise = statistics.pstdev(rewards[-WINDOW:]) / WINDOW**0.5
+    now, noise = statistics.fmean(rewards), statistics.pstdev(rewards) / WINDOW**0.5
     if best - now <= max(0.1 * (abs(best) or 1.0), 4 * noise):
         return None
     return Finding(
@@ -153,8 +174,8 @@ def reward_falls(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def entropy_is_gone(steps: Sequence[Step]) -> Finding | None:
-    entropy, reward = _mean(steps, "entropy/sampling", 10), _mean(steps, "reward/mean", 10)
+def entropy_is_gone(course: Course) -> Finding | None:
+    entropy, reward = _mean(course.last, "entropy/sampling", 10), _mean(course.last, "reward/mean", 10)
     if entropy is None or reward is None or entropy >= 0.01 or reward >= 0.5:
         return None
     return Finding(
@@ -164,12 +185,9 @@ def entropy_is_gone(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def length_drifts(steps: Sequence[Step]) -> Finding | None:
-    lengths = [one["length/mean"] for one in steps if one.get("length/mean")]
-    if len(lengths) < 2 * WINDOW:
-        return None
-    first, last = statistics.fmean(lengths[:WINDOW]), statistics.fmean(lengths[-WINDOW:])
-    if first / 3 < last < 3 * first:
+def length_drifts(course: Course) -> Finding | None:
+    first, last = _mean(course.first, "length/mean"), _mean(course.last, "length/mean")
+    if len(course.last) < 2 * WINDOW or not first or not last or first / 3 < last < 3 * first:
         return None
     return Finding(
         word="suspect",
@@ -178,8 +196,8 @@ def length_drifts(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-def cut_off(steps: Sequence[Step]) -> Finding | None:
-    share = _mean(steps, "rollouts/truncated_share", 5)
+def cut_off(course: Course) -> Finding | None:
+    share = _mean(course.last, "rollouts/truncated_share", 5)
     if share is None or share < 0.5:
         return None
     return Finding(
@@ -189,7 +207,7 @@ def cut_off(steps: Sequence[Step]) -> Finding | None:
     )
 
 
-SIGNS: tuple[Callable[[Sequence[Step]], Finding | None], ...] = (
+SIGNS: tuple[Callable[[Course], Finding | None], ...] = (
     weights_stay,
     loss_is_no_number,
     no_signal,

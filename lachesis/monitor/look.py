@@ -14,7 +14,6 @@ import psutil
 
 from lachesis import tally as tallies
 from lachesis.config import LimitsSection, RunConfig
-from lachesis.errors import LachesisError
 from lachesis.limits import Spent, spent
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir, RunRecord, RunStore
@@ -23,6 +22,7 @@ ANSWER_S = 2.0
 AT_ONCE = 50
 STEPS = 60
 """Last steps that are read of each run; a long one has thousands."""
+FIRST_STEPS = 20
 Json = dict[str, Any]
 
 
@@ -39,6 +39,8 @@ class Look:
     engine: bool | None = None
     tally: Json | None = None
     steps: list[Json] = field(default_factory=list)
+    """The last ones."""
+    first: list[Json] = field(default_factory=list)
     at: float = 0.0
 
     @property
@@ -57,10 +59,13 @@ def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:
 
 def _read(look: Look) -> None:
     look.at = time.time()
-    look.states = {name: process_state(service.pid) for name, service in look.record.services.items()}
+    pids = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
+    look.states = {name: process_state(pid) for name, pid in pids.items()}
     look.tally = tallies.read(look.folder.tally)
-    look.steps = MetricsFile(look.folder.metrics).tail(STEPS)
-    with contextlib.suppress(LachesisError):  # a run that is being made, or a damaged file, which its own processes tell
+    with contextlib.suppress(OSError):
+        metrics = MetricsFile(look.folder.metrics)
+        look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)
+    with contextlib.suppress(Exception):  # a run that is being made, or a damaged file, which its own processes tell
         look.limits = RunConfig.from_yaml(look.folder.config).limits
 
 

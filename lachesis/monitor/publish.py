@@ -31,7 +31,7 @@ class Publisher:
         self.home = home
 
     def publish(self, seen: Sequence[Watched], records: Sequence[RunRecord]) -> int:
-        """The overview, then the runs whose report is oldest; how many of them. Raises ServerDownError."""
+        """The overview, then the runs whose report is oldest; how many of them. Raises LachesisError."""
         until, done = time.monotonic() + MOST_S, 0
         with PrefectApi().kept_alive() as api:
             self._overview(api, seen, records)
@@ -39,6 +39,7 @@ class Publisher:
                 if time.monotonic() > until and not one.record.ended:
                     continue
                 if one.record.flow_run_id is not None:
+                    one.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
                     self.publish_run(api, one)
                     done += 1
         return done
@@ -56,7 +57,7 @@ class Publisher:
             key = f"{name}-{record.run_id}"
             known = seen.memory.artifacts.get(name)
             seen.memory.artifacts[name] = api.show(record.flow_run_id, key=key, kind=kind, data=data, known=known)
-        seen.memory.published_at = time.time()
+        seen.published = True
 
     def _overview(self, api: PrefectApi, seen: Sequence[Watched], records: Sequence[RunRecord]) -> None:
         file = self.home / "monitor.json"
@@ -64,11 +65,8 @@ class Publisher:
             known = json.loads(file.read_text())
         except (OSError, ValueError):
             known = {}
-        now_seen = {one.record.run_id: one for one in seen}
-        rows = []
-        for record in records[:MOST_ROWS]:
-            one = now_seen.get(record.run_id)
-            rows.append(text.overview_row(one.record if one else record, one))
+        fresh = {one.record.run_id: one.record for one in seen}
+        rows = [text.overview_row(fresh.get(record.run_id, record)) for record in records[:MOST_ROWS]]
         made = api.show(None, key="lachesis-runs", kind="table", data=rows, known=known.get(api.url))
         if known.get(api.url) != made:
             write_private(file, json.dumps({api.url: made}))

@@ -39,12 +39,13 @@ def find_stall(look: Look, silent_since: dict[str, float]) -> Stall | None:
 
 def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:
     """A process that somebody or something has stopped; it needs no patience to be sure."""
-    frozen = [name for name in ("environment", "trainer", "api", "engine") if look.states.get(name) in FROZEN]
+    frozen = [name for name in ("environment", "trainer", "api", "engine", "flow") if look.states.get(name) in FROZEN]
     if not frozen:
         return None
     first = frozen[0]
     since = (look.tally or {}).get("at") if first == "environment" else silent_since.get(first)
-    pids = ", ".join(f"{name} (pid {look.record.services[name].pid})" for name in frozen)
+    known = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
+    pids = ", ".join(f"{name} (pid {known[name]})" for name in frozen)
     return _stall(first, since or look.at, f"stopped by a signal: {pids}; SIGCONT lets it go on")
 
 
@@ -59,10 +60,16 @@ def _silent(look: Look, silent_since: dict[str, float]) -> Stall | None:
 def _waiting(look: Look) -> Stall | None:
     trainer = look.trainer or {}
     what, since = trainer.get("waiting_for"), trainer.get("since")
-    if what not in TIMES or not isinstance(since, int | float) or look.at - since < _patience(look, what):
+    if what not in TIMES or not isinstance(since, int | float) or look.at - since < look.limits.stall_after_s:
+        return None
+    waited = f"no batch for {look.at - since:.0f} s"
+    if what == "rollouts" and look.tally and look.at - look.tally["at"] > look.limits.stall_after_s:
+        quiet = look.at - look.tally["at"]  # it beats every two seconds, whatever it waits for
+        return _stall("environment", look.tally["at"], f"{waited}; its process gives no sign of life since {quiet:.0f} s")
+    if look.at - since < _patience(look, what):
         return None
     if what == "rollouts":
-        return _behind_rollouts(look, since)
+        return _behind_rollouts(look, since, waited)
     where = " of the engine" if look.engine is not None else " of the Tinker server"
     asked = {
         "forward_backward": "the answer",
@@ -74,20 +81,16 @@ def _waiting(look: Look) -> Stall | None:
 
 
 def _patience(look: Look, what: str) -> float:
+    """Before there is a usual length, a first batch of long answers may take its time."""
     usual = [one[TIMES[what]] for one in look.steps if one.get(TIMES[what])]
-    return max(look.limits.stall_after_s, USUAL * statistics.median(usual) if usual else 0.0)
+    return max(look.limits.stall_after_s, USUAL * (statistics.median(usual) if usual else look.limits.stall_after_s))
 
 
-def _behind_rollouts(look: Look, since: float) -> Stall:
+def _behind_rollouts(look: Look, since: float, waited: str) -> Stall:
     """The trainer waits for a batch; who keeps it waiting."""
-    counted, most = look.tally, look.limits.stall_after_s
-    waited = f"no batch for {look.at - since:.0f} s"
+    counted, most = look.tally, _patience(look, "rollouts")
     if counted is None:
         return _stall("environment", since, f"{waited}; the environment has not told anything of itself")
-    if look.at - counted["at"] > most:
-        return _stall(
-            "environment", counted["at"], f"{waited}; its process gives no sign of life since {look.at - counted['at']:.0f} s"
-        )
     for kind, part, words in (
         ("request", "sampler", "{n} requests for samples are unanswered, the oldest for {age:.0f} s"),
         ("item", "environment", "get_next_item() has not returned for {age:.0f} s"),
@@ -101,12 +104,12 @@ def _behind_rollouts(look: Look, since: float) -> Stall:
         if begun and look.at - begun > most:
             told = words.format(n=counted.get(f"in_{kind}", 0), age=look.at - begun)
             return _stall(part, begun, f"{waited}; {told}")
-    return _without_groups(look, counted, since, waited)
+    return _without_groups(look, counted, since, waited, most)
 
 
-def _without_groups(look: Look, counted: Json, since: float, waited: str) -> Stall:
+def _without_groups(look: Look, counted: Json, since: float, waited: str, most: float) -> Stall:
     last = counted.get("group_at")
-    if not last or look.at - last > look.limits.stall_after_s:
+    if not last or look.at - last > most:
         errors = "; ".join(f"{text} ({count} times)" for text, count in (counted.get("errors") or {}).items())
         said = errors or f"{counted.get('empty', 0)} groups were empty"
         return _stall("environment", last or since, f"{waited}; the environment gives no usable group: {said}")

@@ -73,17 +73,17 @@ def status_rows(seen: Watched) -> list[dict[str, Any]]:
     ]
 
 
-def overview_row(record: RunRecord, seen: Watched | None) -> dict[str, Any]:
+def overview_row(record: RunRecord) -> dict[str, Any]:
+    """From the record alone: what a tick finds is in its health."""
     health = record.health or {}
-    last = seen.look.steps[-1] if seen and seen.look.steps else {}
     stall = (health.get("stalled") or {}).get("part", "") if not record.ended else ""
     return {
         "run": record.run_id,
         "environment": record.environment,
         "status": record.status,
         "phase": record.phase,
-        "step": f"{last['step']} of {record.total_steps}" if last else "",
-        "reward": last.get("reward/mean"),
+        "step": f"{health['step']} of {record.total_steps}" if health.get("step") else "",
+        "reward": health.get("reward"),
         "learning": health.get("word", ""),
         "stalled in": stall,
         "page": ui_url(record) or "",

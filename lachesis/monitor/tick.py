@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from lachesis import launcher
 from lachesis.errors import LachesisError, ServerDownError, StorageError
 from lachesis.limits import exceeded, shares
-from lachesis.monitor.learning import Health, judge
+from lachesis.monitor.learning import Health, best_reward, judge
 from lachesis.monitor.look import Look, look_at
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.stalls import Stall, find_stall
@@ -30,22 +30,27 @@ MOST_RESUMES = 3
 """A run that stalls again and again is stopped in the end."""
 AFTER_END_S = 900.0
 """A run that ended is looked after for so long: its last report, and what it may have left behind."""
-HELD_S = 150.0
-"""Longer than the services of a run take to end; who holds it after that is stuck."""
+HELD_S = 300.0
+"""Longer than the services of a run take to end, the trainer at the cloud among them; who holds it after that is stuck."""
 
 
 class Memory(BaseModel):
-    """What one tick leaves for the next, per run."""
+    """What one tick leaves for the next, per run and attempt."""
 
+    flow_run_id: str | None = None
+    """Of the attempt; another one is looked at with an empty memory."""
     silent_since: dict[str, float] = {}
     """Since when a service has not answered."""
     stalled: str | None = None
     """The part of the stall that was told already."""
     judged: str | None = None
+    best_reward: float | None = None
+    """The highest mean reward of a window until now."""
     held_since: float | None = None
     artifacts: dict[str, str] = {}
     published_at: float = 0.0
     final: bool = False
+    """It has ended, its last report is out, and nothing of it is left."""
 
 
 @dataclass
@@ -59,6 +64,7 @@ class Watched:
     budget: dict[str, float]
     said: list[str] = field(default_factory=list)
     """What was done in this tick, or could not be done."""
+    published: bool = False
 
     @property
     def record(self) -> RunRecord:
@@ -72,30 +78,45 @@ class Monitor:
         self.store = store
 
     def tick(self) -> list[Watched]:
-        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done; a run
-        that cannot be judged does not keep the others from it."""
+        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done, and
+        what goes wrong with one run keeps the others from nothing."""
         records, warning = launcher.observe(self.store, self.store.scan()[0])
         if warning:
             log.warning("%s", warning)
         mine = [record for record in records if self._matters(record)]
-        seen = [self._judged(look) for look in look_at(self.store, mine)]
+        seen = self._all_judged(mine)
         self._end_leftovers([one for one in seen if one.record.ended])
         for one in seen:
             try:
                 self._act(one)
-            except LachesisError as error:
+            except Exception as error:
                 one.said.append(f"not done: {error}")
-        with contextlib.suppress(ServerDownError):
+        try:
             Publisher(self.store.home).publish(seen, records)
+        except LachesisError as error:
+            log.warning("not everything was published: %s", error)
         for one in seen:
+            over = one.record.ended and not one.record.resume_wanted and not one.look.folder.is_alive()
+            one.memory.final = over and (one.published or one.record.flow_run_id is None)
             self._remember(one)
             for text in one.said:
                 log.info("run %s: %s", one.record.run_id, text)
         return seen
 
+    def _all_judged(self, records: list[RunRecord]) -> list[Watched]:
+        seen = []
+        for look in look_at(self.store, records):
+            try:
+                seen.append(self._judged(look))
+            except Exception:
+                log.exception("run %s cannot be judged", look.record.run_id)
+        return seen
+
     def last_report(self, run_id: str) -> None:
-        """Judge and publish a run that has just ended, without waiting for the next tick. Raises ServerDownError."""
+        """Judge and publish a run that has just ended, without waiting for the next tick, which looks for what it may have left
+        behind. Raises LachesisError."""
         seen = self._judged(look_at(self.store, [self.store.load(run_id)])[0])
+        self._write_health(seen)
         with PrefectApi().kept_alive() as api:
             Publisher(self.store.home).publish_run(api, seen)
         self._remember(seen)
@@ -110,12 +131,17 @@ class Monitor:
 
     def _judged(self, look: Look) -> Watched:
         memory = load_memory(look.folder)
+        if memory.flow_run_id != look.record.flow_run_id:
+            memory = Memory(flow_run_id=look.record.flow_run_id)
         answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
         if look.record.status == "running":
             silent = [name for name, ok in answers.items() if not ok]
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
         stall = find_stall(look, memory.silent_since)
-        return Watched(look, memory, judge(look.steps), stall, shares(look.limits, look.spent))
+        memory.best_reward = best_reward(look.steps, memory.best_reward)
+        return Watched(
+            look, memory, judge(look.steps, first=look.first, best=memory.best_reward), stall, shares(look.limits, look.spent)
+        )
 
     # --- act --------------------------------------------------------------------------------------------------------
 
@@ -138,9 +164,9 @@ class Monitor:
         self._write_health(seen)
 
     def _stop(self, seen: Watched, reason: str, *, resume: bool = False) -> None:
-        if resume:
-            self.store.update(seen.record.run_id, resume_wanted=True)
         launcher.cancel(self.store, seen.record, reason)
+        if resume:  # after it: a run that could not be asked to end must not be resumed one day
+            self.store.update(seen.record.run_id, resume_wanted=True)
         seen.said.append(f"asked to save a checkpoint and end{', then to go on' if resume else ''}: {reason}")
 
     def _stalled(self, seen: Watched, stall: Stall) -> None:
@@ -152,7 +178,10 @@ class Monitor:
 
     def _resume(self, seen: Watched) -> None:
         record = seen.record
-        if record.status == "completed" or self.store.dir(record.run_id).is_alive():
+        if self.store.dir(record.run_id).is_alive():
+            return
+        if record.status == "completed":
+            self.store.update(record.run_id, resume_wanted=False)
             return
         launcher.resubmit(self.store, record, auto_resumes=record.auto_resumes + 1)
         seen.said.append(f"resumed from its newest checkpoint, for the {record.auto_resumes + 1}. time")
@@ -192,19 +221,19 @@ class Monitor:
         }
         related = [{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", "prefect.resource.role": "flow-run"}]
         with contextlib.suppress(ServerDownError):
-            PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=payload)
+            told = {"message": payload, "page": launcher.ui_url(record) or ""}
+            PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=told)
 
     def _write_health(self, seen: Watched) -> None:
-        if seen.record.ended and seen.record.health is not None:
-            return  # the last one of its life
         stall = seen.stall.model_dump() if seen.stall else None
         spent = seen.look.spent.model_dump()
-        found = {**seen.health.model_dump(), "stalled": stall, "budget": seen.budget, "spent": spent, "at": now()}
+        last = seen.look.steps[-1] if seen.look.steps else {}
+        progress = {"step": last.get("step"), "reward": last.get("reward/mean")}
+        found = {**seen.health.model_dump(), **progress, "stalled": stall, "budget": seen.budget, "spent": spent, "at": now()}
         self.store.update(seen.record.run_id, health=found)
         seen.look.record = seen.record.model_copy(update={"health": found})
 
     def _remember(self, seen: Watched) -> None:
-        seen.memory.final = seen.record.ended and not seen.record.resume_wanted
         with contextlib.suppress(StorageError):
             write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())
 

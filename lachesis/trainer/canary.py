@@ -4,8 +4,8 @@ version."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +13,7 @@ import tinker
 
 from lachesis.trainer.policy import Policy
 
+log = logging.getLogger(__name__)
 MOST_TOKENS = 64
 
 
@@ -39,11 +40,13 @@ class Canary:
         if self._asked is None:
             return None
         task, self._asked = self._asked, None
-        with contextlib.suppress(tinker.TinkerError, TimeoutError, asyncio.CancelledError):
+        try:
             values = np.asarray((await asyncio.wait_for(task, 30))[1:], dtype=np.float64)
             last, self._last = self._last, values
             return None if last is None else float(np.abs(values - last).mean())
-        return None
+        except Exception as error:  # a look at the weights is not worth a run
+            log.warning("the published weights were not looked at: %r", error)
+            return None
 
 
 async def _ask(sampler: tinker.SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:

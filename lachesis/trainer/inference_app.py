@@ -21,7 +21,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.config import RunConfig
+from lachesis.config import LimitsSection, RunConfig
+from lachesis.limits import Spent, exceeded
 from lachesis.trainer.batch import collapse_doubled_eos
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.usage import Usage
@@ -39,16 +40,19 @@ class TrainerState:
     """rollouts, forward_backward, optim_step, sampler (new weights) or checkpoint."""
     since: float = field(default_factory=time.time)
     """When it began to wait for that, in seconds since 1970."""
-    spent: Json = field(default_factory=dict)
-    """Tokens, and US dollars where there is a price, over all attempts of the run."""
-    over_budget: str | None = None
-    """The budget of tokens or money that is used up, in words."""
+    spent: Callable[[], Json] = dict
+    """Gives tokens, and US dollars where there is a price, over all attempts of the run until now."""
     usage: Usage = field(default_factory=Usage)
     wandb_url: str | None = None
     wandb_error: str | None = None
 
     def wait_for(self, what: str) -> None:
         self.waiting_for, self.since = what, time.time()
+
+    def over_budget(self, limits: LimitsSection) -> str | None:
+        """The budget of tokens or money that is used up, in words."""
+        known = self.spent()
+        return exceeded(limits, Spent(hours=0, **known)) if known else None
 
 
 class Sampling(BaseModel):
@@ -206,8 +210,8 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "step": state.step,
             "waiting_for": state.waiting_for,
             "since": state.since,
-            "spent": state.spent,
-            "over_budget": state.over_budget,
+            "spent": state.spent(),
+            "over_budget": state.over_budget(config.limits),
             "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
             "wandb_url": state.wandb_url,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from lachesis import tally as tallies
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices, Tokens
+from lachesis.runs import RunDir, write_private
 from lachesis.trainer.usage import Usage
 
 KINDS = ("prefill", "sampled", "trained")
@@ -38,19 +40,20 @@ class Clock:
 class Ledger:
     """Adds up over all attempts of a run: it goes on from the last line of the metrics."""
 
-    def __init__(self, metrics: MetricsFile, prices: Prices | None, tally: Path) -> None:
-        self.prices, self._tally = prices, tally
-        last = (metrics.tail(1) or [{}])[-1]
-        self.total = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in KINDS})
-        self.cost = float(last.get("cost/total") or 0.0)
+    def __init__(self, folder: RunDir, prices: Prices | None) -> None:
+        self.prices, self._file, self._tally = prices, folder.spent, folder.tally
+        last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
+        kept = _kept(self._file)
+        self.total = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, kept.get(kind) or 0) for kind in KINDS})
+        self.cost = max(float(last.get("cost/total") or 0.0), float(kept.get("cost") or 0.0))
         self._seen = Tokens()
         self._completions = self._truncated = 0
-        self._counted: dict[str, Any] = tallies.read(tally) or {}
+        self._counted: dict[str, Any] = tallies.read(self._tally) or {}
 
     def step(self, usage: Usage, seconds: float) -> dict[str, float]:
         """The metrics of one step, whose requests and updates `usage` has counted since the step before."""
         now = usage.tokens()
-        new = Tokens(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
+        new = self._new(now)
         self._seen = now
         self.total = Tokens(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS})
         found = {f"tokens/{kind}": getattr(new, kind) for kind in KINDS}
@@ -67,9 +70,21 @@ class Ledger:
             found |= {"cost/step": round(money, 6), "cost/total": round(self.cost, 6)}
         return {**found, **self._environment()}
 
-    def spent(self) -> dict[str, float | None]:
-        """Tokens of all kinds together and US dollars, over all attempts; null without a price."""
-        return {"tokens": self.total.total, "cost_usd": None if self.prices is None else round(self.cost, 6)}
+    def spent(self, usage: Usage) -> dict[str, float | None]:
+        """Tokens of all kinds together and US dollars until now, over all attempts, also those since the last step, which may
+        never end; money is null without a price."""
+        new = self._new(usage.tokens())
+        cost = None if self.prices is None else round(self.cost + self.prices.cost(new), 6)
+        return {"tokens": self.total.total + new.total, "cost_usd": cost}
+
+    def keep(self, usage: Usage) -> None:
+        """Write what was spent until now, for the next attempt. Raises StorageError."""
+        new = self._new(usage.tokens())
+        total = {kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS}
+        write_private(self._file, json.dumps({**total, "cost": self.spent(usage)["cost_usd"]}))
+
+    def _new(self, now: Tokens) -> Tokens:
+        return Tokens(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
 
     def _environment(self) -> dict[str, float]:
         counted = tallies.read(self._tally)
@@ -80,3 +95,11 @@ class Ledger:
         found = {name: float(counted.get(key, 0)) - float(self._counted.get(key, 0)) for name, key in FROM_TALLY.items()}
         self._counted = counted
         return found
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}

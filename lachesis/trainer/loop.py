@@ -8,7 +8,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from lachesis.config import RunConfig
-from lachesis.limits import Spent, exceeded
 from lachesis.metrics import MetricsFile, WandbSink
 from lachesis.runs import RunDir
 from lachesis.trainer.atropos import Atropos
@@ -45,22 +44,23 @@ class Trainer:
         self.checkpoints.folder.mkdir(exist_ok=True)
         self.saved_step = state.step
         self.canary = Canary(policy)
-        self.ledger = Ledger(self.metrics, config.tinker.prices, folder.tally)
+        self.ledger = Ledger(folder, config.tinker.prices)
         self.rollouts = RolloutFile(folder.rollouts, tokenizer, config.env.total_steps)
-        state.spent = self.ledger.spent()
+        state.spent = lambda: self.ledger.spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Train until the last step, until a budget of tokens or money is used up, or until `stop`. A checkpoint is written at
         the end in either case, and also when an error ends the loop, if the server still takes it."""
         self.state.phase = "training"
         try:
-            while self.state.step < self.config.env.total_steps and not self.state.over_budget:
+            while self.state.step < self.config.env.total_steps and not self.state.over_budget(self.config.limits):
                 if not await self._one_step(stop):
                     break
         except Exception:
             await self._save_after_error()
             raise
         await self._save()
+        self.ledger.keep(self.state.usage)
         self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
 
     async def _one_step(self, stop: asyncio.Event) -> bool:
@@ -94,8 +94,6 @@ class Trainer:
 
     def _record(self, metrics: dict[str, float], clock: Clock) -> None:
         metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
-        self.state.spent = self.ledger.spent()
-        self.state.over_budget = exceeded(self.config.limits, Spent(hours=0, **self.state.spent))
         self.metrics.append(self.state.step, metrics)
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
@@ -106,6 +104,7 @@ class Trainer:
         if self.state.step > self.saved_step:
             self.state.wait_for("checkpoint")
             paths = await self.policy.save(f"step-{self.state.step:06d}")
+            self.ledger.keep(self.state.usage)
             final = self.state.step >= self.config.env.total_steps
             self.checkpoints.write(Manifest(step=self.state.step, final=final, **paths))
             self.saved_step = self.state.step

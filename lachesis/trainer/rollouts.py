@@ -25,7 +25,7 @@ class RolloutFile:
         self.every = max(1, total_steps // PARTS)
 
     def keep(self, step: int, groups_P: Sequence[Mapping[str, Any]]) -> None:
-        """Write one group of the first step and of each twentieth of the run. A full disk costs the text, not the run."""
+        """Write one group of the first step and of each twentieth of the run. What goes wrong costs the text, not the run."""
         if step != 1 and step % self.every:
             return
         group = next((one for one in groups_P if one.get("tokens")), None)
@@ -34,7 +34,7 @@ class RolloutFile:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **self._words(group)}, ensure_ascii=False) + "\n")
-        except OSError as error:
+        except Exception as error:
             log.warning("no rollouts kept at step %d: %s", step, error)
 
     def _words(self, group: Mapping[str, Any]) -> dict[str, Any]:

@@ -136,6 +136,17 @@ def processes_of() -> Callable[[Path], dict[int, str]]:
 
 
 @pytest.fixture(scope="session")
+def wait_ended(served_home: Path) -> Callable[[str], None]:
+    """Wait for the end of a run in its record, which costs less than an agent that asks again and again."""
+
+    def wait(run_id: str) -> None:
+        file = served_home / "runs" / run_id / "run.json"
+        _wait_until(lambda: json.loads(file.read_text())["ended_at"], 280, f"the end of run {run_id}")
+
+    return wait
+
+
+@pytest.fixture(scope="session")
 def wait_until() -> Callable[..., Any]:
     return _wait_until
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 def test_a_model_learns_and_is_handed_over(
-    agent: Callable[..., Any], cli: Callable[..., Any], start_engine: Callable[..., Any], tmp_path: Path
+    agent: Callable[..., Any],
+    cli: Callable[..., Any],
+    wait_ended: Callable[[str], None],
+    start_engine: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     """By an agent over MCP that is killed between every two calls: reward and held-out accuracy rise, every process ends well,
     and PEFT samples like the engine."""
@@ -34,8 +37,8 @@ def test_a_model_learns_and_is_handed_over(
         call("rl_edit_config", field=field, value=value)
     assert call("rl_get_current_config")["configurable_fields"][0]["name"] == "group_size"
     run_id = call("rl_start_training")["run_id"]
-    while call("rl_check_status", run_id=run_id)["status"] not in ("completed", "failed", "stopped"):
-        time.sleep(8)
+    assert call("rl_check_status", run_id=run_id)["status"] in ("pending", "starting", "running")
+    wait_ended(run_id)
     results = call("rl_get_results", run_id=run_id)
     assert results["status"] == "completed", results
     assert results["reward"]["first"] <= 0.35

@@ -94,7 +94,7 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
-        assert len(cli("notices", "--webhook", address)["automations"]) == 4
+        assert len(cli("notices", "--webhook", address)["automations"]) == 5
         yield heard
         hook.shutdown()
 
@@ -222,19 +222,20 @@ def _visit(address: str, shot: Path, folder: Path) -> str:
 
 
 def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: Callable[..., Any]) -> None:
-    """Failed and finished, by the server's own automations; the flow runs are of the training deployment and never start."""
+    """Failed, stopped and finished, by the server's own automations; the flow runs are of the training deployment and never
+    start."""
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    for kind in ("Failed", "Completed"):
+    kinds = {"Failed", "Cancelled", "Completed"}
+    for kind in kinds:
         made = server.start("launch-training", {"run_id": "0123abcd", "home": "/"}, state_details={"scheduled_time": tomorrow})
         state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
         server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
 
-    def both() -> list[Json] | None:
-        found = [one for one in told if one["event"] in ("Failed", "Completed")]
-        return found if {one["event"] for one in found} == {"Failed", "Completed"} else None
+    def all_told() -> list[Json] | None:
+        found = [one for one in told if one["message"] == f'{one["event"]} with "words"']
+        return found if {one["event"] for one in found} == kinds else None
 
-    for one in wait_until(both, 20, "both notices"):
-        assert one["message"] == f'{one["event"]} with "words"'
+    for one in wait_until(all_told, 20, "the notices"):
         assert one["page"].startswith(server.url.removesuffix("/api"))
 
 

@@ -54,6 +54,8 @@ class Sums(BaseEnv):
             group["tokens"].append([1, *said])
             group["masks"].append([-100, *said])
             group["scores"].append(await self.score_answer(item, choice.message.content))
+        if self.config.kind == "leaves out" and (self.count > 4 or len(set(group["scores"])) == 1):
+            return None, []
         return group, []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:

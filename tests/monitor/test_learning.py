@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.learning import WINDOW, judge
+from lachesis.monitor.learning import WINDOW, best_reward, judge
 
 Step = dict[str, Any]
 
@@ -80,3 +80,23 @@ def test_the_gravest_comes_first() -> None:
 
 def test_a_few_steps_are_too_few() -> None:
     assert judge(healthy(60, **{"weights/change": 0.0})[:4]).evidence == ["4 steps are too few to judge"]
+
+
+def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
+    """A tick reads only the last sixty steps of a long run."""
+    slow = healthy(600, **{"reward/mean": None})
+    for step in slow:
+        step["reward/mean"] = 0.8 - 0.4 * step["step"] / 600
+        step["length/mean"] = 2.0 + 6.0 * step["step"] / 600
+    best = best_reward(slow[:60])
+    found = judge(slow[-60:], first=slow[:20], best=best)
+    assert found.word == "suspect"
+    assert "the mean reward fell from 0.79" in " ".join(found.evidence)
+    assert "completions went from 2 to 8 tokens" in " ".join(found.evidence)
+
+
+def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
+    """No gradient is left and the reward has risen: worth a look, and no fault."""
+    solved = {"reward/mean": 0.5, "batch/zero_signal_share": 1.0}
+    course = healthy(40, **{"reward/mean": 0.1}) + healthy(30, **solved)
+    assert judge(course[-60:], first=course[:20]).word == "suspect"

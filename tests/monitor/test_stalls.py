@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lachesis.monitor.look import Look
-from lachesis.monitor.stalls import find_stall
+from lachesis.monitor.stalls import TIMES, find_stall
 from lachesis.runs import RunRecord, RunStore, ServiceRecord
 
 NOW = time.time()
@@ -28,6 +28,7 @@ def look(tmp_path: Path, **changes: Any) -> Look:
     seen.states = dict.fromkeys(services, "sleeping")
     seen.trainer = {"waiting_for": "rollouts", "since": NOW - 100}
     seen.tally = dict(ALIVE)
+    seen.steps = [{"step": 1, **dict.fromkeys(TIMES.values(), 1.0)}]
     for name, value in changes.items():
         setattr(seen, name, value)
     return seen
@@ -80,6 +81,21 @@ def test_what_is_slow_as_always_is_no_stall(tmp_path: Path) -> None:
     assert find_stall(look(tmp_path, steps=steps), {}) is None
     assert find_stall(look(tmp_path, steps=steps, **waits("rollouts", 201)), {}) is not None
     assert find_stall(look(tmp_path, **waits("rollouts", 59)), {}) is None
+
+
+def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
+    """There is no usual length yet; a process that gives no sign of life is named all the same."""
+    assert find_stall(look(tmp_path, steps=[], **waits("rollouts", 290)), {}) is None
+    assert find_stall(look(tmp_path, steps=[], **waits("rollouts", 301)), {}) is not None
+    silent = find_stall(look(tmp_path, steps=[], tally={**ALIVE, "at": NOW - 90}), {})
+    assert silent is not None
+    assert silent.part == "environment"
+
+
+def test_a_flow_that_stands_still_is_named(tmp_path: Path) -> None:
+    stall = find_stall(look(tmp_path, states={"flow": "stopped"}, **waits("rollouts", 1)), {})
+    assert stall is not None
+    assert stall.part == "flow"
 
 
 def test_a_run_that_starts_evaluates_or_ends_cannot_stall(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ import pytest
 
 from lachesis import config as configuration
 from lachesis import launcher
+from lachesis.errors import ServerDownError
 from lachesis.metrics import MetricsFile
 from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
 from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
+from lachesis.service import Service
 from lachesis.supervision.leftovers import MARK
 
 Make = Callable[..., RunRecord]
@@ -186,7 +188,57 @@ def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) 
     assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
 
 
+def test_files_that_cannot_be_read_do_not_blind_the_tick(store: RunStore, make: Make) -> None:
+    """Folders in the places of files, and YAML that is none."""
+    make("0123abcd")
+    make("4567abcd")
+    store.dir("4567abcd").metrics.mkdir()
+    store.dir("4567abcd").tally.mkdir()
+    store.dir("4567abcd").config.write_bytes(b"\xff[" * 5000)
+    (store.dir("4567abcd").path / "monitor.json").mkdir()
+    assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
+    assert (store.load("0123abcd").health or {})["word"] == "healthy"
+
+
+def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make: Make) -> None:
+    """An answer that was missing then would make the new attempt a stalled one at once."""
+    make()
+    (seen,) = Monitor(store).tick()
+    assert "trainer" in seen.memory.silent_since
+    (store.dir("0123abcd").path / "monitor.json").write_text(
+        seen.memory.model_copy(update={"silent_since": {"trainer": 1.0}, "held_since": 1.0}).model_dump_json()
+    )
+    assert Monitor(store).tick()[0].stall is not None
+    store.update("0123abcd", flow_run_id="g")
+    (seen,) = Monitor(store).tick()
+    assert (seen.stall, seen.memory.held_since) == (None, None)
+
+
+def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
+    make(alive=False, status="stopped", ended_at=now(), resume_wanted=True)
+    assert Service(store.home).stop("0123abcd")["status"] == "stopped"
+    Monitor(store).tick()
+    assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
+
+
+def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise ServerDownError("away")
+
+    make(limits={"on_stall": "resume"})
+    frozen(store, "0123abcd")
+    monkeypatch.setattr(launcher, "cancel", refuses)
+    (seen,) = Monitor(store).tick()
+    assert "not done: away" in seen.said
+    assert store.load("0123abcd").resume_wanted is False
+
+
 def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make: Make) -> None:
     make(alive=False, status="completed", ended_at=now())
+    assert len(Monitor(store).tick()) == 1
+    assert len(Monitor(store).tick()) == 1, "its last report could not be published, as no server is there"
+    store.update("0123abcd", flow_run_id=None)
     assert len(Monitor(store).tick()) == 1
     assert Monitor(store).tick() == []

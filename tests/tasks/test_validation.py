@@ -85,6 +85,7 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
         "nan": make("nan"),
         "raises": make("raises", model="sometimes"),
         "short": make("short"),
+        "leaves out": make("leaves out", model="sometimes", steps=12),
     }
     found = at_once(benches, ask)
     verdicts = {name: judge(counted, error=error and str(error)) for name, (counted, error) in found.items()}
@@ -101,6 +102,8 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert verdicts["raises"].invalid_rate == 0.5
     assert "cannot be read" in verdicts["raises"].evidence[0]
     assert (verdicts["short"].groups, found["short"][1]) == (2, None)
+    assert (verdicts["leaves out"].word, found["leaves out"][1]) == ("learnable", None)
+    assert verdicts["leaves out"].zero_signal_share == 0.6667, "8 of 12 groups were left out, which is no fault"
     learnt = benches["learnable"]
     place = (learnt.test, "sometimes")
     took = measured(learnt.tests.output(*place), tallies.read(learnt.tests.tally(*place)))
@@ -200,3 +203,14 @@ def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
     output.write_text(f'{whole}\n{{"scores": [1.0, null, "x", NaN]}}\n{{"scores": [1.0, 0\n')
     result = model_result(output, "m", "run", error=None, prompts=False)
     assert [step["scores"] for step in result["steps"]] == [[1.0, 0.0], [1.0]]
+
+
+def test_two_models_have_two_files(tmp_path: Path) -> None:
+    """Also those of the same folder name; and a name that begins like another one is no file of its test."""
+    tests = InferenceTests(tmp_path)
+    models = ["z/glm-4", "z/glm-4.7", "embedded:/a/tiny", "embedded:/b/tiny"]
+    test = tests.create(
+        InferenceRequest(environment="e", environment_file="e.py", models=models, num_steps=1, group_size=1), ""
+    )
+    assert len({tests.output(test, model) for model in models}) == 4
+    assert not set(tests.files(test, models[0])) & set(tests.files(test, models[1]))

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from lachesis import config as configuration
+from lachesis.config import LimitsSection
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices
+from lachesis.runs import RunDir
 from lachesis.trainer.batch import to_batch
 from lachesis.trainer.canary import Canary
+from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.ledger import Ledger
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollouts import RolloutFile
@@ -56,7 +59,8 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     metrics, tally = MetricsFile(tmp_path / "metrics.jsonl"), tmp_path / "environment.json"
     prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
     usage = Usage()
-    first = Ledger(metrics, prices, tally)
+    folder = RunDir(tmp_path.parent, tmp_path.name)
+    first = Ledger(folder, prices)
     usage.prefill, usage.sampled, usage.trained = 100, 20, 3
     tally.write_text(json.dumps({"at": 1.0, "pid": 1, "invalid": 5, "raised": 1, "dropped": 2}))
     step = first.step(usage, seconds=2.0)
@@ -66,18 +70,33 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     metrics.append(1, step)
 
     tally.write_text(json.dumps({"at": 2.0, "pid": 2, "invalid": 1}))
-    again = Ledger(metrics, prices, tally)
+    again = Ledger(folder, prices)
     usage = Usage()
     usage.sampled = 7
     step = again.step(usage, seconds=1.0)
     assert (step["tokens/sampled"], step["tokens/sampled_total"], step["tokens/prefill_total"]) == (7, 27, 100)
     assert step["cost/total"] == pytest.approx((600 + 70) / 1e6)
-    assert again.spent() == {"tokens": 130.0, "cost_usd": 0.00067}
+    assert again.spent(usage) == {"tokens": 130.0, "cost_usd": 0.00067}
+
+
+def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
+    """An environment whose groups are all dropped samples for hours; the next attempt knows of it."""
+    folder, usage = RunDir(tmp_path.parent, tmp_path.name), Usage()
+    ledger = Ledger(folder, Prices(prefill=1, sample=10, train=100, dated="2026-10-07"))
+    usage.prefill, usage.sampled = 1000, 500
+    assert ledger.spent(usage) == {"tokens": 1500.0, "cost_usd": 0.006}
+    state = TrainerState(usage=usage, spent=lambda: ledger.spent(usage))
+    assert state.over_budget(LimitsSection(max_tokens=2000)) is None
+    assert state.over_budget(LimitsSection(max_tokens=1500)) == "budget: 1,500 of 1,500 tokens"
+    ledger.keep(usage)
+    assert Ledger(folder, None).spent(Usage())["tokens"] == 1500
+    folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
+    assert Ledger(folder, None).total.sampled == 700, "the last line may be cut off"
 
 
 def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> None:
     """A share over the whole run would hide that they have become many."""
-    ledger, usage = Ledger(MetricsFile(tmp_path / "metrics.jsonl"), None, tmp_path / "tally.json"), Usage()
+    ledger, usage = Ledger(RunDir(tmp_path.parent, tmp_path.name), None), Usage()
     usage.completions, usage.truncated = 8, 0
     assert ledger.step(usage, 1.0)["rollouts/truncated_share"] == 0
     usage.completions, usage.truncated = 12, 3
