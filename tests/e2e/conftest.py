@@ -141,7 +141,7 @@ def wait_ended(served_home: Path) -> Callable[[str], None]:
 
     def wait(run_id: str) -> None:
         file = served_home / "runs" / run_id / "run.json"
-        _wait_until(lambda: json.loads(file.read_text())["ended_at"], 280, f"the end of run {run_id}")
+        _wait_until(lambda: json.loads(file.read_text())["ended_at"], 500, f"the end of run {run_id}")
 
     return wait
 
@@ -170,5 +170,5 @@ def _wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> An
     until = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < until, f"{what} has not happened in {timeout_s} s"
-        time.sleep(0.2)
+        time.sleep(0.5)
     return value

@@ -15,7 +15,7 @@ import pytest
 
 from lachesis.supervision.process import free_ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 SHORT = {"total_steps": 3, "final_evaluation": False}

@@ -126,7 +126,7 @@ def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store: RunStore, mak
     ],
 )
 def test_budgets_are_kept(store: RunStore, make: Make, asked: Asked, limits: dict[str, Any], reason: str | None) -> None:
-    make(limits=limits, earlier_hours=1.0)
+    make(limits=limits, earlier_hours=1.0, started_at=None)
     totals = {"tokens/prefill_total": 1000, "tokens/sampled_total": 2000, "tokens/trained_total": 3000, "cost/total": 0.02}
     MetricsFile(store.dir("0123abcd").metrics).append(1, totals)
     Monitor(store).tick()
