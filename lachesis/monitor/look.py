@@ -19,7 +19,9 @@ from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir, RunRecord, RunStore
 
 ANSWER_S = 2.0
-AT_ONCE = 50
+AT_ONCE = 32
+"""Runs that are asked at the same time. The client looks through all that wait at each answer, so many would cost their
+square."""
 STEPS = 60
 """Last steps that are read of each run; a long one has thousands."""
 FIRST_STEPS = 20
@@ -78,9 +80,14 @@ def process_state(pid: int | None) -> str:
 
 
 async def _ask_all(looks: list[Look]) -> None:
-    limits = httpx.Limits(max_connections=AT_ONCE)
-    async with httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, pool=None), trust_env=False, limits=limits) as client:
-        await asyncio.gather(*(_ask(client, look) for look in looks))
+    limits, places = httpx.Limits(max_connections=None, max_keepalive_connections=0), asyncio.Semaphore(AT_ONCE)
+
+    async def ask(look: Look) -> None:
+        async with places:
+            await _ask(client, look)
+
+    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, limits=limits) as client:
+        await asyncio.gather(*map(ask, looks))
 
 
 async def _ask(client: httpx.AsyncClient, look: Look) -> None:
