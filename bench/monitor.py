@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import http.server
 import json
+import multiprocessing
 import os
 import resource
 import tempfile
-import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
@@ -42,6 +43,20 @@ class Services(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def start_services() -> tuple[multiprocessing.Process, int]:
+    """In a process of its own, as those of real runs are; its port."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    return process, ours.recv()
+
+
+def serve(pipe: Connection) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Services) as server:
+        pipe.send(server.server_address[1])
+        server.serve_forever()
 
 
 def post(url: str, body: dict[str, object]) -> dict[str, str]:
@@ -106,13 +121,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ.update(LACHESIS_HOME=folder, LACHESIS_MONITOR_INTERVAL_S="3600")
-        services = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Services)
-        threading.Thread(target=services.serve_forever, daemon=True).start()
+        server, port = start_services()
         store, rows, made = RunStore(home), [], 0
         with Serving():
             url = json.loads((home / "server.json").read_text())["api_url"]
             for count in (25, 50, 100):
-                make_runs(store, url, services.server_address[1], made, count - made)
+                make_runs(store, url, port, made, count - made)
                 made = count
                 took = seconds(store)
                 rows.append(row(f"tick with {count} runs (s)", took, TARGETS["seconds"], digits=2))
@@ -120,7 +134,7 @@ def main() -> None:
             rows.append(row("memory of this process (MiB)", memory, TARGETS["MiB"]))
             grown = flow_ticks(home, url)
             rows.append(row(f"database, mean of {TICKS} ticks (KB)", grown, TARGETS["KB a tick"]))
-        services.shutdown()
+        server.terminate()
     show("monitor", ["what", "measured", "target", "target / measured"], rows)
 
 
