@@ -196,7 +196,8 @@ class InferenceTests:
     def files(self, record: InferenceTest, model: str) -> list[Path]:
         """Every file that a test of this model writes."""
         output = self.output(record, model)
-        return [output.with_suffix(suffix) for suffix in OUTPUTS]
+        stems = [output, _own_groups(output)] if record.request.prompts else [output]
+        return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUTS]
 
     def tally(self, record: InferenceTest, model: str) -> Path:
         return self.output(record, model).with_suffix(".tally.json")
@@ -335,10 +336,15 @@ def _lines(output: Path) -> list[Json]:
     return found
 
 
+def _own_groups(output: Path) -> Path:
+    """Where the environment's own groups go while somebody's prompts are answered: `output` is for the answers to these."""
+    return output.with_name(f"groups_{output.name}")
+
+
 def probe_config(config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str) -> str:
     """The YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server section."""
     content = yaml.safe_load(config.to_yaml())
-    groups = output.with_name(f"groups_{output.name}") if request.prompts else output
+    groups = _own_groups(output) if request.prompts else output
     content["env"].update(
         total_steps=request.num_steps,
         group_size=request.group_size,

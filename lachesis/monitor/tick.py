@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -238,7 +239,7 @@ class Monitor:
             write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())
 
 
-def _memory_file(folder: RunDir) -> Any:
+def _memory_file(folder: RunDir) -> Path:
     return folder.path / "monitor.json"
 
 

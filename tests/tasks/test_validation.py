@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lachesis import config as configuration
 from lachesis import stages as child_stages
 from lachesis import tally as tallies
 from lachesis.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
-from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, read_samples, seen
+from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.verdict import judge
@@ -214,3 +215,14 @@ def test_two_models_have_two_files(tmp_path: Path) -> None:
     )
     assert len({tests.output(test, model) for model in models}) == 4
     assert not set(tests.files(test, models[0])) & set(tests.files(test, models[1]))
+
+
+def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
+    """They are scrubbed of the key and removed before another attempt like all others."""
+    tests = InferenceTests(tmp_path)
+    request = InferenceRequest(environment="e", environment_file="e.py", models=["m"], prompts=["p"])
+    test = tests.create(request, "")
+    config = configuration.resolve("sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path))
+    content = yaml.safe_load(probe_config(config, request, tests.output(test, "m"), {}, "run"))
+    assert Path(content["env"]["data_path_to_save_groups"]) in tests.files(test, "m")
+    assert tests.output(test, "m") in tests.files(test, "m")
