@@ -123,7 +123,7 @@ class Launcher:
         if self.port is not None:
             check_port(self.port)
         port = self.port or _preferred_port()
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "deployments.server", "--host", "127.0.0.1", "--port", str(port)]
         # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
         own_pages = f"http://127.0.0.1:{port},http://localhost:{port}"
         env = child_environment(
