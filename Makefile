@@ -19,7 +19,7 @@ demo: $(INSTALLED)
 	$(BIN)/lachesis demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from lachesis import models
 from lachesis.supervision.process import free_ports
@@ -22,18 +21,6 @@ os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # an accidental server fails instead of starting
 TOKEN = "tml-test"
-
-
-class OneLauncher(LoadScopeScheduling):  # type: ignore[misc]
-    """With several workers: one has all whole runs, which would slow each other down, and the others have modules."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return "whole runs" if module.startswith("tests/e2e/") else module
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneLauncher:
-    return OneLauncher(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,43 +68,47 @@ def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Call
 def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., Any], wait_ended: Callable[..., Any]) -> None:
     """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a fourth run waits its turn."""
     transports = ("mcp-http", "hermes", "http")
-    runs = {}
-    for seed, transport in enumerate(transports):
-        assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
-        call(transport, "rl_select_environment", name="arithmetic")
-        for field, value in {**SHORT, "seed": seed}.items():
-            call(transport, "rl_edit_config", field=field, value=value)
-    for seed, transport in enumerate(transports):
-        started = call(transport, "rl_start_training")
-        assert started["status"] == "starting"
-        assert started["config"]["seed"] == seed, "the drafts are different"
-        runs[transport] = started["run_id"]
-    assert call(transport, "rl_start_training")["run_id"] == runs[transport], "a repeated call starts nothing"
-    assert len(set(runs.values())) == 3
-    fourth = call("http", "rl_start_training", idempotency_key="one more")
-    assert fourth["queue"] == {"place": 1, "running": fourth["queue"]["running"], "limit": 3}
-    assert call("http", "rl_check_status", run_id=fourth["run_id"])["queue"]["place"] == 1
-    assert call("http", "rl_stop_training", run_id=fourth["run_id"])["status"] == "stopped"
-
-    for transport, run_id in runs.items():
-        wait_ended(run_id)
-        status = call(transport, "rl_check_status", run_id=run_id)
-        assert status["status"] == "completed", status
-        results = call(transport, "rl_get_results", run_id=run_id)
-        assert results["final_metrics"]["step"] == 3
-        assert results["weights"]["sampler_weights"].startswith("tinker://")
-        assert results["weights"]["state"].startswith("tinker://")
-        assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()
-    assert "is not running" in call("http", "rl_stop_training", run_id=run_id)["message"]
+    with ThreadPoolExecutor(len(transports)) as agents:
+        started = dict(zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True))
+        runs = {transport: answer["run_id"] for transport, answer in started.items()}
+        assert [answer["config"]["seed"] for answer in started.values()] == [len(one) for one in transports], "three drafts"
+        assert len(set(runs.values())) == 3
+        assert call("http", "rl_start_training")["run_id"] == runs["http"], "a repeated call starts nothing"
+        fourth = call("http", "rl_start_training", idempotency_key="one more")
+        assert fourth["queue"] == {"place": 1, "running": fourth["queue"]["running"], "limit": 3}
+        assert call("http", "rl_check_status", run_id=fourth["run_id"])["queue"]["place"] == 1
+        assert call("http", "rl_stop_training", run_id=fourth["run_id"])["status"] == "stopped"
+        for run_id in runs.values():
+            wait_ended(run_id)
+        list(agents.map(lambda one: _fetch(call, one, runs[one]), transports))
+    assert "is not running" in call("http", "rl_stop_training", run_id=runs["http"])["message"]
     assert set(runs.values()) < {one["run_id"] for one in call("hermes", "rl_list_runs")["runs"]}
 
 
-def test_an_environment_is_tried_on_the_embedded_model_and_at_an_endpoint(
-    call: Callable[..., Any], endpoint: Any, served_home: Path
-) -> None:
-    """A test goes on when the call is over, and its id asks again."""
+def _start(call: Callable[..., Any], transport: str) -> Json:
+    assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
+    call(transport, "rl_select_environment", name="arithmetic")
+    for field, value in {**SHORT, "seed": len(transport)}.items():
+        call(transport, "rl_edit_config", field=field, value=value)
+    answer: Json = call(transport, "rl_start_training")
+    assert answer["status"] == "starting"
+    return answer
+
+
+def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
+    status = call(transport, "rl_check_status", run_id=run_id)
+    assert status["status"] == "completed", status
+    results = call(transport, "rl_get_results", run_id=run_id)
+    assert results["final_metrics"]["step"] == 3
+    assert results["weights"]["sampler_weights"].startswith("tinker://")
+    assert results["weights"]["state"].startswith("tinker://")
+    assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()
+
+
+def test_an_environment_is_tried_at_an_endpoint(call: Callable[..., Any], endpoint: Any, served_home: Path) -> None:
+    """A test goes on when the call is over, and its id asks again. The night's test has the embedded model."""
     call("stdio", "rl_select_environment", name="arithmetic")
-    wanted = {"num_steps": 2, "group_size": 4, "models": ["embedded:tiny", "some/model"]}
+    wanted = {"num_steps": 2, "group_size": 4, "models": ["never", "some/model"]}
     answer = call("stdio", "rl_test_inference", **wanted)
     told = answer["progress_notifications"]
     assert told == sorted(set(told)), "progress only grows"
@@ -112,19 +117,20 @@ def test_an_environment_is_tried_on_the_embedded_model_and_at_an_endpoint(
         answer = call("stdio", "rl_test_inference", test_id=answer["test_id"])
     assert answer["status"] == "completed", answer
     assert answer["test_config"] == {"num_steps": 2, "group_size": 4, "rollouts_per_model": 8, "total_rollouts": 16}
-    local, remote = answer["models_tested"]
-    assert local["total_completions"] == remote["total_completions"] == 8, answer
-    assert remote["accuracy"] == 1.0, "the endpoint of this test can add"
-    assert Path(remote["output_file"]).name == "test_arithmetic_some_model.jsonl"
-    assert Path(remote["log_file"]).is_file()
-    assert {"model", "name", "scale", "wandb_run", "steps", "steps_tested", "correct_completions"} <= set(local)
-    assert {"steps_with_correct", "step_success_rate"} <= set(local)
-    assert [set(step) for step in local["steps"]] == [{"step", "completions", "correct", "scores"}] * 2
+    wrong, right = answer["models_tested"]
+    assert wrong["total_completions"] == right["total_completions"] == 8, answer
+    assert (wrong["accuracy"], right["accuracy"]) == (0.0, 1.0), "as their names say"
+    assert Path(right["output_file"]).name == "test_arithmetic_some_model.jsonl"
+    assert Path(right["log_file"]).is_file()
+    assert {"model", "name", "scale", "wandb_run", "steps", "steps_tested", "correct_completions"} <= set(wrong)
+    assert {"steps_with_correct", "step_success_rate"} <= set(wrong)
+    assert [set(step) for step in wrong["steps"]] == [{"step", "completions", "correct", "scores"}] * 2
     summary = answer["summary"]
     assert summary["best_model"] == "some/model"
     assert summary["environment_working"] is True
     assert {"steps_requested", "models_tested", "models_succeeded", "avg_accuracy", "output_directory"} <= set(summary)
-    assert remote["verdict"]["word"] == summary["verdict"] == "too easy", "it is right each time"
+    assert wrong["verdict"]["word"] == "too hard"
+    assert right["verdict"]["word"] == summary["verdict"] == "too easy"
     assert summary["forecast"]["tokens"]["low"] > 0
     stages = [(stage["name"].split()[0], stage["status"]) for stage in answer["stages"]]
     assert stages[:4] == [(name, "passed") for name in ("import", "config", "dataset", "model-free")]

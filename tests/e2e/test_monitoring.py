@@ -260,6 +260,7 @@ def test_all_environments_are_validated_at_night(cli: Callable[..., Any], served
     assert set(made) == {one["name"] for one in cli("envs")["environments"]}
     assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
     result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
+    assert [one["scale"] for one in result["models_tested"]] == ["embedded"]
     assert result["summary"]["verdict"] == "learnable"
 
 
