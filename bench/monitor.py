@@ -29,6 +29,10 @@ STEPS, TICKS = 300, 20
 TARGETS = {"seconds": 5.0, "MiB": 300.0, "KB a tick": 150.0}
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 512  # one port for what are 300 in real life
+
+
 class Services(http.server.BaseHTTPRequestHandler):
     """Trainer, API and engine of every run."""
 
@@ -54,7 +58,7 @@ def start_services() -> tuple[multiprocessing.Process, int]:
 
 
 def serve(pipe: Connection) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Services) as server:
+    with Server(("127.0.0.1", 0), Services) as server:
         pipe.send(server.server_address[1])
         server.serve_forever()
 
