@@ -23,10 +23,11 @@ from lachesis.forecast import Forecast, forecast
 from lachesis.inference_tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
 from lachesis.runs import now
 from lachesis.stages import NAMES
+from lachesis.supervision import leftovers
 from lachesis.supervision.group import ServiceGroup
 from lachesis.verdict import Seen, Verdict, judge
 from tasks.history import earlier_pace
-from tasks.inference import Bench, ask_model, failure_kind, score_model, wandb_run
+from tasks.inference import Bench, ask_model, build_missing_model, failure_kind, score_model, wandb_run
 from tasks.report import publish_validation
 from tasks.stages import Check, pass_stage
 
@@ -48,17 +49,25 @@ def validate(test_id: str, home: str) -> State[Any] | None:
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
         bench = Bench(tests, record.test, config, lock)
         try:
+            build_missing_model(bench)
             result = _validated(record, bench)
         except BaseException as error:
             for group in bench.open:
                 group.close()
+            _end_strays(tests.dir(test_id))
             tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
             raise
+    _end_strays(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
     if not result["summary"]["environment_working"]:
         what = "is broken" if result["summary"].get("verdict") else "could not be tested"
         return Failed(message=f"{record.test.request.environment} {what}: {_reason(result)}")
     return None
+
+
+def _end_strays(folder: Path) -> None:
+    """Children of the environment that left its process group, and may hold its key."""
+    leftovers.end_all([one for processes in leftovers.processes_under(folder).values() for one in processes])
 
 
 class _Record:
@@ -141,7 +150,8 @@ def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | Non
                 error = str(problem)
                 record.stage(f"scoring {model}", "failed", started, error)
         if verdict is None and failure_kind(bench.tests.tally(record.test, model)) not in ("transport", "endpoint"):
-            verdict = judge(Seen(), error=error)  # what the endpoint did wrong says nothing of the environment
+            said = "; ".join((counted or {}).get("errors") or {})  # more than the end of its process says
+            verdict = judge(Seen(), error=said or error)  # what the endpoint did wrong says nothing of the environment
     made = _forecast(record.test, bench, output, counted) if verdict else None
     result = model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
     if not error and result["steps_tested"] + (counted or {}).get("empty", 0) < request.num_steps:

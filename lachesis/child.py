@@ -7,9 +7,19 @@ import re
 from collections.abc import Mapping
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+SHORTEST = 8
+"""Characters of a secret; a shorter value, such as "false", stands in many texts."""
 # SLURM_* and INFER_TP change server addresses in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests,
 # PREFECT_* would let a child act on the flow's behalf.
 _MISLEADING = re.compile(r"^(SLURM_|ATROPOS_|OPENAI_|PREFECT_|INFER_TP$|TINKER_|LACHESIS_ENGINE_)")
+
+
+def redact(text: str, source: Mapping[str, str] | None = None) -> str:
+    """The text without the values of this process's secrets. Before it is shortened: half a secret is not found any more."""
+    for name, value in (os.environ if source is None else source).items():
+        if len(value) >= SHORTEST and _SECRET.search(name) and value in text:
+            text = text.replace(value, "***")
+    return text
 
 
 def child_environment(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:

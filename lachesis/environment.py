@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import probe, stages, tally
+from lachesis.child import redact
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def _run(command: str, file: Path, options: list[str]) -> None:
         runpy.run_path(str(file), run_name="__main__")
     except Exception as error:
         traceback.print_exc()
-        causes = [f"{type(one).__name__}: {str(one)[:500]}" for one in tally.chain(error)]
+        causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in tally.chain(error)]
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
         if counted is not None:
             probe.note_failure(counted, error)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.prices import Prices, Tokens
 
 LEAST_WIDTH = 0.2
+LEAST_STEPS = 5
 PARALLEL = 8.0
 """A run samples many groups at once; a test one after the other. The lower end of a guessed time assumes this speed-up."""
 TRAINING_SHARE = 2.0
@@ -66,6 +67,8 @@ class Forecast(BaseModel):
 
     planned: Planned
     tokens_per_rollout: Tokens
+    prompt_is_shared: bool = False
+    """Whether a prompt is sent once for the whole group."""
     tokens: Range
     """All tokens together: prefill, sampled and trained."""
     hours: Range
@@ -75,12 +78,15 @@ class Forecast(BaseModel):
 
 
 class Actual(BaseModel):
-    """What a run took until now, beside its forecast. `ratio` is actual ÷ expected, scaled to the steps that were made."""
+    """What a run took until now. `ratio` is actual ÷ expected, scaled to the steps that were made."""
 
     tokens: Tokens
     hours: float
+    """From the start of the first process to the end of the last one."""
+    training_hours: float
+    """Of these, the training steps; the forecast is about them."""
     cost_usd: float | None
-    ratio: dict[str, float]
+    ratio: dict[str, float] = {}
 
 
 def forecast(
@@ -106,6 +112,7 @@ def forecast(
     return Forecast(
         planned=planned,
         tokens_per_rollout=_scaled(expected, 1, digits=2),
+        prompt_is_shared=any(one.copies > 1 for one in measured),
         tokens=_range([one.total for one in ranges], digits=0),
         hours=_hours(measured, rollouts, planned, step_seconds),
         cost_usd=_range([prices.cost(one) for one in ranges], digits=4) if prices else None,
@@ -113,26 +120,32 @@ def forecast(
     )
 
 
-def compare(made: Forecast, *, steps: int, tokens: Tokens, hours: float, cost_usd: float | None) -> Actual:
-    """What `steps` training steps took, against the same share of the forecast."""
+def compare(made: Forecast, *, steps: int, tokens: Tokens, training_hours: float, cost_usd: float | None) -> dict[str, float]:
+    """What `steps` training steps took, divided by the same share of the forecast. Nothing for a few steps, of which the first
+    one waits for the environment."""
+    if steps < LEAST_STEPS:
+        return {}
     share = steps / made.planned.total_steps
     expected = {"tokens": made.tokens.expected * share, "hours": made.hours.expected * share}
-    found = {"tokens": tokens.total, "hours": hours}
+    found = {"tokens": tokens.total, "hours": training_hours}
     if made.cost_usd is not None and cost_usd is not None:
         expected["cost_usd"], found["cost_usd"] = made.cost_usd.expected * share, cost_usd
-    ratio = {key: round(found[key] / value, 3) for key, value in expected.items() if value > 0}
-    return Actual(tokens=tokens, hours=round(hours, 4), cost_usd=cost_usd, ratio=ratio)
+    return {key: round(found[key] / value, 3) for key, value in expected.items() if value > 0}
 
 
 def rescaled(made: Forecast, planned: Planned) -> Forecast:
-    """The same forecast for a run with other numbers of steps and rollouts."""
-    factor = planned.rollouts / made.planned.rollouts
+    """The same forecast for a run with other numbers of steps and rollouts, and other groups, whose rollouts share a prompt."""
+    before = made.tokens_per_rollout
+    prefill = before.prefill * (made.planned.group_size / planned.group_size if made.prompt_is_shared else 1.0)
+    tokens = before.model_copy(update={"prefill": round(prefill, 2)})
+    more = planned.rollouts / made.planned.rollouts
+    longer = more * (before.total - before.prefill + prefill) / max(before.total, 1e-9)
     ranges = {
         name: Range(**{key: round(getattr(one, key) * factor, 4) for key in ("low", "expected", "high")})
-        for name in ("tokens", "hours", "cost_usd")
+        for name, factor in (("tokens", longer), ("hours", more), ("cost_usd", longer))
         if (one := getattr(made, name)) is not None
     }
-    return made.model_copy(update={"planned": planned, **ranges})
+    return made.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
 
 
 def _hours(measured: Sequence[Rollouts], rollouts: int, planned: Planned, step_seconds: float | None) -> Range:

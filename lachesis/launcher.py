@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from lachesis import paths
 from lachesis.config import setting
-from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError
+from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError, UnknownRunError
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
 from lachesis.runs import RunRecord, RunStore, Status, now, seconds_between, storage_errors
@@ -118,7 +118,7 @@ def refresh(store: RunStore, record: RunRecord) -> RunRecord:
 def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord], str | None]:
     """The records with their statuses as the server has them, and what is wrong when it does not answer: then what lives of
     each run is looked at instead."""
-    records = [_submitted_or_ended(store, record) for record in records]
+    records = [_kept(record, lambda one: _submitted_or_ended(store, one)) for record in records]
     asked = [record.flow_run_id for record in records if record.flow_run_id and not record.ended]
     if not asked:
         return records, None
@@ -131,10 +131,11 @@ def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord],
 
 
 def _kept(record: RunRecord, observed: Callable[[RunRecord], RunRecord]) -> RunRecord:
-    """What is observed, or the record as it is when its folder cannot be written: one damaged run must not hide the others."""
+    """What is observed, or the record as it is when its folder is gone or cannot be written: one damaged run must not hide the
+    others."""
     try:
         return observed(record)
-    except StorageError as error:
+    except (StorageError, UnknownRunError) as error:
         log.warning("run %s: %s", record.run_id, error)
         return record
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import math
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.runs import storage_errors
+from lachesis.tally import is_score
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ def _step(line: str) -> Step | None:
         one = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(one, dict) or type(one.get("step")) is not int:
+    if not isinstance(one, dict) or type(one.get("step")) is not int or not is_score(one["step"]):
         return None
-    return {key: value if isinstance(value, int | float) and math.isfinite(value) else None for key, value in one.items()}
+    return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in one.items()}
 
 
 def history(steps: list[Step], samples: int = 10) -> list[Step]:

@@ -86,6 +86,8 @@ def _make(recipe: Recipe, target: Path, progress: Progress) -> None:
             f"building a model needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
         ) from error
     transformers.utils.logging.disable_progress_bar()
+    if "OMP_NUM_THREADS" not in os.environ:  # its threads wait actively: beside other work on all cores twenty times as long
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         model = _new_model(recipe)

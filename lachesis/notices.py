@@ -5,6 +5,7 @@ body is JSON with `event`, `run`, `message` and `page`."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,9 +68,8 @@ def templates() -> list[Json]:
 def set_notices(url: str) -> list[str]:
     """Make the automations call this address, whether they are there already or not; their names. Raises ConfigError, or
     ServerDownError."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{shorten(url)!r} is no web address; allowed: http://… or https://…")
+    if not _is_address(url):
+        raise ConfigError(f"{shorten(url)!r} is no web address; allowed: http://… or https://…, without spaces and braces")
     names = []
     with PrefectApi().kept_alive() as api:
         block = api.webhook_block(BLOCK, url)
@@ -79,6 +79,15 @@ def set_notices(url: str) -> list[str]:
             api.put_automation({**template, "actions": [action]})
             names.append(template["name"])
     return names
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port or an IPv6 address that is none
+        return False
+    return known and re.search(r"[\s{}]", url) is None  # braces would be a template of the server
 
 
 def remove_notices() -> list[str]:

@@ -171,13 +171,21 @@ def _forecast(results: RunResults) -> str:
     actual = results.actual or {}
     expected = results.forecast
     rows = [["", "forecast", "actual", "actual ÷ forecast for these steps"]]
-    for key in ("tokens", "hours", "cost_usd"):
-        if expected.get(key):
-            one = expected[key]
-            real = actual.get("tokens", {}) if key == "tokens" else actual.get(key)
-            told = f"{sum(real.values()):,.0f}" if isinstance(real, dict) else "" if real is None else f"{real:,.4g}"
-            rows.append([key, f"{one['low']:,.4g} to {one['high']:,.4g}", told, actual.get("ratio", {}).get(key, "")])
+    known = {
+        "tokens": ("tokens", 1, sum(actual.get("tokens", {}).values())),
+        "hours": ("minutes of training", 60, actual.get("training_hours")),
+        "cost_usd": ("US dollars", 1, actual.get("cost_usd")),
+    }
+    for key, (title, factor, real) in known.items():
+        if one := expected.get(key):
+            told = "" if real is None else _short(real * factor)
+            low, high = _short(one["low"] * factor), _short(one["high"] * factor)
+            rows.append([title, f"{low} to {high}", told, actual.get("ratio", {}).get(key, "")])
     return f"<h2>Forecast</h2>{_table(rows)}<p>From {_text(expected['basis'])}.</p>"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _rollouts(folder: RunDir) -> str:
@@ -190,7 +198,8 @@ def _rollouts(folder: RunDir) -> str:
 
 
 def _group(group: Json, title: str) -> str:
-    rows = [["score", "response"], *zip(group.get("scores", []), group.get("responses", []), strict=False)]
+    said = [one if isinstance(one, list) else [] for one in (group.get("scores"), group.get("responses"))]
+    rows = [["score", "response"], *zip(*said, strict=False)]
     return f"<h3>{_text(title)}</h3><pre>{_text(group.get('prompt'))}</pre>{_table(rows)}"
 
 

@@ -68,7 +68,10 @@ class PrefectApi:
     def __init__(self, url: str | None = None) -> None:
         found = url or api_url()
         if found is None:
-            raise ServerDownError("no Prefect server is known: start one with `lachesis serve`, or set PREFECT_API_URL")
+            raise ServerDownError(
+                "no Prefect server is known: start one with `lachesis serve` and wait until it says `ready`, or set "
+                "PREFECT_API_URL"
+            )
         self.url = found
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
         self._auth = (user, password) if user else None
@@ -121,8 +124,9 @@ class PrefectApi:
     def flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
         """Those that the server knows, by id."""
         found: dict[str, Json] = {}
-        for start in range(0, len(flow_run_ids), 200):  # the server's own limit for one answer
-            body = {"flow_runs": {"id": {"any_": flow_run_ids[start : start + 200]}}}
+        asked = [one for one in flow_run_ids if _is_uuid(one)]  # it refuses all of them for one that is none
+        for start in range(0, len(asked), 200):  # the server's own limit for one answer
+            body = {"flow_runs": {"id": {"any_": asked[start : start + 200]}}}
             for one in self._ask("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []:
                 found[one["id"]] = one
         return found
@@ -132,13 +136,15 @@ class PrefectApi:
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
         return self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
 
-    def show(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, known: str | None = None) -> str:
+    def show(
+        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str, known: str | None = None
+    ) -> str:
         """Change the artifact in place, `known` or the newest of that key and flow run, or make it. Its id."""
         shown = json.dumps(data) if kind == "table" else data
         known = known or self._newest(key, flow_run_id)
         if known is not None and self.update_artifact(known, shown):
             return known
-        return self.create_artifact(flow_run_id, key=key, kind=kind, data=shown)
+        return self.create_artifact(flow_run_id, key=key, kind=kind, data=shown, description=description)
 
     def _newest(self, key: str, flow_run_id: str | None) -> str | None:
         """By a filter: the route for the latest of a key answers with the id of the key's history, which cannot be changed."""
@@ -242,3 +248,11 @@ class PrefectApi:
         if self._client is not None:
             return self._client.request(method, self.url + path, **options)
         return httpx.request(method, self.url + path, trust_env=False, **options)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.errors import CheckpointError
-from lachesis.forecast import Forecast, compare
+from lachesis.forecast import Actual, Forecast, compare
 from lachesis.limits import spent
 from lachesis.metrics import Step, history
 from lachesis.prices import Tokens
@@ -245,15 +245,16 @@ def _forecast(record: RunRecord, steps: list[Step]) -> Json:
     last = steps[-1] if steps else {}
     tokens = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in ("prefill", "sampled", "trained")})
     took = spent(record, last)
-    found: Json = {"actual": {"tokens": tokens.model_dump(), "hours": took.hours, "cost_usd": took.cost_usd}}
+    training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
+    actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
     try:
         made = Forecast.model_validate(record.forecast) if record.forecast else None
     except ValidationError:
         made = None
-    if made is not None and steps:
-        actual = compare(made, steps=last["step"], tokens=tokens, hours=took.hours, cost_usd=took.cost_usd)
-        found |= {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
-    return found if steps else {}
+    if made is None or not steps:
+        return {"actual": actual.model_dump(mode="json")} if steps else {}
+    actual.ratio = compare(made, steps=last["step"], tokens=tokens, training_hours=training, cost_usd=took.cost_usd)
+    return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
 
 
 def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:

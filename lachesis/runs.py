@@ -55,7 +55,7 @@ class RunRecord(BaseModel):
     environment_file: str
     profile: str
     base_model: str
-    total_steps: int
+    total_steps: int = Field(ge=1)
     batch_size: int = 0
     seed: int
     fingerprint: str = ""
@@ -223,10 +223,15 @@ class RunStore:
             folders = [Path(one) for one in os.scandir(self.root)] if self.root.exists() else []
         for folder in folders:
             try:
-                records.append(RunRecord.model_validate_json((folder / "run.json").read_bytes()))
+                record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValidationError):
+                unreadable.append(folder.name)
+                continue
+            if record.run_id == folder.name:
+                records.append(record)
+            else:  # the record of another run
                 unreadable.append(folder.name)
         return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 

@@ -128,6 +128,12 @@ class Service:
         check_profile(launch.profile, launcher.key_names())
         return self._resolve(launch)
 
+    def check(self, launch: Launch) -> None:
+        """Raises what `start` would raise for these values, and for a validation that is missing; nothing is made."""
+        environment, config = self.resolve(launch)
+        if launch.require_validation:
+            validations.require_validation(self.tests, config, environment.file_path)
+
     def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)

@@ -10,12 +10,13 @@ import contextlib
 import contextvars
 import functools
 import json
-import math
 import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from lachesis.child import redact
 
 BEAT_S = 2.0
 MOST_ERRORS = 5
@@ -23,6 +24,8 @@ EMPTY = (
     "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
     "solves all of them or none"
 )
+LARGEST = 1e30
+"""Sums and squares of larger numbers are infinite soon."""
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 Json = dict[str, Any]
 
@@ -64,7 +67,8 @@ class Tally:
 
     def note(self, error: str) -> None:
         """Keep what went wrong, each kind once with its count."""
-        key = " ".join(error.split())[:300]
+        plain = error.encode("utf-8", "replace").decode()  # half an emoji could not be written as JSON
+        key = redact(" ".join(plain.split()))[:300]
         if key in self.errors or len(self.errors) < MOST_ERRORS:
             self.errors[key] = self.errors.get(key, 0) + 1
 
@@ -189,11 +193,11 @@ def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int)
 
 
 def is_score(value: Any) -> bool:
-    """Whether a value can be a reward: a finite number, of Python or of numpy or torch."""
-    if isinstance(value, str) or value is None:
+    """Whether a value can be a reward: a finite number of usual size, of Python or of numpy or torch."""
+    if isinstance(value, str | bytes) or value is None:
         return False
     try:
-        return math.isfinite(float(value))
+        return abs(float(value)) < LARGEST
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -25,6 +25,8 @@ LEAST_SIGNAL = 0.2
 """Below this share of groups with a signal, training mostly waits."""
 MANY_TRUNCATED = 0.5
 FEW_GROUPS = 8
+EQUAL = 1e-6
+"""Scores that differ by less, relative to themselves, are the same number rounded differently."""
 ORDER: tuple[Word, ...] = ("learnable", "too easy", "too hard", "broken")
 
 
@@ -69,7 +71,7 @@ def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any]
     scores = [score for group in seen.scores_P for score in group]
     groups = [group for group in seen.scores_P if group]
     rollouts = len(scores) + seen.invalid
-    silent = sum(max(group) == min(group) for group in groups) + seen.empty
+    silent = sum(max(group) - min(group) <= EQUAL * max(map(abs, group)) for group in groups) + seen.empty
     tried = len(groups) + seen.empty
     numbers = {
         "groups": len(groups),
@@ -124,8 +126,10 @@ def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[s
         remarks.append(f"{seen.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(seen.errors)[:3])}")
     if seen.empty:
         remarks.append(f"{seen.empty} groups were left out by the environment itself; they count as groups without a signal")
+    if rollouts > 1 and len({score for group in groups for score in group}) == 1:
+        remarks.append(f"every one of the {rollouts} scores is {groups[0][0]:g}; look whether the verifier tells answers apart")
     if len(groups) < FEW_GROUPS:
-        remarks.append(f"from {len(groups)} groups only; more (num_steps) make it surer")
+        remarks.append(f"from {len(groups)} groups only; more of them make it surer")
     return remarks
 
 

@@ -103,18 +103,24 @@ def failure_kind(tally: Path) -> str | None:
     return failure.get("kind") if isinstance(failure, dict) else None
 
 
+def build_missing_model(bench: Bench) -> None:
+    """Make this project's tiny model if it is asked for and not there yet. An environment asked at an endpoint takes its
+    tokenizer. Raises LachesisError, which says nothing of the environment."""
+    names = [one.removeprefix(EMBEDDED) for one in bench.test.request.models]
+    for name in (bench.config.openai.model_name, *names):
+        if is_missing_tiny_model(name, bench.tests.home):
+            build_tiny_model(bench.tests.home, bench.tests.dir(bench.test.test_id))
+
+
 def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, str]:
     """Where the model answers, and the key it asks for. A local one is served here as long as the group lasts."""
-    home, config = bench.tests.home, bench.config
-    name = model.removeprefix(EMBEDDED) if model.startswith(EMBEDDED) else config.openai.model_name
-    folder = bench.tests.output(bench.test, model).with_suffix("")
-    folder.mkdir(exist_ok=True)
-    if is_missing_tiny_model(name, home):  # at an endpoint its tokenizer is needed
-        build_tiny_model(home, folder)
+    config = bench.config
     if not model.startswith(EMBEDDED):
         return config, *remote_endpoint(model)
+    folder = bench.tests.output(bench.test, model).with_suffix("")
+    folder.mkdir(exist_ok=True)
     values = config.model_dump()
-    values["env"]["tokenizer_name"] = values["openai"]["model_name"] = name
+    values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model.removeprefix(EMBEDDED)
     plan = make_base_server(configuration.build(values), folder)
     plan.write()
     for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last

@@ -36,7 +36,9 @@ class Progress:
         try:
             data = round(100 * step / total, 1)
             key = f"progress-{self.run_id}"
-            self._artifact = PrefectApi().show(self.flow_run_id, key=key, kind="progress", data=data, known=self._artifact)
+            self._artifact = PrefectApi().show(
+                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", known=self._artifact
+            )
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
 

@@ -51,10 +51,22 @@ def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() ->
     longer = rescaled(made, PLAN.model_copy(update={"total_steps": 30}))
     assert longer.tokens.expected == 3 * made.tokens.expected
     half = compare(
-        longer, steps=15, tokens=Tokens(sampled=longer.tokens.expected), hours=longer.hours.expected / 2, cost_usd=None
+        longer, steps=15, tokens=Tokens(sampled=longer.tokens.expected), training_hours=longer.hours.expected / 2, cost_usd=None
     )
-    assert half.ratio["tokens"] == pytest.approx(2.0, abs=0.01)
-    assert half.ratio["hours"] == pytest.approx(1.0, abs=0.01)
+    assert half["tokens"] == pytest.approx(2.0, abs=0.01)
+    assert half["hours"] == pytest.approx(1.0, abs=0.01)
+    few = compare(longer, steps=4, tokens=Tokens(), training_hours=1.0, cost_usd=None)
+    assert few == {}, "the first steps wait for the environment"
+
+
+def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
+    made = forecast([Rollouts(rollouts=16, copies=16, prefill=8, sampled=32, seconds=4)], PLAN, PRICES)
+    assert made is not None
+    half = rescaled(made, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}))
+    assert half.tokens_per_rollout.prefill == pytest.approx(2 * made.tokens_per_rollout.prefill, abs=0.01)
+    assert half.tokens.expected - made.tokens.expected == pytest.approx(
+        PLAN.rollouts * made.tokens_per_rollout.prefill, rel=0.05
+    )
 
 
 def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def train(args: argparse.Namespace) -> int:
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
         wanted = Launch(args.environment, args.profile, edits, args.model, args.seed, args.require_validation)
-        service.resolve(wanted)  # wrong input is told before a model is built
+        service.check(wanted)  # wrong input is told before a model is built
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
             service.build_model(wanted, advance)
         record = service.start(wanted)
@@ -108,7 +108,11 @@ def test(args: argparse.Namespace) -> int:
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompted = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
     wanted = TestOptions(num_steps=args.steps, group_size=args.group_size, models=args.model, prompts=args.prompt, **prompted)
-    started = service.start_test(Launch(args.environment, args.profile, edits), wanted)
+    launch = Launch(args.environment, args.profile, edits)
+    service.describe(launch)  # wrong input is told before a model is built
+    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+        service.build_model(launch, advance)
+    started = service.start_test(launch, wanted)
     show.notice(f"test {started.test_id}: {service.tests.dir(started.test_id)}")
     with show.steps_bar("groups", quiet=args.json) as advance:
         while not (found := service.test(started.test_id)).ended:
@@ -135,10 +139,12 @@ def status(args: argparse.Namespace) -> None:
 def stop(args: argparse.Namespace) -> None:
     """Waits until the run has ended, at most a minute: people expect it to be over."""
     service = Service()
+    lived = not service.get(args.run).ended
     answer = service.stop(args.run)
     launcher.wait_for(lambda: service.get(args.run).ended, timeout_s=60)
     answer["status"] = service.get(args.run).status
-    out(args, answer, f"{answer['message']}; it is now {answer['status']}")
+    told = f"run {args.run} is {answer['status']}; `lachesis train --resume {args.run}` goes on from its newest checkpoint"
+    out(args, answer, told if lived and answer["status"] == "stopped" else answer["message"])
 
 
 def results(args: argparse.Namespace) -> None:

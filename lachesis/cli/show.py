@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.runs import seconds_between
+
 if TYPE_CHECKING:
     from lachesis.cli.doctor import Check
     from lachesis.discovery import Scan
@@ -148,12 +150,19 @@ def status(answer: Json) -> RenderableType:
             *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
             ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
-            ("error", Text(answer.get("error", ""), style="red")) if answer.get("error") else ("error", None),
+            _reason(answer),
             ("warning", answer.get("warning")),
             ("page", answer["ui_url"]),
             ("next", " · ".join(answer["next_steps"])),
         ]
     )
+
+
+def _reason(answer: Json) -> tuple[str, Any]:
+    """Why it ended; a stop that somebody or a budget asked for is no error."""
+    if answer["status"] == "stopped":
+        return ("stopped because of", answer.get("error"))
+    return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
 
 
 def _health(health: Json) -> list[tuple[str, Any]]:
@@ -163,7 +172,9 @@ def _health(health: Json) -> list[tuple[str, Any]]:
     stall = health.get("stalled") or {}
     budget = ", ".join(f"{share:.0%} of the {name}" for name, share in (health.get("budget") or {}).items())
     said = "; ".join([health["word"], *health.get("evidence", []), *health.get("advice", [])])
+    ago = f"{seconds_between(health['at']):.0f} s ago" if health.get("at") else None
     return [
+        ("looked at", ago),
         ("stalled", Text(f"in {stall['part']} since {stall['since']}: {stall['evidence']}", style="red") if stall else None),
         ("learning", Text(said, style=_COLOURS.get(health["word"], "yellow"))),
         ("budget", budget),
@@ -195,15 +206,22 @@ def tested(test: InferenceTest) -> RenderableType:
         for prompt in one.get("prompts", []):
             said = "; ".join(f"{response['text']!r} {_score(response['score'])}" for response in prompt["responses"])
             lines.append(Text(f"{one['name']}: {prompt['prompt']!r} -> {said}{_note(prompt)}"))
-    if test.result["summary"].get("forecast"):
-        lines.append(Text(f"a whole run: {_forecast(test.result['summary']['forecast'])}"))
-    return Group(*lines, Text(f"files: {test.result['summary']['output_directory']}", style="dim"))
+    summary = test.result["summary"]
+    if summary.get("forecast"):
+        lines.append(Text(f"forecast: {_forecast(summary['forecast'])}"))
+    lines.append(Text(f"files: {summary['output_directory']}", style="dim"))
+    if summary.get("verdict") == "learnable":
+        lines.append(Text(f"next: lachesis train {test.request.environment} --require-validation --watch"))
+    return Group(*lines)
 
 
 def _forecast(made: Json) -> str:
+    """With the number of steps that it is for; fewer or more can be had with --set total_steps=N."""
     tokens, hours, cost = made["tokens"], made["hours"], made.get("cost_usd")
-    money = f", {cost['low']:,.2f} to {cost['high']:,.2f} US dollars" if cost else ""
-    return f"{_short(tokens['low'])} to {_short(tokens['high'])} tokens, {_time(hours['low'])} to {_time(hours['high'])}{money}"
+    money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars" if cost else "no price known for the base model"
+    size = f"{made['planned']['total_steps']} steps of {made['planned']['batch_size']} rollouts"
+    training = f"{_time(hours['low'])} to {_time(hours['high'])} of training"
+    return f"{size} take {_short(tokens['low'])} to {_short(tokens['high'])} tokens, {training}, {money}"
 
 
 def _short(number: float) -> str:
@@ -214,7 +232,7 @@ def _short(number: float) -> str:
 
 
 def _time(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes" if hours * 60 >= 1 else f"{hours * 3600:.0f} s"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes" if hours * 60 >= 2 else f"{hours * 3600:.0f} s"
 
 
 def _score(score: float | None) -> str:

@@ -57,7 +57,7 @@ def judge(steps: Sequence[Step], *, first: Sequence[Step] | None = None, best: f
     """What the last steps say; `steps` are lines of the metrics in order, at least the last WINDOW. Of a longer run `first` are
     the first WINDOW steps and `best` what `best_reward` said until now."""
     if len(steps) < LEAST_STEPS:
-        return Health(word="healthy", evidence=[f"{len(steps)} steps are too few to judge"])
+        return Health(word="healthy", evidence=[f"not judged yet: {len(steps)} of at least {LEAST_STEPS} steps"])
     course = Course(steps, first or steps[:WINDOW], best_reward(steps, best))
     found = [finding for sign in SIGNS if (finding := sign(course)) is not None]
     found.sort(key=lambda one: one.word != "broken")

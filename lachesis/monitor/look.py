@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import psutil
 
 from lachesis import tally as tallies
 from lachesis.config import LimitsSection, RunConfig
+from lachesis.errors import LachesisError
 from lachesis.limits import Spent, spent
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir, RunRecord, RunStore
@@ -43,6 +45,8 @@ class Look:
     steps: list[Json] = field(default_factory=list)
     """The last ones."""
     first: list[Json] = field(default_factory=list)
+    problem: str | None = None
+    """What could not be looked at, so that policies and budgets may not be kept."""
     at: float = 0.0
 
     @property
@@ -54,7 +58,10 @@ def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:
     """In the order of the records. A run whose files cannot be read is seen with what there is."""
     looks = [Look(record, store.dir(record.run_id)) for record in records]
     for look in looks:
-        _read(look)
+        try:
+            _read(look)
+        except Exception as error:  # one damaged run must not hide the others
+            look.problem = f"its files cannot be read: {error}"
     asyncio.run(_ask_all([look for look in looks if not look.record.ended]))
     return looks
 
@@ -67,15 +74,17 @@ def _read(look: Look) -> None:
     with contextlib.suppress(OSError):
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)
-    with contextlib.suppress(Exception):  # a run that is being made, or a damaged file, which its own processes tell
+    try:
         look.limits = RunConfig.from_yaml(look.folder.config).limits
+    except LachesisError as error:
+        look.problem = f"its budgets and policies are not kept: {error}"
 
 
 def process_state(pid: int | None) -> str:
     """psutil's word, such as running, sleeping or stopped; "gone" when there is no such process."""
     try:
         return str(psutil.Process(pid).status()) if pid else "gone"
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # the latter for a number that is no process id
         return "gone"
 
 
@@ -108,8 +117,8 @@ async def _json(client: httpx.AsyncClient, look: Look, service: str, path: str) 
     try:
         answer = await client.get(f"http://127.0.0.1:{port}{path}")
         found = answer.json()
-    except httpx.HTTPError:
-        return None
-    except ValueError:
+    except (json.JSONDecodeError, UnicodeDecodeError):
         return {}
+    except Exception:  # nobody answers, or the port is none
+        return None
     return found if isinstance(found, dict) else {}

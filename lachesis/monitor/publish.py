@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lachesis.errors import ServerDownError
 from lachesis.metrics import MetricsFile, history
 from lachesis.monitor import text
 from lachesis.prefect_api import PrefectApi
@@ -40,33 +41,50 @@ class Publisher:
                     continue
                 if one.record.flow_run_id is not None:
                     one.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
-                    self.publish_run(api, one)
-                    done += 1
+                    done += self._published(api, one)
         return done
+
+    def _published(self, api: PrefectApi, seen: Watched) -> bool:
+        """Whether it could be; what is wrong with one run keeps the others from nothing. Raises ServerDownError."""
+        try:
+            self.publish_run(api, seen)
+        except ServerDownError:
+            raise
+        except Exception as error:
+            seen.said.append(f"not published: {error}")
+            return False
+        return True
 
     def publish_run(self, api: PrefectApi, seen: Watched) -> None:
         """Report, table and progress of one run. Raises ServerDownError."""
         record, steps = seen.record, MetricsFile(seen.look.folder.metrics).read()
         done = steps[-1]["step"] if steps else 0
-        content = {
-            "report": ("markdown", text.report(seen, history(steps, MOST_POINTS))),
-            "status": ("table", text.status_rows(seen)),
-            "progress": ("progress", min(100.0, round(100 * done / record.total_steps, 1))),
+        content: dict[str, tuple[str, Any, str]] = {
+            "report": ("markdown", text.report(seen, history(steps, MOST_POINTS)), "How the run learns, and its last words"),
+            "status": ("table", text.status_rows(seen), "The run's processes"),
+            "progress": ("progress", min(100.0, round(100 * done / record.total_steps, 1)), "Training steps"),
         }
-        for name, (kind, data) in content.items():
-            key = f"{name}-{record.run_id}"
+        for name, (kind, data, what) in content.items():
             known = seen.memory.artifacts.get(name)
-            seen.memory.artifacts[name] = api.show(record.flow_run_id, key=key, kind=kind, data=data, known=known)
+            seen.memory.artifacts[name] = api.show(
+                record.flow_run_id,
+                key=f"{name}-{record.run_id}",
+                kind=kind,
+                data=data,
+                description=f"{what}: {record.environment}, run {record.run_id}",
+                known=known,
+            )
         seen.published = True
 
     def _overview(self, api: PrefectApi, seen: Sequence[Watched], records: Sequence[RunRecord]) -> None:
         file = self.home / "monitor.json"
         try:
-            known = json.loads(file.read_text())
+            found = json.loads(file.read_text())
         except (OSError, ValueError):
-            known = {}
+            found = None
+        known = found if isinstance(found, dict) else {}
         fresh = {one.record.run_id: one.record for one in seen}
         rows = [text.overview_row(fresh.get(record.run_id, record)) for record in records[:MOST_ROWS]]
-        made = api.show(None, key="lachesis-runs", kind="table", data=rows, known=known.get(api.url))
+        made = api.show(None, key="lachesis-runs", kind="table", data=rows, description="All runs", known=known.get(api.url))
         if known.get(api.url) != made:
             write_private(file, json.dumps({api.url: made}))

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lachesis import launcher
-from lachesis.errors import LachesisError, ServerDownError, StorageError
+from lachesis.errors import ServerDownError, StorageError
 from lachesis.limits import exceeded, shares
 from lachesis.monitor.learning import Health, best_reward, judge
 from lachesis.monitor.look import Look, look_at
@@ -86,7 +86,7 @@ class Monitor:
             log.warning("%s", warning)
         mine = [record for record in records if self._matters(record)]
         seen = self._all_judged(mine)
-        self._end_leftovers([one for one in seen if one.record.ended])
+        self._end_leftovers(seen)
         for one in seen:
             try:
                 self._act(one)
@@ -94,7 +94,7 @@ class Monitor:
                 one.said.append(f"not done: {error}")
         try:
             Publisher(self.store.home).publish(seen, records)
-        except LachesisError as error:
+        except Exception as error:
             log.warning("not everything was published: %s", error)
         for one in seen:
             over = one.record.ended and not one.record.resume_wanted and not one.look.folder.is_alive()
@@ -140,9 +140,9 @@ class Monitor:
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
         stall = find_stall(look, memory.silent_since)
         memory.best_reward = best_reward(look.steps, memory.best_reward)
-        return Watched(
-            look, memory, judge(look.steps, first=look.first, best=memory.best_reward), stall, shares(look.limits, look.spent)
-        )
+        health = judge(look.steps, first=look.first, best=memory.best_reward)
+        said = [look.problem] if look.problem else []
+        return Watched(look, memory, health, stall, shares(look.limits, look.spent), said)
 
     # --- act --------------------------------------------------------------------------------------------------------
 
@@ -192,14 +192,21 @@ class Monitor:
         seen.memory.held_since = seen.memory.held_since or time.time()
         if time.time() - seen.memory.held_since > HELD_S:
             folder = seen.look.folder
-            stuck = [*leftovers.holders(folder.path / ".alive"), *leftovers.processes_of([folder.path]).get(folder.path, [])]
+            stuck = [*leftovers.holders(folder.path / ".alive"), *leftovers.processes_under(folder.path).get(folder.path, [])]
             seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
 
-    def _end_leftovers(self, ended: list[Watched]) -> None:
-        """Processes of runs whose flow and reaper are gone."""
-        dead = {one.look.folder.path: one for one in ended if not one.look.folder.is_alive()}
-        for path, processes in leftovers.processes_of(dead).items():
-            dead[path].said += [f"ended what it had left behind: {one}" for one in leftovers.end_all(processes)]
+    def _end_leftovers(self, seen: list[Watched]) -> None:
+        """Processes of runs and inference tests whose flow and reaper are gone."""
+        ended = {one.look.folder.path: one for one in seen if one.record.ended}
+        for path, processes in leftovers.processes_under(self.store.home).items():
+            run = ended.get(path)
+            if (run is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():
+                continue  # a run that lives, or is being started
+            told = [f"ended what it had left behind: {one}" for one in leftovers.end_all(processes)]
+            if run is not None:
+                run.said += told
+            else:
+                log.info("inference test %s: %s", path.name, "; ".join(told))
 
     # --- tell -------------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 from lachesis.errors import RunStateError
+from lachesis.tally import is_score
 
 
 def read_evaluation(folder: Path) -> dict[str, float]:
-    """The metrics of `folder`/metrics.json. Raises RunStateError when the environment wrote none."""
+    """The metrics of `folder`/metrics.json. What is no finite number is left out. Raises RunStateError when the
+    environment wrote none."""
     file = folder / "metrics.json"
     try:
         found = json.loads(file.read_text())["results"]["all"]
@@ -17,4 +19,4 @@ def read_evaluation(folder: Path) -> dict[str, float]:
         raise RunStateError(
             f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
         ) from error
-    return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    return {key: float(value) for key, value in found.items() if isinstance(value, int | float) and is_score(value)}

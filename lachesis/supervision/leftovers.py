@@ -4,25 +4,24 @@ never by a stored number."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 MARK = "LACHESIS_RUN"
-"""The variable in the environment of every process of a run that holds the run's folder."""
+"""The variable in the environment of every process of a run or an inference test that holds its folder."""
 PATIENCE_S = 5.0
 
 
-def processes_of(folders: Iterable[Path]) -> dict[Path, list[psutil.Process]]:
-    """The living processes of each run, by its folder. One walk over all processes of this user."""
-    wanted = {str(folder): folder for folder in folders}
+def processes_under(root: Path) -> dict[Path, list[psutil.Process]]:
+    """The living processes of each run and inference test in this folder, by its own. One walk over all processes of this
+    user."""
     found: dict[Path, list[psutil.Process]] = {}
-    for process in psutil.process_iter() if wanted else ():
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            folder = wanted.get(process.environ().get(MARK, ""))
-            if folder is not None and process.status() != psutil.STATUS_ZOMBIE:
-                found.setdefault(folder, []).append(process)
+            folder = process.environ().get(MARK)
+            if folder and Path(folder).is_relative_to(root) and process.status() != psutil.STATUS_ZOMBIE:
+                found.setdefault(Path(folder), []).append(process)
     return found
 
 

@@ -213,7 +213,12 @@ def make_probe(
         [*PYTHON, "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
-        env={**({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")), **_passed("WANDB_"), **env},
+        env={
+            **({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")),
+            **_passed("WANDB_"),
+            **env,
+            MARK: str(output.parent),
+        },
         timeout_s=timeout_s,
     )
     return probe, {config_file: config_yaml, spec_file: json.dumps(spec)}
@@ -230,7 +235,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*PYTHON, "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env=_hub(config),
+        env={**_hub(config), MARK: str(folder)},
     )
     return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
 

@@ -79,7 +79,7 @@ def test_the_gravest_comes_first() -> None:
 
 
 def test_a_few_steps_are_too_few() -> None:
-    assert judge(healthy(60, **{"weights/change": 0.0})[:4]).evidence == ["4 steps are too few to judge"]
+    assert judge(healthy(60, **{"weights/change": 0.0})[:4]).evidence == ["not judged yet: 4 of at least 5 steps"]
 
 
 def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:

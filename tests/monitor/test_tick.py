@@ -242,3 +242,57 @@ def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make
     store.update("0123abcd", flow_run_id=None)
     assert len(Monitor(store).tick()) == 1
     assert Monitor(store).tick() == []
+
+
+DAMAGE: dict[str, Callable[[RunStore], object]] = {
+    "a metric that is no float": lambda store: store.dir(BAD).metrics.write_text(
+        '{"step": 1, "reward/mean": 1' + "0" * 400 + "}"
+    ),
+    "rewards whose sum is infinite": lambda store: store.dir(BAD).metrics.write_text(
+        "".join(f'{{"step": {step}, "reward/mean": 1.7e308}}\n' for step in range(1, 61))
+    ),
+    "numbers that are no process and no port": lambda store: store.update(
+        BAD, flow_pid=-5, services={"trainer": ServiceRecord(pid=-1, port=10**9, log="x", state="running")}
+    ),
+    "the record of another run": lambda store: store.dir(BAD).record.write_text(
+        store.dir(BAD).record.read_text().replace(BAD, "0000ffff")
+    ),
+    "a flow run that is none": lambda store: store.update(BAD, flow_run_id="../x"),
+    "half an emoji": lambda store: store.dir(BAD).tally.write_text(
+        json.dumps({"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}})
+    ),
+    "a configuration that is none": lambda store: store.dir(BAD).config.write_text("{"),
+    "a home that remembers a list": lambda store: (store.home / "monitor.json").write_text("[]"),
+}
+BAD = "0bad0bad"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_whatever_is_wrong_with_one_run_the_others_are_watched(store: RunStore, make: Make, asked: Asked, damage: str) -> None:
+    make(BAD)
+    make("0600d000", limits={"max_tokens": 5})
+    MetricsFile(store.dir("0600d000").metrics).append(1, {"tokens/sampled_total": 10.0})
+    DAMAGE[damage](store)
+    seen = {one.record.run_id: one for one in Monitor(store).tick()}
+    assert asked == [("0600d000", "budget: 10 of 5 tokens")]
+    assert store.load("0600d000").health is not None
+    if damage == "a configuration that is none":
+        assert any(text.startswith("its budgets and policies are not kept") for text in seen[BAD].said)
+
+
+def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: Make) -> None:
+    """Also a child that left its parent's process group; not that of a run that lives."""
+    make()
+    folders = (store.home / "inference_tests" / "0a0a0a0a", store.dir("0123abcd").path)
+    stray, own = (
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env={**os.environ, MARK: str(folder)},
+            start_new_session=True,
+        )
+        for folder in folders
+    )
+    Monitor(store).tick()
+    assert not psutil.pid_exists(stray.pid)
+    stray.wait(5)
+    assert own.poll() is None

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 import yaml
 
 from lachesis import config as configuration
+from lachesis import models
 from lachesis import stages as child_stages
 from lachesis import tally as tallies
 from lachesis.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
 from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
-from lachesis.verdict import judge
+from lachesis.verdict import Seen, judge
 from tasks import inference
 from tasks.inference import Bench, ask_model
 from tasks.stages import Check
@@ -226,3 +228,44 @@ def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     content = yaml.safe_load(probe_config(config, request, tests.output(test, "m"), {}, "run"))
     assert Path(content["env"]["data_path_to_save_groups"]) in tests.files(test, "m")
     assert tests.output(test, "m") in tests.files(test, "m")
+
+
+def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's tokenizer is that of the model, also when an endpoint answers; without it all would seem broken."""
+    bench = make()
+    built: list[Path] = []
+    monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
+    inference.build_missing_model(bench)
+    assert not built
+    tiny = models.tiny_path(models.Recipe(), bench.tests.home)
+    inference.build_missing_model(replace(bench, config=configuration.resolve("sums", "embedded", {}, model=str(tiny))))
+    assert built == [bench.tests.home]
+
+
+def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
+    counts = tallies.Tally(tmp_path / "tally.json")
+    counts.note("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
+    counts.note("half an emoji \ud83d")
+    counts.write()
+    known = tallies.read(tmp_path / "tally.json")
+    assert known is not None
+    assert "sk-0" not in json.dumps(known)
+    assert json.dumps(known["errors"], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("scores", "word", "said"),
+    [
+        ([[0.5, 0.5000000001], [0.5, 0.5]], "too easy", "4 of 4 rollouts are right"),
+        ([[1.0, 1.0], [1.0, 1.0]], "too easy", "every one of the 4 scores is 1"),
+        ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "every one of the 4 scores is -1"),
+    ],
+)
+def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], word: str, said: str) -> None:
+    verdict = judge(Seen(scores_P=scores))
+    assert verdict.word == word
+    assert said in " ".join(verdict.evidence)
+    assert not tallies.is_score(1.7e308), "sums of such are infinite"
