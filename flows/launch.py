@@ -106,6 +106,7 @@ def _begin(store: RunStore, run_id: str) -> RunRecord:
         ended_at=None,
         services={},
         evaluation={},
+        resumed=None,
         flow_run_id=str(runtime.flow_run.id) if runtime.flow_run.id else None,
         flow_pid=os.getpid(),
     )
@@ -140,8 +141,9 @@ class _Run:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
         self.folder = store.dir(record.run_id)
         check_profile(record.profile)
-        resume = Checkpoints(self.folder.checkpoints).newest() is not None
-        self.plan: Plan = make_plan(record, self.folder, RunConfig.from_yaml(self.folder.config), resume=resume)
+        found = Checkpoints(self.folder.checkpoints).to_resume()
+        config = RunConfig.from_yaml(self.folder.config)
+        self.plan: Plan = make_plan(record, self.folder, config, resume=found.groups if found else None)
         self.plan.write()
         self.flow_run_id: str | None = runtime.flow_run.id
         self.runner_pid = os.getppid()
@@ -176,7 +178,7 @@ class _Run:
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
-            self._note_wandb(health)
+            self._note_told(health)
             if health.get("phase") == "finished" or self._ended():
                 progress.publish(total, total, force=True)
                 return "completed"
@@ -216,8 +218,8 @@ class _Run:
                 raise death(self.plan.service(name), code)
         return False
 
-    def _note_wandb(self, health: dict[str, Any]) -> None:
-        told = {key: health[key] for key in ("wandb_url", "wandb_error") if health.get(key)}
+    def _note_told(self, health: dict[str, Any]) -> None:
+        told = {key: health[key] for key in ("resumed", "wandb_url", "wandb_error") if health.get(key)}
         if any(getattr(self.record, key) != value for key, value in told.items()):
             self.record = self.store.update(self.run_id, **told)
 

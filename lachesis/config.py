@@ -137,6 +137,8 @@ class TinkerSection(Section):
     """Where checkpoint manifests lie."""
     save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1)
     """Steps between checkpoints."""
+    keep_checkpoints: int = Field(3, ge=1, le=10_000)
+    """Newest checkpoints that are kept; the one with the highest reward and the final one stay beside them."""
     loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
     """Policy-gradient loss."""
     seed: int = Field(0, ge=0)

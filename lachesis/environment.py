@@ -7,7 +7,8 @@ YAML` does so for an inference test; see `lachesis.probe`. `python -m lachesis.e
 goes through the stages of a validation; see `lachesis.stages`. `python -m lachesis.environment describe FILE CLASS OUT` writes
 the configuration's schema as JSON to OUT.
 
-With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`.
+With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`. With
+LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from where training stands; see `lachesis.cursor`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from lachesis import probe, stages, tally
+from lachesis import cursor, probe, stages, tally
 from lachesis.child import redact
 
 
@@ -46,7 +47,7 @@ def _run(command: str, file: Path, options: list[str]) -> None:
     if command == "probe":
         counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
-        _count(Path(os.environ["LACHESIS_TALLY"]))
+        _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]))
     sys.argv = [str(file), *options]
     try:
         runpy.run_path(str(file), run_name="__main__")
@@ -59,15 +60,17 @@ def _run(command: str, file: Path, options: list[str]) -> None:
         sys.exit(1)
 
 
-def _count(file: Path) -> None:
-    """Count what the environment's class does, whichever it is."""
+def _count(file: Path, place: Path) -> None:
+    """Count what the environment's class does, whichever it is, and keep its place in its items."""
     from atroposlib.envs.base import BaseEnv
 
     start = BaseEnv.cli.__func__
     counts = tally.Tally(file, beat=True)
     tally.watch_servers(counts)
+    reached = cursor.Cursor(place, int(os.environ["LACHESIS_CURSOR_GROUPS"]))
 
     def cli(cls: Any) -> None:
+        cursor.watch(reached, cls)
         tally.watch_environment(counts, cls)
         start(cls)
 

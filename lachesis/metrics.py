@@ -111,6 +111,8 @@ class WandbSink:
         self.error: str | None = None
         self._folder = folder
         self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
+        # A resumed run goes on in the same run of W&B, where that is possible.
+        self._settings |= {"id": folder.name, "resume": "allow"}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)

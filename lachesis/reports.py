@@ -92,6 +92,8 @@ class RunStatus(Report):
     wandb_run_name: str
     wandb_url: str | None = None
     wandb_error: str | None = None
+    resumed: Json | None = None
+    """What this attempt went on from."""
     logs: dict[str, str]
     metrics: StatusMetrics
     health: Json | None
@@ -179,6 +181,7 @@ def run_status(
         "queue": QueuePlace(**queue) if queue else None,
         "wandb_url": record.wandb_url,
         "wandb_error": record.wandb_error,
+        "resumed": record.resumed,
         "error": record.error,
         "last_error": _last_error(record, folder),
         "warning": warning,

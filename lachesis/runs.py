@@ -86,6 +86,8 @@ class RunRecord(BaseModel):
     attempt: int = 1
     wandb_project: str
     wandb_run_name: str
+    resumed: dict[str, Any] | None = None
+    """What this attempt went on from; see `lachesis.trainer.keeper.Receipt`. None for the first one."""
     wandb_url: str | None = None
     wandb_error: str | None = None
     """Why logging to W&B has stopped, if it has."""
@@ -114,6 +116,8 @@ class RunDir:
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
         self.rollouts = self.path / "rollouts.jsonl"
+        self.cursor = self.path / "cursor.txt"
+        """Where the environment stands in its items; see `lachesis.cursor`."""
         self.spent = self.path / "spent.json"
         """Tokens and money of the run until its trainer ended; the last line of the metrics is older."""
         self.tally = self.path / "environment.json"

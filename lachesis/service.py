@@ -149,7 +149,7 @@ class Service:
         profile lacks here is not looked at."""
         environment, config = self._resolve(launch)
         record = self._record(launch, environment, config, "RUN_ID")
-        return config, make_plan(record, self.store.dir(record.run_id), config, resume=False)
+        return config, make_plan(record, self.store.dir(record.run_id), config)
 
     def _configure(self, launch: Launch, schema: Schema, fields: Fields) -> RunConfig:
         """The profile's and the environment's values with the edits over them. Raises ConfigError."""
@@ -267,7 +267,7 @@ class Service:
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
         check_profile(record.profile, launcher.key_names())
         folder = self.store.dir(run_id)
-        Checkpoints(folder.checkpoints).newest()  # a damaged manifest is told before anything changes
+        Checkpoints(folder.checkpoints).to_resume()  # that none is whole is told before anything changes
         config = _with_limits(RunConfig.from_yaml(folder.config), limits or {})
         steps = MetricsFile(folder.metrics).tail(1)
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}))

@@ -45,18 +45,19 @@ class Plan:
         return next(spec for spec in self.services if spec.name == name)
 
 
-def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: bool) -> Plan:
+def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: int | None = None) -> Plan:
     """Choose ports, put them into the run's configuration, and name every command; nothing is written yet. The token of the
-    engine is made here and goes to the two children that need it, through their environment only."""
+    engine is made here and goes to the two children that need it, through their environment only. For a run that goes on from a
+    checkpoint `resume` is the number of groups that training had received by then."""
     ports = dict(zip(ORDER, free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
     files = {folder.config: config.to_yaml()}
     token = f"tml-{secrets.token_urlsafe(24)}"
-    services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume)]
+    services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume is not None)]
     if record.profile == "embedded":
         engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.log("engine"))
         services.insert(0, engine)
-    environment = _environment(record, config, folder, ports["api"])
+    environment = _environment(record, config, folder, ports["api"], groups=resume or 0)
     evaluations = {}
     if config.tinker.final_evaluation:
         for which, url in (("before", f"http://{HOST}:{ports['trainer']}/base/v1"), ("after", config.openai.base_url)):
@@ -160,7 +161,7 @@ def _trainer(
     )
 
 
-def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port: int) -> ServiceSpec:
+def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port: int, groups: int) -> ServiceSpec:
     wandb = _passed("WANDB_") if config.env.use_wandb else {}
     if config.env.use_wandb and "WANDB_API_KEY" not in wandb:
         wandb["WANDB_MODE"] = "offline"
@@ -169,12 +170,18 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         [*_environment_command(record), "serve", "--config", str(folder.config)],
         log=folder.log("environment"),
         cwd=folder.path,
-        env={**_hub(config), **wandb, "LACHESIS_TALLY": str(folder.tally)},
+        env={**_hub(config), **wandb, **_place(folder, groups)},
         ready=http_question(
             f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}, otherwise="not registered yet, setup() may still run; "
         ),
         timeout_s=300.0,  # setup() may load a data set
     )
+
+
+def _place(folder: RunDir, groups: int) -> dict[str, str]:
+    """Where the environment counts what it does, and where it goes on."""
+    counts = {"LACHESIS_TALLY": str(folder.tally), "LACHESIS_CURSOR": str(folder.cursor)}
+    return {**counts, "LACHESIS_CURSOR_GROUPS": str(groups)}
 
 
 def _evaluation_yaml(config: RunConfig, folder: RunDir, which: str, base_url: str) -> str:

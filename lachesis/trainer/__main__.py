@@ -123,11 +123,12 @@ async def _train(
     from lachesis.trainer import inference_app
     from lachesis.trainer.atropos import Atropos
     from lachesis.trainer.checkpoints import Checkpoints
+    from lachesis.trainer.keeper import Keeper
     from lachesis.trainer.loop import Trainer, unless
     from lachesis.trainer.policy import Policy
 
     checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.newest() if args.resume else None
+    newest = checkpoints.to_resume() if args.resume else None
     state = inference_app.TrainerState(step=newest.step if newest else 0)
     if newest:
         log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
@@ -135,11 +136,14 @@ async def _train(
     if policy is None:
         return  # told to end before there was anything to save
     await policy.publish()
+    keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
+    if newest:
+        state.resumed = (await keeper.receipt(newest)).model_dump()
     atropos = Atropos(config.env.rollout_server_url)
     await atropos.register(config, first_step=state.step, checkpoint_dir=checkpoints.folder)
     wandb = _wandb(config, folder) if config.tinker.use_wandb else None
     place = RunDir(folder.parent, folder.name)
-    trainer = Trainer(config, policy, atropos, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
+    trainer = Trainer(config, policy, atropos, keeper=keeper, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
     app = inference_app.create_app(policy, tokenizer, config, state)
     try:
         async with serving(app, sock):

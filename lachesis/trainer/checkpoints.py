@@ -1,49 +1,135 @@
-"""Which checkpoints of a run are complete: a manifest is written after everything it names."""
+"""Which checkpoints of a run are whole: a manifest is written after everything that it names, with a hash of each file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.errors import CheckpointError
 from lachesis.runs import now, write_private
 
+log = logging.getLogger(__name__)
+ENGINE = "engine"
+"""The folder of the run in which the embedded engine keeps what it saves."""
+
+
+class StoredFile(BaseModel):
+    sha256: str
+    size: int
+
+
+class Reference(BaseModel):
+    """A text and its mean negative log-probability under the saved weights, in nats per token."""
+
+    tokens: list[int]
+    loss: float
+
 
 class Manifest(BaseModel):
-    """One complete checkpoint. `step` training steps have been made; `state` and `sampler_weights` are Tinker paths."""
+    """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and `sampler_weights` are Tinker
+    paths."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     step: int
     state: str
     sampler_weights: str
     final: bool = False
+    groups: int = 0
+    """Groups that training had received until then, over all attempts."""
+    reward: float | None = None
+    """Mean reward of the steps since the checkpoint before it."""
+    reference: Reference | None = None
+    files: dict[str, StoredFile] = {}
+    """What lies on this machine, by its path in the run's folder; nothing when another server holds the weights."""
     created_at: str = ""
 
 
 class Checkpoints:
-    """The manifests in one folder."""
+    """The manifests in one folder, which lies in the run's own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, manifest: Manifest) -> Path:
-        """Raises StorageError."""
-        file = self.folder / f"step-{manifest.step:06d}.json"
-        stamped = manifest.model_copy(update={"created_at": now()})
-        write_private(file, json.dumps(stamped.model_dump(), indent=2))
-        return file
+    def write(self, manifest: Manifest) -> Manifest:
+        """With the hashes of its files. Raises StorageError."""
+        files = {str(file.relative_to(self.folder.parent)): _stored(file) for file in self._local_files(manifest)}
+        stamped = manifest.model_copy(update={"created_at": now(), "files": files})
+        write_private(self._file(manifest.step), json.dumps(stamped.model_dump(), indent=2))
+        return stamped
 
-    def all(self) -> list[Manifest]:
-        """In order of steps. Raises CheckpointError for a manifest that cannot be read."""
-        manifests = []
+    def all(self, *, warn: bool = False) -> list[Manifest]:
+        """The whole ones, in order of steps; sizes are compared, hashes are not. The others are passed over."""
+        found = []
         for file in sorted(self.folder.glob("step-*.json")):
             try:
-                manifests.append(Manifest.model_validate_json(file.read_bytes()))
-            except (ValidationError, OSError) as error:
-                raise CheckpointError(f"{file} is no checkpoint manifest; remove it to use an older one: {error}") from error
-        return manifests
+                manifest = Manifest.model_validate_json(file.read_bytes())
+                self._require_sizes(manifest)
+            except (ValidationError, OSError, CheckpointError) as error:
+                if warn:
+                    log.warning("checkpoint %s is damaged and passed over: %s", file.name, _first_line(error))
+                continue
+            found.append(manifest)
+        return found
 
     def newest(self) -> Manifest | None:
-        manifests = self.all()
-        return manifests[-1] if manifests else None
+        """The newest whole one; None when there is none."""
+        return next(reversed(self.all()), None)
+
+    def to_resume(self) -> Manifest | None:
+        """The newest one whose files are what was written, hash by hash; None when none was ever written. Damaged ones are
+        passed over with a warning. Raises CheckpointError when there are only such."""
+        for manifest in reversed(self.all(warn=True)):
+            wrong = [name for name, stored in manifest.files.items() if _stored(self.folder.parent / name) != stored]
+            if not wrong:
+                return manifest
+            log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(wrong))
+        written = sorted(file.name for file in self.folder.glob("step-*.json"))
+        if written:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} is whole ({', '.join(written[-5:])}); the trainer's log says what "
+                "is wrong with each. Remove them to begin at step 0, or start a new run"
+            )
+        return None
+
+    def superseded(self, keep: int) -> list[Manifest]:
+        """Those that nobody needs any more: all but the last `keep`, the one with the highest reward, and a final one."""
+        known = self.all()
+        best = max((one for one in known if one.reward is not None), key=lambda one: one.reward or 0.0, default=None)
+        return [one for one in known[: -max(1, keep)] if not one.final and one is not best]
+
+    def remove(self, manifest: Manifest) -> None:
+        """The manifest first, so that nothing is called whole whose files are being deleted."""
+        self._file(manifest.step).unlink(missing_ok=True)
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}.json"
+
+    def _local_files(self, manifest: Manifest) -> list[Path]:
+        found: list[Path] = []
+        for path in (manifest.state, manifest.sampler_weights):
+            folder = self.folder.parent / ENGINE / path.removeprefix("tinker://")
+            found += [file for file in sorted(folder.glob("*")) if file.is_file()]
+        return found
+
+    def _require_sizes(self, manifest: Manifest) -> None:
+        for name, stored in manifest.files.items():
+            size = (self.folder.parent / name).stat().st_size
+            if size != stored.size:
+                raise CheckpointError(f"{name} has {size} bytes instead of {stored.size}")
+
+
+def _stored(file: Path) -> StoredFile | None:
+    try:
+        with file.open("rb") as stream:
+            return StoredFile(sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size)
+    except OSError:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

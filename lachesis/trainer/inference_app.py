@@ -43,6 +43,8 @@ class TrainerState:
     spent: Callable[[], Json] = dict
     """Gives tokens, and US dollars where there is a price, over all attempts of the run until now."""
     usage: Usage = field(default_factory=Usage)
+    resumed: Json | None = None
+    """What training went on from; see `lachesis.trainer.keeper.Receipt`."""
     wandb_url: str | None = None
     wandb_error: str | None = None
 
@@ -214,6 +216,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "over_budget": state.over_budget(config.limits),
             "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
+            "resumed": state.resumed,
             "wandb_url": state.wandb_url,
             "wandb_error": state.wandb_error,
         }

@@ -12,9 +12,9 @@ from lachesis.metrics import MetricsFile, WandbSink
 from lachesis.runs import RunDir
 from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.batch import to_batch
-from lachesis.trainer.canary import Canary
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.trainer.canary import MOST_TOKENS, Canary
 from lachesis.trainer.inference_app import TrainerState
+from lachesis.trainer.keeper import Keeper
 from lachesis.trainer.ledger import Clock, Ledger
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollouts import RolloutFile
@@ -33,16 +33,15 @@ class Trainer:
         policy: Policy,
         atropos: Atropos,
         *,
+        keeper: Keeper,
         state: TrainerState,
         folder: RunDir,
         wandb: WandbSink | None,
         tokenizer: Any,
     ) -> None:
-        self.config, self.policy, self.atropos, self.state = config, policy, atropos, state
+        self.config, self.policy, self.atropos, self.keeper, self.state = config, policy, atropos, keeper, state
         self.wandb, self.tokenizer = wandb, tokenizer
-        self.checkpoints, self.metrics = Checkpoints(folder.checkpoints), MetricsFile(folder.metrics)
-        self.checkpoints.folder.mkdir(exist_ok=True)
-        self.saved_step = state.step
+        self.metrics = MetricsFile(folder.metrics)
         self.canary = Canary(policy)
         self.ledger = Ledger(folder, config.tinker.prices)
         self.rollouts = RolloutFile(folder.rollouts, tokenizer, config.env.total_steps)
@@ -84,6 +83,7 @@ class Trainer:
             self.canary.ask(batch.datums[0].tokens)
         clock.lap("time/publish")
         self.state.step += 1
+        self.keeper.note(len(groups), batch.metrics()["reward/mean"], _some_text(groups))
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()
             clock.lap("time/checkpoint")
@@ -101,20 +101,21 @@ class Trainer:
         log.info("step %d/%d reward %.3f", self.state.step, self.config.env.total_steps, metrics["reward/mean"])
 
     async def _save(self) -> None:
-        if self.state.step > self.saved_step:
+        if self.state.step > self.keeper.step:
             self.state.wait_for("checkpoint")
-            paths = await self.policy.save(f"step-{self.state.step:06d}")
             self.ledger.keep(self.state.usage)
-            final = self.state.step >= self.config.env.total_steps
-            self.checkpoints.write(Manifest(step=self.state.step, final=final, **paths))
-            self.saved_step = self.state.step
+            await self.keeper.save(self.state.step, final=self.state.step >= self.config.env.total_steps)
 
     async def _save_after_error(self) -> None:
         try:
             async with asyncio.timeout(15):
                 await self._save()
         except Exception as error:
-            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.saved_step)
+            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.keeper.step)
+
+
+def _some_text(groups: list[dict[str, Any]]) -> list[int]:
+    return [int(token) for token in groups[0]["tokens"][0][:MOST_TOKENS]]
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -112,6 +112,10 @@ class Policy:
             "sampler_weights": (await weights.result_async()).path,
         }
 
+    async def delete(self, path: str) -> None:
+        """Remove a checkpoint from the server."""
+        await tinker.RestClient().delete_checkpoint_from_tinker_path(path)
+
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
         with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything

@@ -1,0 +1,133 @@
+"""In the child that runs an environment: where it stands in its items, so that a resumed run goes on from what was trained on.
+
+`cursor.txt` has one line per group that was sent, in order: how many items were done with by then. A checkpoint says how many
+groups training had received, and so which line counts. A resumed environment gives its items as at the start of the run and
+passes over as many; what had been queued, or was under way, is asked anew of the newer weights. An environment that keeps
+checkpoints of its own (Atropos' `save_checkpoint`) is left to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+WIDTH = 12
+"""Bytes of a line, so that a group's line is found without reading the others."""
+PATIENCE_S = 120.0
+
+
+class Cursor:
+    """`groups` is how many groups training had received when the run's checkpoint was made; 0 at the start of a run."""
+
+    def __init__(self, file: Path, groups: int) -> None:
+        self.file = file
+        self.skip = self.done = self._rewind(groups)
+        self.given = self.done
+
+    def sent(self, groups: int) -> None:
+        """So many groups of one item went out."""
+        line = f"{min(self.done, self.given):{WIDTH - 1}d}\n"
+        with self.file.open("a", encoding="ascii") as file:
+            file.write(line * groups)
+
+    def _rewind(self, groups: int) -> int:
+        """Forget what was sent after these groups; how many items were done with then."""
+        if groups == 0 or not self.file.is_file():
+            self.file.unlink(missing_ok=True)
+            return 0
+        with self.file.open("r+", encoding="ascii") as file:
+            whole = self.file.stat().st_size // WIDTH
+            file.truncate(min(groups, whole) * WIDTH)
+            file.seek(max(0, min(groups, whole) - 1) * WIDTH)
+            return int(file.read(WIDTH) or 0)
+
+
+def watch(cursor: Cursor, cls: Any) -> None:
+    """Pass over what was done, and keep count from there."""
+    if _keeps_its_own(cls):
+        _offer_nearest(cls)
+        cursor.skip = 0
+    _watch_items(cursor, cls)
+    _watch_groups(cursor, cls)
+
+
+def _watch_items(cursor: Cursor, cls: Any) -> None:
+    get_item = cls.get_next_item
+
+    @functools.wraps(get_item)
+    async def get_next_item(self: Any) -> Any:
+        skip, cursor.skip = cursor.skip, 0
+        if skip:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    for _ in range(skip):
+                        await get_item(self)
+                log.info("resumed: %d items that training has seen are passed over", skip)
+            except Exception as error:
+                log.warning("not all of the %d items that training has seen are passed over: %r", skip, error)
+        item = await get_item(self)
+        cursor.given += item is not None
+        return item
+
+    cls.get_next_item = get_next_item
+
+
+def _watch_groups(cursor: Cursor, cls: Any) -> None:
+    """An item is done with when its groups go out, or when it ends without any."""
+    handle, send = cls.handle_env, cls._send_scored_data_to_api
+    counted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
+
+    @functools.wraps(handle)
+    async def handle_env(self: Any, *values: Any, **options: Any) -> Any:
+        mark: list[bool] = []
+        token = counted.set(mark)
+        try:
+            answer = await handle(self, *values, **options)
+        finally:
+            counted.reset(token)
+        cursor.done += not mark  # not after a cancellation, as its item is given again
+        return answer
+
+    @functools.wraps(send)
+    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+        answer = await send(self, scored_data)
+        mark = counted.get([])
+        cursor.done += not mark
+        mark.append(True)
+        cursor.sent(len(scored_data) if isinstance(scored_data, list) else 1)
+        return answer
+
+    cls.handle_env, cls._send_scored_data_to_api = handle_env, _send_scored_data_to_api
+
+
+def _keeps_its_own(cls: Any) -> bool:
+    from atroposlib.envs.base import BaseEnv
+
+    return any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
+
+
+def _offer_nearest(cls: Any) -> None:
+    """Atropos loads the file of exactly the step that training begins with, and without a word nothing else; one is written
+    each `save_checkpoint_interval` steps only. So the newest one before that step takes its name."""
+    load = cls.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self: Any) -> Any:
+        folder = Path(self.checkpoint_dir) / "env_checkpoints" / str(self.wandb_prepend)
+        files = {
+            int(found[1]): file for file in folder.glob("step-*.json") if (found := re.fullmatch(r"step-(\d+)", file.stem))
+        }
+        earlier = max((step for step in files if step <= self.curr_step), default=None)
+        if earlier is not None and earlier != self.curr_step:
+            shutil.copyfile(files[earlier], folder / f"step-{self.curr_step}.json")
+        log.info("resumed: the environment's own checkpoint is of step %s", earlier if earlier is not None else "none")
+        return load(self)
+
+    cls.load_checkpoint = load_checkpoint

@@ -1,0 +1,100 @@
+"""Keeps a run's checkpoints: writes them, proves that training goes on from what was written, and deletes what nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+
+import numpy as np
+import tinker
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.runs import now
+from lachesis.trainer.checkpoints import Checkpoints, Manifest, Reference
+from lachesis.trainer.policy import Policy
+
+log = logging.getLogger(__name__)
+ASK_S = 30.0
+SAME = 1e-3
+"""Nats per token; the same weights on the same server differ by rounding only."""
+
+
+class Receipt(BaseModel):
+    """What training goes on from."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    step: int
+    state: str
+    optimizer: bool = True
+    """Whether Adam's moments came back with the weights; a state without them is refused."""
+    groups: int
+    """Groups that training had received by then. What was queued after them is dropped, and its items are asked anew."""
+    loss_change: float | None = None
+    """Mean negative log-probability of a kept text now minus that when it was saved, in nats per token; null when it could not
+    be asked."""
+    at: str
+
+
+class Keeper:
+    """Of one attempt of a run. `groups` counts those that training has received, over all attempts."""
+
+    def __init__(self, policy: Policy, checkpoints: Checkpoints, *, keep: int, newest: Manifest | None) -> None:
+        self.policy, self.checkpoints, self.keep = policy, checkpoints, keep
+        self.checkpoints.folder.mkdir(exist_ok=True)
+        self.step = newest.step if newest else 0
+        self.groups = newest.groups if newest else 0
+        self._text: list[int] = newest.reference.tokens if newest and newest.reference else []
+        self._rewards: list[float] = []
+
+    def note(self, groups: int, reward: float, text: list[int]) -> None:
+        """One step was made of so many groups; a first `text` is kept to compare checkpoints with."""
+        self.groups += groups
+        self._rewards.append(reward)
+        self._text = self._text or text
+
+    async def save(self, step: int, *, final: bool) -> None:
+        """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
+        says."""
+        if step <= self.step:
+            return
+        paths = await self.policy.save(f"step-{step:06d}")
+        reward = statistics.fmean(self._rewards) if self._rewards else None
+        manifest = Manifest(
+            step=step, final=final, groups=self.groups, reward=reward, reference=await self._reference(), **paths
+        )
+        await asyncio.to_thread(self.checkpoints.write, manifest)
+        self.step, self._rewards = step, []
+        for old in self.checkpoints.superseded(self.keep):
+            await self._remove(old)
+
+    async def receipt(self, manifest: Manifest) -> Receipt:
+        """Compare the weights that were loaded with those that were saved, by what they say of a text; ask after publishing."""
+        known, now_ = manifest.reference, await self._reference()
+        change = now_.loss - known.loss if known and now_ else None
+        if change is not None and abs(change) > SAME:
+            log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", change)
+        found = Receipt(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=change, at=now())
+        log.info("resumed: %s", found.model_dump_json())
+        return found
+
+    async def _reference(self) -> Reference | None:
+        if len(self._text) < 2 or self.policy.sampler is None:
+            return None
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self.policy.sampler.compute_logprobs_async(tinker.ModelInput.from_ints(self._text))
+            return Reference(tokens=self._text, loss=-float(np.mean(np.asarray(answer[1:], np.float64))))
+        except Exception as error:  # a look at the weights is not worth a checkpoint
+            log.warning("the checkpoint has no text to compare with: %r", error)
+            return None
+
+    async def _remove(self, manifest: Manifest) -> None:
+        self.checkpoints.remove(manifest)
+        try:
+            async with asyncio.timeout(ASK_S):
+                for path in (manifest.state, manifest.sampler_weights):
+                    await self.policy.delete(path)
+        except Exception as error:  # it costs space and nothing else
+            log.warning("the files of the checkpoint of step %d are still there: %r", manifest.step, error)

@@ -1,0 +1,105 @@
+"""A run that is interrupted and resumed is the run that was not: the same losses and the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lachesis import config as configuration
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunRecord, RunStore
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.plan import make_plan, trainer_health
+from lachesis.trainer.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.timeout(280)
+REPLAY = Path(__file__).resolve().parents[1] / "environments" / "replay.py"
+STEPS, INTERVAL = 14, 4
+Interrupt = Callable[[ServiceGroup, RunStore, int], None]
+
+
+class Run:
+    """All services of a run without Prefect; the groups are always the same ones in the same order."""
+
+    def __init__(self, home: Path, model: str) -> None:
+        self.store = RunStore(home)
+        edits = {
+            "env": {"group_size": 4, "batch_size": 8, "total_steps": STEPS, "max_num_workers": 1,
+                    "ensure_scores_are_not_same": False},
+            "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3, "keep_checkpoints": 2,
+                       "final_evaluation": False},
+        }  # fmt: skip
+        config = configuration.resolve("replay", "embedded", edits, model=model)
+        record = RunRecord(
+            run_id="00000001", environment="replay", environment_file=str(REPLAY), profile="embedded", base_model=model,
+            total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n",
+        )  # fmt: skip
+        self.folder = self.store.create(record, config.to_yaml())
+        self.record, self.config = record, config
+
+    def attempt(self, end_at: int | None = None, number: int = signal.SIGTERM) -> None:
+        """From the newest checkpoint to the last step, or until step `end_at`, when the trainer gets this signal."""
+        found = Checkpoints(self.folder.checkpoints).to_resume()
+        plan = make_plan(self.record, self.folder, self.config, resume=found.groups if found else None)
+        plan.write()
+        with ServiceGroup() as group:
+            pids = {}
+            for spec in plan.services:
+                pids[spec.name] = group.start(spec)
+                wait_healthy(group, spec)
+            self.resumed = trainer_health(plan).get("resumed")
+            until = time.monotonic() + 90
+            while group.running("trainer") and not (end_at and self.steps()[-1:] and self.steps()[-1]["step"] >= end_at):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            if end_at:
+                os.kill(pids["trainer"], number)
+            group.wait("trainer", timeout_s=60)
+
+    def steps(self) -> list[dict[str, float]]:
+        return MetricsFile(self.folder.metrics).read()
+
+    def weights(self) -> bytes:
+        newest = Checkpoints(self.folder.checkpoints).newest()
+        assert newest is not None
+        assert newest.final
+        return (
+            self.folder.engine / newest.sampler_weights.removeprefix("tinker://") / "adapter_model.safetensors"
+        ).read_bytes()
+
+
+def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_model: str) -> None:
+    """Once by SIGKILL, which loses the steps since the last checkpoint, once by SIGTERM, which loses none."""
+    whole, parted = Run(tmp_path / "whole", random_model), Run(tmp_path / "parted", random_model)
+    first, second = random.randint(INTERVAL + 1, 7), random.randint(9, STEPS - 2)
+
+    def interrupted() -> None:
+        parted.attempt(end_at=first, number=signal.SIGKILL)
+        assert Checkpoints(parted.folder.checkpoints).newest().step == INTERVAL  # type: ignore[union-attr]
+        parted.attempt(end_at=second)
+        assert parted.resumed["step"] == INTERVAL
+        assert parted.resumed["groups"] == 2 * INTERVAL
+        parted.attempt()
+
+    with ThreadPoolExecutor(2) as both:
+        for done in [both.submit(whole.attempt), both.submit(interrupted)]:
+            done.result()
+    assert parted.resumed["step"] >= second
+    assert parted.resumed["loss_change"] == 0.0
+    assert [one["step"] for one in parted.steps()] == list(range(1, STEPS + 1))
+    for key in ("train/loss", "reward/mean", "logprobs/mean_training"):
+        assert [one[key] for one in parted.steps()] == [one[key] for one in whole.steps()], (key, first, second)
+    assert len({one["train/loss"] for one in whole.steps()}) == STEPS
+    assert parted.weights() == whole.weights(), (first, second)
+    kept = [one.step for one in Checkpoints(whole.folder.checkpoints).all()]
+    assert kept[-2:] == [12, STEPS]
+    assert len(kept) <= 3
+    assert len(list(whole.folder.engine.glob("*/weights/*"))) == len(kept), "files of superseded checkpoints are gone"
