@@ -13,6 +13,7 @@ from prefect import flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, State
 
+from lachesis import tally as tallies
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.inference_tests import InferenceTests
@@ -23,7 +24,9 @@ from lachesis.profiles import check_profile
 from lachesis.runs import RunRecord, RunStore, Status, now
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
-from lachesis.supervision.plan import Plan, make_plan, trainer_health
+from lachesis.supervision.plan import ORDER, Plan, forget_environment, make_plan, trainer_health
+from lachesis.supervision.policy import DEATHS, Restarts
+from lachesis.supervision.process import ServiceSpec
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.validations import require_validation
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
@@ -145,6 +148,9 @@ class _Run:
         config = RunConfig.from_yaml(self.folder.config)
         self.plan: Plan = make_plan(record, self.folder, config, resume=found.groups if found else None)
         self.plan.write()
+        self.restarts = Restarts()
+        self.environments = 1
+        """How many environments the living API has met."""
         self.flow_run_id: str | None = runtime.flow_run.id
         self.runner_pid = os.getppid()
 
@@ -203,20 +209,65 @@ class _Run:
             raise StopRequested(reason)
 
     def _ended(self) -> bool:
-        """True when the trainer has ended after its last step. An environment that has made its last rollout may end first."""
-        for name, code in self.group.exited().items():
+        """True when the trainer has ended after its last step. An environment that has made its last rollout may end first. Any
+        other death ends the attempt, or the service is started again."""
+        exited = self.group.exited()
+        for name in (one for one in ORDER if one in exited):
+            code = exited[name]
             self.group.require_reaper()
             if name == "trainer" and code == 0:
-                newest = Checkpoints(self.folder.checkpoints).newest()
-                if newest and newest.final:
+                if self._finished():
                     return True
+                newest = Checkpoints(self.folder.checkpoints).newest()
                 raise ProcessExitedError(
                     f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
                     f"{self.plan.config.env.total_steps}; `lachesis train --resume {self.run_id}` goes on"
                 )
             if not (name == "environment" and code == 0):
-                raise death(self.plan.service(name), code)
+                self._restart(name, death(self.plan.service(name), code))
+                return False
         return False
+
+    def _finished(self) -> bool:
+        newest = Checkpoints(self.folder.checkpoints).newest()
+        return newest is not None and newest.final
+
+    def _restart(self, name: str, problem: ProcessExitedError) -> None:
+        """What the table of `supervision.policy` says. Raises the problem when that is the end of the attempt."""
+        groups = int(trainer_health(self.plan).get("groups") or 0)
+        pause_s = self.restarts.pause_s(name)
+        if pause_s is None or (name == "environment" and not (tallies.read(self.folder.tally) or {}).get("groups")):
+            raise problem
+        log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)
+        self.store.update(self.run_id, phase=f"restarting {name}")
+        try:
+            self._watch_others(pause_s)
+            if name == "api":
+                self.group.stop("environment")
+                self.group.forget("environment")
+                self._start_again(self.plan.service("api"))
+                self.environments = 0
+            else:
+                forget_environment(self.plan, self.environments - 1)
+            self.environments += 1
+            self._start_again(self.plan.environment_again(groups=groups, number=self.environments - 1))
+        except ProcessExitedError:
+            if not self._finished():  # the trainer may have made its last step meanwhile
+                raise
+        self.store.update(self.run_id, phase="training")
+
+    def _watch_others(self, seconds: float) -> None:
+        """Wait, unless one of those dies that cannot be started again. Raises ProcessExitedError."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for spec in self.plan.services:
+                if not DEATHS[spec.name].pauses_s:
+                    self.group.require(spec.name)
+            time.sleep(POLL_S)
+
+    def _start_again(self, spec: ServiceSpec) -> None:
+        start_service(self.group, spec, self.store, self.run_id)
+        wait_for_service(self.group, spec, self.store, self.run_id)
 
     def _note_told(self, health: dict[str, Any]) -> None:
         told = {key: health[key] for key in ("resumed", "wandb_url", "wandb_error") if health.get(key)}

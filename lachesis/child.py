@@ -16,10 +16,15 @@ _MISLEADING = re.compile(r"^(SLURM_|ATROPOS_|OPENAI_|PREFECT_|INFER_TP$|TINKER_|
 
 def redact(text: str, source: Mapping[str, str] | None = None) -> str:
     """The text without the values of this process's secrets. Before it is shortened: half a secret is not found any more."""
-    for name, value in (os.environ if source is None else source).items():
-        if len(value) >= SHORTEST and _SECRET.search(name) and value in text:
-            text = text.replace(value, "***")
+    for value in secrets(os.environ if source is None else source):
+        text = text.replace(value, "***")
     return text
+
+
+def secrets(source: Mapping[str, str]) -> list[str]:
+    """The values that must stand in no text, the longest first, as one may hold another."""
+    found = {value for name, value in source.items() if len(value) >= SHORTEST and _SECRET.search(name)}
+    return sorted(found, key=len, reverse=True)
 
 
 def child_environment(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -166,6 +166,8 @@ class LimitsSection(Section):
     """Most US dollars by the price table; then it saves a checkpoint and stops."""
     on_stall: Literal["warn", "stop", "resume"] = "warn"
     """When a part of the run stands still: say so; save a checkpoint and stop; or go on from the newest checkpoint."""
+    on_crash: Literal["stop", "resume"] = "stop"
+    """When the run fails while it trains: leave it so; or go on from the newest whole checkpoint, at most three times."""
     stall_after_s: float = Field(60.0, ge=5)
     """Seconds without a sign of life of the part that is waited for, before it counts as a stall."""
     on_broken: Literal["advise", "stop"] = "advise"

@@ -11,15 +11,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis import models
-from lachesis.errors import HealthTimeoutError, RunStateError
+from lachesis.errors import HealthTimeoutError
 from lachesis.runs import RunStore
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.process import ServiceSpec
 
 log = logging.getLogger("lachesis.flow")
-MOST_LOG_BYTES = 200_000_000
-"""Of a process that ends by itself; an environment may print without end."""
 
 
 @task(task_run_name="start {spec.name}", cache_policy=NO_CACHE)
@@ -51,8 +49,6 @@ def await_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
     while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
         for name in needs:
             group.require(name)
-        if spec.log.exists() and spec.log.stat().st_size > MOST_LOG_BYTES:
-            raise RunStateError(f"{spec.name} has written more than {MOST_LOG_BYTES} bytes, see {spec.log}", service=spec.name)
         if time.monotonic() > until:
             raise HealthTimeoutError(
                 f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name

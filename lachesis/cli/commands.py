@@ -173,6 +173,8 @@ def _print_from(path: Path, position: int) -> int:
     if not path.exists():
         return position
     with path.open("rb") as file:
+        if path.stat().st_size < position:
+            position = 0  # a new file after the old one had become too large
         file.seek(position)
         print(file.read().decode(errors="replace"), end="", flush=True)
         return file.tell()

@@ -149,7 +149,8 @@ class Monitor:
     def _act(self, seen: Watched) -> None:
         record, look = seen.record, seen.look
         if record.ended:
-            if record.resume_wanted:
+            crashed = record.status == "failed" and record.healthy_at is not None and look.limits.on_crash == "resume"
+            if record.resume_wanted or (crashed and record.auto_resumes < MOST_RESUMES):
                 self._resume(seen)
         elif record.status == "running":
             over = exceeded(look.limits, look.spent)

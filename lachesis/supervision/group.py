@@ -14,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lachesis.child import child_environment
+from lachesis.child import child_environment, secrets
 from lachesis.errors import ProcessExitedError
 from lachesis.runs import tail
 from lachesis.supervision.process import ServiceSpec
 
+LOG_BYTES = 200_000_000
+"""Of a service's log and the part before it; an environment may print without end."""
 REAPER = Path(__file__).with_name("reaper.py")
 
 
@@ -70,6 +72,8 @@ class ServiceGroup:
             cwd=str(spec.cwd),
             log=str(spec.log),
             grace_s=spec.grace_s,
+            secrets=secrets({**os.environ, **spec.env}),
+            log_bytes=LOG_BYTES,
         )
         with self._changed:
             state = self._states[spec.name]
@@ -91,7 +95,13 @@ class ServiceGroup:
             return self._states[name].code
 
     def running(self, name: str) -> bool:
-        return not self._states[name].ended
+        state = self._states.get(name)
+        return state is not None and not state.ended
+
+    def forget(self, name: str) -> None:
+        """It has ended, and that is no news any more."""
+        with self._changed:
+            del self._states[name]
 
     def exit_code(self, name: str) -> int | None:
         """None while it runs."""

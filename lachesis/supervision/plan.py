@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ from lachesis.config import RunConfig
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
 from lachesis.supervision.leftovers import MARK
-from lachesis.supervision.process import ServiceSpec, free_ports
+from lachesis.supervision.process import Question, ServiceSpec, free_ports
 
 HOST = "127.0.0.1"
 PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
@@ -40,6 +41,13 @@ class Plan:
         """Put the files where the services look for them. Raises StorageError."""
         for path, text in self.files.items():
             write_private(path, text)
+
+    def environment_again(self, *, groups: int, number: int) -> ServiceSpec:
+        """The environment, to go on after so many groups that training has received, as the API's environment of this
+        number."""
+        spec = self.service("environment")
+        ready = _registered(self.config.env.rollout_server_url, number)
+        return replace(spec, env={**spec.env, "LACHESIS_CURSOR_GROUPS": str(groups)}, ready=ready)
 
     def service(self, name: str) -> ServiceSpec:
         return next(spec for spec in self.services if spec.name == name)
@@ -171,10 +179,14 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         log=folder.log("environment"),
         cwd=folder.path,
         env={**_hub(config), **wandb, **_place(folder, groups)},
-        ready=http_question(
-            f"http://{HOST}:{api_port}/status-env", body={"env_id": 0}, otherwise="not registered yet, setup() may still run; "
-        ),
+        ready=_registered(f"http://{HOST}:{api_port}", 0),
         timeout_s=300.0,  # setup() may load a data set
+    )
+
+
+def _registered(api_url: str, number: int) -> Question:
+    return http_question(
+        f"{api_url}/status-env", body={"env_id": number}, otherwise="not registered yet, setup() may still run; "
     )
 
 
@@ -268,3 +280,10 @@ def trainer_health(plan: Plan) -> dict[str, Any]:
     except (httpx.HTTPError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def forget_environment(plan: Plan, number: int) -> None:
+    """Tell the API that this environment is gone; else the next one would get a share of the work only."""
+    with contextlib.suppress(httpx.HTTPError):
+        url = f"{plan.config.env.rollout_server_url}/disconnect-env"
+        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False)

@@ -1,9 +1,12 @@
 """The process that starts a run's services and ends them in reverse order, whatever happens to the flow.
 
 Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {"name", "argv", "env", "cwd", "log",
-"grace_s"} from stdin, or {"stop": NAME}, and writes {"started": NAME, "pid": N}, {"refused": NAME, "error": TEXT} and
-{"exited": NAME, "code": N} to stdout. The end of stdin means that the flow has ended or died: every service is sent
-SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
+"grace_s", "secrets", "log_bytes"} from stdin, or {"stop": NAME}, and writes {"started": NAME, "pid": N}, {"refused": NAME,
+"error": TEXT} and {"exited": NAME, "code": N} to stdout. The end of stdin means that the flow has ended or died: every service
+is sent SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
+
+What the services say goes through here into their logs: without the values of `secrets`, and each log and the one before it no
+larger than `log_bytes`.
 """
 
 import contextlib
@@ -14,11 +17,19 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 POLL_S = 0.05
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LONGEST_LINE = 1 << 20
+LAST_WORDS_S = 1.0
+"""How long the end of a service's log is waited for; a grandchild that lives on holds it open."""
+try:
+    LIBC: Any = ctypes.CDLL(None)  # here, as a child between fork and exec must not load anything
+except (OSError, TypeError):
+    LIBC = None
 
 
 def prepare_child() -> None:
@@ -26,13 +37,46 @@ def prepare_child() -> None:
     no service (the latter on Linux only)."""
     for one in IGNORED:
         signal.signal(one, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    with contextlib.suppress(AttributeError):
+        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class Log(threading.Thread):
+    """Copies what a service says, line by line, until nobody holds the other end any more."""
+
+    def __init__(self, source: int, path: str, secrets: list[str], most_bytes: int) -> None:
+        super().__init__(daemon=True)
+        self.source, self.path, self.most_bytes = source, path, most_bytes
+        self.secrets = sorted((one.encode() for one in secrets), key=len, reverse=True)
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def run(self) -> None:
+        rest = b""
+        while chunk := os.read(self.source, 65536):
+            rest += chunk
+            cut = rest.rfind(b"\n") + 1
+            if not cut and len(rest) > LONGEST_LINE:
+                cut = len(rest) - max(map(len, self.secrets), default=0)  # a secret may lie across the cut
+            self.write(rest[:cut])
+            rest = rest[cut:]
+        self.write(rest)
+        os.close(self.source)
+
+    def write(self, text: bytes) -> None:
+        for secret in self.secrets:
+            text = text.replace(secret, b"***")
+        with contextlib.suppress(OSError):  # a full disk must not stop the service
+            if self.file.tell() + len(text) > self.most_bytes // 2:
+                os.replace(self.path, f"{self.path}.1")
+                self.file.close()
+                self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self.file.write(text)
 
 
 class Reaper:
     def __init__(self) -> None:
         self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the grace in seconds, in order of start
+        self.logs: dict[str, Log] = {}
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
@@ -41,22 +85,27 @@ class Reaper:
 
     def start(self, spec: dict[str, Any]) -> None:
         name = spec["name"]
+        reading, writing = os.pipe()
         try:
-            with open(spec["log"], "ab") as log:
-                process = subprocess.Popen(
-                    spec["argv"],
-                    env=spec["env"],
-                    cwd=spec["cwd"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=prepare_child,
-                )
+            log = Log(reading, spec["log"], spec["secrets"], spec["log_bytes"])
+            process = subprocess.Popen(
+                spec["argv"],
+                env=spec["env"],
+                cwd=spec["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                start_new_session=True,
+                preexec_fn=prepare_child,
+            )
         except OSError as error:
+            os.close(reading)
             self.tell(refused=name, error=str(error))
             return
-        self.services[name] = (process, spec["grace_s"])
+        finally:
+            os.close(writing)
+        log.start()
+        self.services[name], self.logs[name] = (process, spec["grace_s"]), log
         self.tell(started=name, pid=process.pid)
 
     def report_exits(self) -> None:
@@ -75,6 +124,7 @@ class Reaper:
                 time.sleep(POLL_S)
             if not alive(process):
                 break
+        self.logs.pop(name).join(LAST_WORDS_S)
         self.tell(exited=name, code=process.poll())
 
     def run(self) -> None:

@@ -137,6 +137,7 @@ async def _train(
         return  # told to end before there was anything to save
     await policy.publish()
     keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
+    state.groups = keeper.groups
     if newest:
         state.resumed = (await keeper.receipt(newest)).model_dump()
     atropos = Atropos(config.env.rollout_server_url)

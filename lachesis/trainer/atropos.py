@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import httpx
 from lachesis.config import RunConfig
 from lachesis.errors import BatchError, ServerDownError
 
+log = logging.getLogger(__name__)
+PATIENCE_S = 120.0
+"""An API that is gone is started again by the run's flow; longer than that takes."""
 POLL_S = (0.05, 0.5)
 """The first and the longest pause between two questions; the API writes a line of log for each."""
 Group = dict[str, Any]
@@ -26,33 +31,41 @@ class Atropos:
     async def register(self, config: RunConfig, *, first_step: int, checkpoint_dir: Path) -> None:
         """Reset, register, and fetch once: environments are let in after the first fetch only, and data that came before
         the registration would block the API for good. Raises ServerDownError."""
+        self._registration = {
+            "wandb_group": config.tinker.wandb_group or config.env.wandb_name or config.environment,
+            "wandb_project": config.tinker.wandb_project,
+            "batch_size": config.env.batch_size,
+            "max_token_len": config.tinker.max_token_trainer_length,
+            "checkpoint_dir": str(checkpoint_dir),
+            "save_checkpoint_interval": config.tinker.save_checkpoint_interval,
+            "num_steps": config.env.total_steps,
+        }
+        await self._register(first_step)
+
+    async def _register(self, step: int) -> None:
         await self._ask("GET", "/reset_data")
-        await self._ask(
-            "POST",
-            "/register",
-            {
-                "wandb_group": config.tinker.wandb_group or config.env.wandb_name or config.environment,
-                "wandb_project": config.tinker.wandb_project,
-                "batch_size": config.env.batch_size,
-                "max_token_len": config.tinker.max_token_trainer_length,
-                "checkpoint_dir": str(checkpoint_dir),
-                "save_checkpoint_interval": config.tinker.save_checkpoint_interval,
-                "starting_step": first_step,
-                "num_steps": config.env.total_steps,
-            },
-        )
+        await self._ask("POST", "/register", {**self._registration, "starting_step": step})
         await self._ask("GET", "/batch")
 
-    async def next_batch(self) -> list[Group]:
-        """Wait for a batch: its groups. Raises BatchError when the API has lost one to a score that is not a number."""
+    async def next_batch(self, step: int) -> list[Group]:
+        """Wait for a batch: its groups. An API that is gone is waited for, and one that was started anew is told of this
+        trainer and its `step` again. Raises BatchError when the API has lost a batch to a score that is not a number, and
+        ServerDownError after PATIENCE_S seconds without an API."""
         pause_s, longest_s = POLL_S
+        seen = time.monotonic()
         while True:
-            answer = await self._ask("GET", "/batch")
-            batch = answer.get("batch")
-            if answer.get("status") == "error":
-                raise ServerDownError(f"the Atropos API at {self.url} has forgotten this trainer: {answer.get('message')}")
-            if batch:
-                return list(batch)
+            try:
+                answer = await self._ask("GET", "/batch")
+                if answer.get("status") == "error":  # it knows nobody
+                    await self._register(step)
+                    log.warning("the Atropos API was started anew; what was queued there is lost, and training goes on")
+                seen = time.monotonic()
+            except ServerDownError:
+                if time.monotonic() - seen > PATIENCE_S:
+                    raise
+                answer = {}
+            if answer.get("batch"):
+                return list(answer["batch"])
             await asyncio.sleep(pause_s)
             pause_s = min(1.2 * pause_s, longest_s)
 

@@ -43,6 +43,8 @@ class TrainerState:
     spent: Callable[[], Json] = dict
     """Gives tokens, and US dollars where there is a price, over all attempts of the run until now."""
     usage: Usage = field(default_factory=Usage)
+    groups: int = 0
+    """Received for training, over all attempts."""
     resumed: Json | None = None
     """What training went on from; see `lachesis.trainer.keeper.Receipt`."""
     wandb_url: str | None = None
@@ -216,6 +218,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "over_budget": state.over_budget(config.limits),
             "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
+            "groups": state.groups,
             "resumed": state.resumed,
             "wandb_url": state.wandb_url,
             "wandb_error": state.wandb_error,

@@ -48,9 +48,8 @@ class Keeper:
         self._text: list[int] = newest.reference.tokens if newest and newest.reference else []
         self._rewards: list[float] = []
 
-    def note(self, groups: int, reward: float, text: list[int]) -> None:
-        """One step was made of so many groups; a first `text` is kept to compare checkpoints with."""
-        self.groups += groups
+    def note(self, reward: float, text: list[int]) -> None:
+        """One step was made; a first `text` is kept to compare checkpoints with."""
         self._rewards.append(reward)
         self._text = self._text or text
 

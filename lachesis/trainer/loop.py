@@ -66,10 +66,12 @@ class Trainer:
         """False when told to stop while waiting for rollouts."""
         clock = Clock()
         self.state.wait_for("rollouts")
-        groups = await unless(stop, self.atropos.next_batch())
+        groups = await unless(stop, self.atropos.next_batch(self.state.step))
         if groups is None:
             return False
         clock.lap("time/rollouts")
+        self.keeper.groups += len(groups)
+        self.state.groups = self.keeper.groups
         batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.tokenizer.eos_token_id)
         found = rollout_metrics(groups, self.state.usage)
         losses = await self.policy.train(batch, self.state.wait_for)
@@ -83,7 +85,7 @@ class Trainer:
             self.canary.ask(batch.datums[0].tokens)
         clock.lap("time/publish")
         self.state.step += 1
-        self.keeper.note(len(groups), batch.metrics()["reward/mean"], _some_text(groups))
+        self.keeper.note(batch.metrics()["reward/mean"], _some_text(groups))
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()
             clock.lap("time/checkpoint")

@@ -93,6 +93,28 @@ def _tokens(home: Path, run_id: str, over: str = "") -> int:
     return int(sum(last[f"tokens/{kind}{over}"] for kind in ("prefill", "sampled", "trained")))
 
 
+def test_a_dead_environment_or_api_is_started_again(
+    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
+) -> None:
+    """Training goes on in the same attempt, with each step once; what it trains on comes after what it has seen."""
+    run_id = cli("train", "calm", *LONG, LACHESIS_ENVIRONMENTS=calm)["run_id"]
+    for service in ("environment", "api"):
+        wait_until(lambda: len(steps(served_home, run_id)) >= 3, 120, "three steps")
+        told = time.monotonic()
+        os.kill(record(served_home, run_id)["services"][service]["pid"], signal.SIGKILL)
+        phase = f"restarting {service}"
+        wait_until(lambda phase=phase: record(served_home, run_id)["phase"] == phase, 10, phase)
+        assert time.monotonic() - told < 5, "a dead child is noticed at once"
+        wait_until(lambda: record(served_home, run_id)["phase"] == "training", 90, "the end of the restart")
+        before = len(steps(served_home, run_id))
+        wait_until(lambda before=before: len(steps(served_home, run_id)) > before + 2, 90, "steps after the restart")
+    assert cli("stop", run_id)["status"] == "stopped"
+    assert record(served_home, run_id)["attempt"] == 1
+    made = steps(served_home, run_id)
+    assert made == list(range(1, made[-1] + 1))
+    assert not run_processes(run_id)
+
+
 def test_runs_side_by_side_fail_for_themselves(
     cli: Callable[..., Any],
     served_home: Path,

@@ -151,3 +151,41 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
         assert wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
         with pytest.raises(ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"):
             group.require("environment")
+
+
+def said(tmp_path: Path, code: str, **env: str) -> str:
+    """The log of a program that ends by itself, and the part before it."""
+    with ServiceGroup() as group:
+        one = ServiceSpec("child", [sys.executable, "-c", code], log=tmp_path / "child.log", cwd=tmp_path, env=env)
+        group.start(one)
+        assert group.wait("child", timeout_s=30) == 0
+    parts = [tmp_path / "child.log.1", tmp_path / "child.log"]
+    return "".join(part.read_text() for part in parts if part.exists())
+
+
+def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that the child was given nor one that only we have; also when it comes in parts, or in one endless line."""
+    monkeypatch.setenv("OTHER_TOKEN", "zz-of-the-parent")
+    code = (
+        "import os, sys, time\n"
+        "key = os.environ['MY_API_KEY']\n"
+        "sys.stdout.write('first ' + key[:6]); sys.stdout.flush(); time.sleep(0.3)\n"
+        "print(key[6:], 'zz-of-the-parent')\n"
+        "sys.stdout.write((1 << 20) * 'x' + key + 'end')\n"
+    )
+    text = said(tmp_path, code, MY_API_KEY="sk-0123456789")
+    assert "sk-0123" not in text
+    assert "3456789" not in text
+    assert "of-the-parent" not in text
+    assert text.startswith("first *** ***\n")
+    assert text.endswith("***end")
+
+
+def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest words are kept, within the limit."""
+    monkeypatch.setattr("lachesis.supervision.group.LOG_BYTES", 200_000)
+    text = said(tmp_path, "for number in range(100_000): print(f'line {number}')")
+    assert text.endswith("line 99999\n")
+    assert 60_000 < len(text) < 300_000
+    lines = text.splitlines()
+    assert [int(line.split()[1]) for line in lines] == list(range(100_000 - len(lines), 100_000)), "no line is lost or cut"
