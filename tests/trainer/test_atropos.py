@@ -34,7 +34,7 @@ async def post(url: str, group: dict[str, Any]) -> None:
 async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> None:
     atropos = Atropos(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
-    waiting = asyncio.create_task(atropos.next_batch())
+    waiting = asyncio.create_task(atropos.next_batch(0))
     await post(api, scored(1.0, 0.0))
     await asyncio.sleep(0.3)
     assert not waiting.done()
@@ -53,7 +53,7 @@ async def test_data_from_before_the_registration_does_not_block(api: str, tmp_pa
         assert (await client.get(f"{api}/status")).json()["current_step"] == 5
     for _ in range(2):
         await post(api, scored(1.0, 0.0))
-    assert len(await asyncio.wait_for(atropos.next_batch(), 10)) == 2
+    assert len(await asyncio.wait_for(atropos.next_batch(0), 10)) == 2
     await atropos.close()
 
 
@@ -63,7 +63,7 @@ async def test_a_score_that_is_not_a_number_is_told(api: str, tmp_path: Path) ->
     for _ in range(2):
         await post(api, scored(float("nan"), 0.0))
     with pytest.raises(BatchError, match="a group held a score that is NaN or infinite"):
-        await atropos.next_batch()
+        await atropos.next_batch(0)
     await atropos.close()
 
 
