@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -105,10 +106,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[str]:
     """A real Atropos API; its address."""
-    port = free_ports(1)[0]
-    with (tmp_path / "api.log").open("wb") as stream:
+    with api_process(tmp_path) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def api_process(folder: Path, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    port = port or free_ports(1)[0]
+    with (folder / "api.log").open("ab") as stream:
         command = [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port)]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
     wait_http(f"http://127.0.0.1:{port}/", process)
-    yield f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{port}", process
     end(process)

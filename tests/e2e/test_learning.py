@@ -35,9 +35,7 @@ def test_a_model_learns_and_is_handed_over(
     call("rl_select_environment", name=names[names.index("arithmetic")])
     for field, value in (("total_steps", 90), ("seed", 1)):
         call("rl_edit_config", field=field, value=value)
-    assert call("rl_get_current_config")["configurable_fields"][0]["name"] == "group_size"
     run_id = call("rl_start_training")["run_id"]
-    assert call("rl_check_status", run_id=run_id)["status"] in ("pending", "starting", "running")
     wait_ended(run_id)
     results = call("rl_get_results", run_id=run_id)
     assert results["status"] == "completed", results

@@ -244,6 +244,21 @@ def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make
     assert Monitor(store).tick() == []
 
 
+@pytest.mark.parametrize(("policy", "resumes", "again"), [("stop", 0, False), ("resume", 0, True), ("resume", 3, False)])
+def test_a_crashed_run_is_resumed_if_it_shall_be(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, policy: str, resumes: int, again: bool
+) -> None:
+    """Three times at most; one that never trained would fail in the same way."""
+    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    ended = {"alive": False, "status": "failed", "ended_at": now(), "auto_resumes": resumes}
+    make("0123abcd", limits={"on_crash": policy}, healthy_at=now(), **ended)
+    make("4567abcd", limits={"on_crash": policy}, **ended)
+    Monitor(store).tick()
+    assert (store.load("0123abcd").status == "pending") is again
+    assert store.load("0123abcd").auto_resumes == resumes + again
+    assert store.load("4567abcd").status == "failed"
+
+
 DAMAGE: dict[str, Callable[[RunStore], object]] = {
     "a metric that is no float": lambda store: store.dir(BAD).metrics.write_text(
         '{"step": 1, "reward/mean": 1' + "0" * 400 + "}"
