@@ -37,7 +37,7 @@ logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its o
 
 POLL_S = 0.5
 WATCH_S = 3.0
-RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis train --resume` the run"
+RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis resume` the run"
 LEFTOVER_S = 120.0
 """How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""
 
@@ -79,7 +79,7 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
         build_tiny_model(store.home, store.dir(record.run_id).path)
-    with ServiceGroup(hold=(lock,)) as group:
+    with ServiceGroup(hold=(lock,), hurry=store.dir(record.run_id).hurry) as group:
         try:
             run = _Run(store, record, group)
             run.start()
@@ -98,6 +98,7 @@ class StopRequested(Exception):
 
 
 def _begin(store: RunStore, run_id: str) -> RunRecord:
+    store.dir(run_id).hurry.unlink(missing_ok=True)
     return store.update(
         run_id,
         status="starting",
@@ -221,7 +222,7 @@ class _Run:
                 newest = Checkpoints(self.folder.checkpoints).newest()
                 raise ProcessExitedError(
                     f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
-                    f"{self.plan.config.env.total_steps}; `lachesis train --resume {self.run_id}` goes on"
+                    f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
                 )
             if not (name == "environment" and code == 0):
                 self._restart(name, death(self.plan.service(name), code))

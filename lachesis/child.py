@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 SHORTEST = 8
 """Characters of a secret; a shorter value, such as "false", stands in many texts."""
 # SLURM_* and INFER_TP change server addresses in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests,

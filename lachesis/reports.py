@@ -156,7 +156,7 @@ COMMANDS = {
     "status": "lachesis status {run}",
     "logs": "lachesis logs {run} {service}",
     "stop": "lachesis stop {run}",
-    "resume": "lachesis train --resume {run}",
+    "resume": "lachesis resume {run}",
     "results": "lachesis results {run}",
     "weights": "lachesis weights {run} --to DIR",
     "report": "lachesis report {run}",

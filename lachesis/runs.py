@@ -116,6 +116,8 @@ class RunDir:
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
         self.rollouts = self.path / "rollouts.jsonl"
+        self.hurry = self.path / ".now"
+        """While it is there, processes of the run that shall end are given no time to do so."""
         self.cursor = self.path / "cursor.txt"
         """Where the environment stands in its items; see `lachesis.cursor`."""
         self.spent = self.path / "spent.json"

@@ -273,7 +273,7 @@ class Service:
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}))
         if used_up:
             raise RunStateError(
-                f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis train --resume {run_id} --set "
+                f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis resume {run_id} --set "
                 "limits.FIELD=VALUE`, or limits={...} of rl_start_training"
             )
         PrefectApi()  # a missing server is told before anything is changed
@@ -320,13 +320,16 @@ class Service:
         self.store.load(run_id)
         return MetricsFile(self.store.dir(run_id).metrics).read()
 
-    def stop(self, run_id: str) -> Json:
-        """Ask the run to save a checkpoint and end; returns at once."""
+    def stop(self, run_id: str, *, now: bool = False) -> Json:
+        """Ask the run to save a checkpoint and end; returns at once. With `now` its processes are given no time, which also
+        ends a stop that takes too long."""
         record = self.get(run_id)
         if record.resume_wanted:
             self.store.update(run_id, resume_wanted=False)  # the monitor's wish; who stops a run wants it to stay so
         if record.ended:
             return {"message": f"run {run_id} is not running", "run_id": run_id, "status": record.status}
+        if now:
+            write_private(self.store.dir(run_id).hurry, "")
         launcher.cancel(self.store, record)
         return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from lachesis import launcher, models, weights
 from lachesis.cli import demo, doctor, serve, show, watch
-from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
 from lachesis.inference_tests import TestOptions
 from lachesis.notices import remove_notices, set_notices
+from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 
 
@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
         "model": model,
         "envs": envs,
         "train": train,
+        "resume": resume,
         "test": test,
         "runs": runs,
         "status": status,
@@ -73,19 +74,21 @@ def envs(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> int:
     service = Service()
-    if args.resume:
-        if args.model or args.seed is not None or args.require_validation:
-            raise ConfigError(
-                "--resume goes on with the run's own configuration; of its values only --set limits.FIELD can change"
-            )
-        record = service.resume(args.resume, dict(parse_assignment(text) for text in args.edits))
-    else:
-        edits = tuple(parse_assignment(text) for text in args.edits)
-        wanted = Launch(args.environment, args.profile, edits, args.model, args.seed, args.require_validation)
-        service.check(wanted)  # wrong input is told before a model is built
-        with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-            service.build_model(wanted, advance)
-        record = service.start(wanted)
+    edits = tuple(parse_assignment(text) for text in args.edits)
+    wanted = Launch(args.environment, args.profile, edits, args.model, args.seed, args.require_validation)
+    service.check(wanted)  # wrong input is told before a model is built
+    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+        service.build_model(wanted, advance)
+    return _followed(args, service, service.start(wanted))
+
+
+def resume(args: argparse.Namespace) -> int:
+    service = Service()
+    return _followed(args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits)))
+
+
+def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> int:
+    """Show where the run is, or with --watch what it does until it ends."""
     if args.watch:
         record = watch.until_end(service, record.run_id, quiet=args.json)
         answer = service.results(record.run_id).payload()
@@ -140,10 +143,10 @@ def stop(args: argparse.Namespace) -> None:
     """Waits until the run has ended, at most a minute: people expect it to be over."""
     service = Service()
     lived = not service.get(args.run).ended
-    answer = service.stop(args.run)
+    answer = service.stop(args.run, now=args.now)
     launcher.wait_for(lambda: service.get(args.run).ended, timeout_s=60)
     answer["status"] = service.get(args.run).status
-    told = f"run {args.run} is {answer['status']}; `lachesis train --resume {args.run}` goes on from its newest checkpoint"
+    told = f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` goes on from its newest checkpoint"
     out(args, answer, told if lived and answer["status"] == "stopped" else answer["message"])
 
 

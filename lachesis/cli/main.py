@@ -49,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
     envs = add("envs", "List environments; with a name, show its fields.")
     envs.add_argument("name", nargs="?")
     _profile(envs)
-    _add_train(add("train", "Start a run on an environment, or resume one."))
+    _add_train(add("train", "Start a run on an environment."))
+    _add_resume(add("resume", "Continue an ended run from its newest checkpoint, with new processes."))
     _add_test(add("test", "Let a model answer a few items of an environment before anything is trained."))
     add("runs", "List all runs.")
     _add_run_commands(add)
@@ -63,10 +64,12 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
     """What is done with one run."""
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
-        ("stop", "End a run; it saves a checkpoint first."),
         ("results", "Show what came of a run: rewards, evaluation, weights."),
     ):
         add(name, text).add_argument("run")
+    stop = add("stop", "End a run; it saves a checkpoint first.")
+    stop.add_argument("run")
+    stop.add_argument("--now", action="store_true", help="without a checkpoint; also for a stop that takes too long")
     logs = add("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
     logs.add_argument("service", nargs="?", default="trainer", choices=["trainer", "env", "api", "engine"])
@@ -86,17 +89,29 @@ def _profile(command: argparse.ArgumentParser) -> None:
 
 
 def _add_train(command: argparse.ArgumentParser) -> None:
-    what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument("environment", nargs="?", help="a name from `lachesis envs`")
-    what.add_argument("--resume", metavar="RUN", help="continue an ended run from its newest checkpoint")
-    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
+    command.add_argument("environment", help="a name from `lachesis envs`")
+    _edits(command)
     command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
     command.add_argument("--seed", type=int)
     command.add_argument(
         "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
     )
-    command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
+    _watch(command)
     _profile(command)
+
+
+def _add_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="one that lives is returned as it is")
+    _edits(command, "limits.FIELD=VALUE")
+    _watch(command)
+
+
+def _edits(command: argparse.ArgumentParser, what: str = "FIELD=VALUE") -> None:
+    command.add_argument("--set", action="append", default=[], metavar=what, dest="edits", help="may be repeated")
+
+
+def _watch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
 
 
 def _add_notices(command: argparse.ArgumentParser) -> None:

@@ -35,14 +35,14 @@ class _State:
 
 class ServiceGroup:
     """Talks to the reaper, which is the parent of every service and holds the file descriptors in `hold` as long as one of
-    them lives."""
+    them lives. While the file `hurry` is there, what shall end is killed at once."""
 
-    def __init__(self, hold: tuple[int, ...] = ()) -> None:
-        self._hold = hold
+    def __init__(self, hold: tuple[int, ...] = (), hurry: Path | None = None) -> None:
+        self._hold, self._hurry = hold, hurry
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
-            [sys.executable, "-S", str(REAPER)],
+            [sys.executable, "-S", str(REAPER), *([str(self._hurry)] if self._hurry else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself

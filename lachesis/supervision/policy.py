@@ -1,6 +1,6 @@
 """What the death of a service means while a run trains, in one table. While it starts, every death ends the attempt.
 
-An attempt that ends has its reason in the run's record; `lachesis train --resume`, or `limits.on_crash=resume`, goes on from
+An attempt that ends has its reason in the run's record; `lachesis resume`, or `limits.on_crash=resume`, goes on from
 the newest whole checkpoint.
 """
 

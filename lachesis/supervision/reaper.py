@@ -6,7 +6,7 @@ Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {
 is sent SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
 
 What the services say goes through here into their logs: without the values of `secrets`, and each log and the one before it no
-larger than `log_bytes`.
+larger than `log_bytes`. While the file that its argument names is there, SIGKILL comes without a grace.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class Reaper:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
                 os.killpg(process.pid, number)
             until = time.monotonic() + patience_s
-            while alive(process) and time.monotonic() < until:
+            while alive(process) and time.monotonic() < until and not (number == signal.SIGTERM and hurried()):
                 time.sleep(POLL_S)
             if not alive(process):
                 break
@@ -145,6 +145,10 @@ class Reaper:
             self.report_exits()
         for name in reversed(list(self.services)):
             self.end(name)
+
+
+def hurried() -> bool:
+    return len(sys.argv) > 1 and os.path.exists(sys.argv[1])
 
 
 def alive(process: subprocess.Popen[bytes]) -> bool:

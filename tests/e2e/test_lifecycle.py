@@ -70,17 +70,17 @@ def test_what_dies_is_started_again_or_resumed_and_a_budget_is_kept(
     before = len(steps(served_home, run_id))
 
     budget = _tokens(served_home, run_id, "_total") + 5 * _tokens(served_home, run_id)
-    assert cli("train", "--resume", run_id, "--set", f"limits.max_tokens={budget}")["run_id"] == run_id
+    assert cli("resume", run_id, "--set", f"limits.max_tokens={budget}")["run_id"] == run_id
     wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 120, "the end of the budget")
     assert record(served_home, run_id)["error"].startswith("budget: ")
     made = steps(served_home, run_id)
     assert before < made[-1] < before + 15
     assert cli("results", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
-    refused = cli("train", "--resume", run_id, expect=1)
+    refused = cli("resume", run_id, expect=1)
     assert refused["code"] == "run_state"
     assert "has used up its budget" in refused["error"]
 
-    cli("train", "--resume", run_id, "--set", f"limits.max_tokens={20 * budget}")
+    cli("resume", run_id, "--set", f"limits.max_tokens={20 * budget}")
     wait_until(lambda: len(steps(served_home, run_id)) > len(made), 90, "a step after the resume")
     assert cli("stop", run_id)["status"] == "stopped"
     assert not run_processes(run_id)

@@ -116,7 +116,7 @@ def run(cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Calla
     run_id = cli("train", "calm", *edits, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 10, 120, "ten steps")
     yield run_id
-    assert cli("stop", run_id)["status"] == "stopped"
+    assert cli("stop", run_id, "--now")["status"] == "stopped"
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,3 +190,20 @@ def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert 60_000 < len(text) < 300_000
     lines = text.splitlines()
     assert [int(line.split()[1]) for line in lines] == list(range(100_000 - len(lines), 100_000)), "no line is lost or cut"
+
+
+def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
+    """Also when the end is under way already and a service takes its time."""
+    hurry = tmp_path / ".now"
+    with ServiceGroup(hurry=hurry) as group:
+        pid = group.start(spec("slow", tmp_path, "deaf", grace_s=60.0))
+        assert wait_for(lambda: "child deaf" in (tmp_path / "slow.log").read_text())
+        time.sleep(0.2)  # the handler is installed right after that line
+        closing = threading.Thread(target=group.close)
+        closing.start()
+        time.sleep(0.5)
+        assert alive(pid)
+        hurry.touch()
+        closing.join(5)
+        assert not closing.is_alive()
+    assert not alive(pid)
