@@ -111,8 +111,6 @@ class WandbSink:
         self.error: str | None = None
         self._folder = folder
         self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
-        # A resumed run goes on in the same run of W&B, where that is possible.
-        self._settings |= {"id": folder.name, "resume": "allow"}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
@@ -147,8 +145,10 @@ class WandbSink:
 
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         settings = wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)
+        # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed try online.
+        same = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
         try:
-            return wandb.init(mode=mode, dir=str(self._folder), settings=settings, **self._settings)
+            return wandb.init(mode=mode, dir=str(self._folder), settings=settings, **same, **self._settings)
         except wandb.errors.Error as error:  # no answer, or a key that it does not know
             self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
             log.warning(self.error)
