@@ -144,17 +144,24 @@ class WandbSink:
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-        settings = wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)
+        about: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
         # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed try online.
-        same = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
+        same: dict[str, Any] = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
         try:
-            return wandb.init(mode=mode, dir=str(self._folder), settings=settings, **same, **self._settings)
+            return wandb.init(mode=mode, settings=_quiet(), **same, **about)
         except wandb.errors.Error as error:  # no answer, or a key that it does not know
             self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
             log.warning(self.error)
-            return wandb.init(mode="offline", dir=str(self._folder), settings=settings, **self._settings)
+            return wandb.init(mode="offline", settings=_quiet(), **about)
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
         with self._wake:
             self._wake.wait_for(lambda: bool(self._queue))
             return self._queue.pop(0)
+
+
+def _quiet() -> Any:
+    """Settings of W&B for one call: it writes what it has chosen into them."""
+    import wandb
+
+    return wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)
