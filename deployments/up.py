@@ -24,7 +24,7 @@ from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
-from lachesis.prefect_api import PrefectApi, server_file
+from lachesis.prefect_api import PrefectApi, auth_string, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
 from lachesis.supervision.process import check_port, free_ports
@@ -105,6 +105,8 @@ class Launcher:
         if not url:
             url = f"http://127.0.0.1:{self._start_server()}/api"
         env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": deployment_name(self.home)}
+        if found := auth_string():
+            env["PREFECT_API_AUTH_STRING"] = found
         log = self._spawn("runner", [sys.executable, "-m", "deployments.runner"], env, grace_s=60.0)
         self._wait("runner", lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
         content = {
@@ -129,7 +131,9 @@ class Launcher:
         env = child_environment(
             {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
         )
-        own = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_SERVER_")}
+        own = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
+        if found := auth_string():
+            own["PREFECT_SERVER_API_AUTH_STRING"] = found
         self._spawn("server", command, {**env, **own}, grace_s=10.0)
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
         self._wait("server", api.healthy, SERVER_TIMEOUT_S)
@@ -197,6 +201,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
     parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started this one is gone")
     args = parser.parse_args()
+    os.umask(0o077)  # server, runner and all their children inherit it
     launcher = Launcher(paths.home(), args.port)
     if args.until_stdin_closes:
 

@@ -1,35 +1,57 @@
-"""What a child process may see of our environment."""
+"""What a child process may see of our environment, and what no text may show of it."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from collections.abc import Mapping
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 SHORTEST = 8
 """Characters of a secret; a shorter value, such as "false", stands in many texts."""
-# SLURM_* and INFER_TP change server addresses in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests,
-# PREFECT_* would let a child act on the flow's behalf.
-_MISLEADING = re.compile(r"^(SLURM_|ATROPOS_|OPENAI_|PREFECT_|INFER_TP$|TINKER_|LACHESIS_ENGINE_)")
+ALLOWED = (
+    # the system: programs, libraries, language, places for files, the network's proxies and certificates
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*", "TMPDIR", "TEMP", "TMP", "XDG_*",
+    "LD_LIBRARY_PATH", "DYLD_*", "*_PROXY", "*_proxy", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    # Python, numbers and devices
+    "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CUDA_*", "NVIDIA_*", "NCCL_*",
+    "PYTORCH_*", "TORCH_*", "TORCHINDUCTOR_*", "HIP_*", "ROCR_*", "TOKENIZERS_PARALLELISM",
+    # models and data sets, and this project's own settings
+    "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT", "LACHESIS_ENVIRONMENTS",
+)  # fmt: skip
+"""Names and patterns. Others might be secrets, or mislead: SLURM_* and INFER_TP change server addresses in Atropos, ATROPOS_*
+its dialect, OPENAI_* where environments send requests, and PREFECT_* would let a child act on the flow's behalf."""
 
 
-def redact(text: str, source: Mapping[str, str] | None = None) -> str:
+def redact(text: str) -> str:
     """The text without the values of this process's secrets. Before it is shortened: half a secret is not found any more."""
-    for value in secrets(os.environ if source is None else source):
+    for value in secrets(os.environ):
         text = text.replace(value, "***")
     return text
 
 
 def secrets(source: Mapping[str, str]) -> list[str]:
-    """The values that must stand in no text, the longest first, as one may hold another."""
-    found = {value for name, value in source.items() if len(value) >= SHORTEST and _SECRET.search(name)}
-    return sorted(found, key=len, reverse=True)
+    """The values that must stand in no text, the longest first, as one may hold another: of the variables that are secrets by
+    their names, and passwords in addresses."""
+    found = {value for name, value in source.items() if _SECRET.search(name)}
+    found |= {password for value in source.values() for password in _IN_ADDRESS.findall(value)}
+    return sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)
 
 
 def child_environment(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our environment without secrets and without what would mislead a child, then `extra`, which may hold the secrets that
-    this one child needs."""
+    """The variables that any child may have, then `extra`, which may hold the secrets that this one child needs."""
     base = os.environ if source is None else source
-    kept = {name: value for name, value in base.items() if not _SECRET.search(name) and not _MISLEADING.match(name)}
-    return {**kept, **extra}
+    return {**{name: value for name, value in base.items() if _matches(name, ALLOWED) and not _SECRET.search(name)}, **extra}
+
+
+def chosen() -> dict[str, str]:
+    """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the user's own choice, so also
+    secrets."""
+    patterns = tuple(os.environ.get("LACHESIS_PASS", "").replace(",", " ").split())
+    return {name: value for name, value in os.environ.items() if _matches(name, patterns)}
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import paths
-from lachesis.child import child_environment
+from lachesis.child import child_environment, chosen
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
 from lachesis.runs import storage_errors, tail, write_private
 
@@ -289,7 +289,7 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env=child_environment({"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}),
+                env=child_environment({**chosen(), "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}),
                 start_new_session=True,
             )
             try:

@@ -7,12 +7,14 @@ YAML` does so for an inference test; see `lachesis.probe`. `python -m lachesis.e
 goes through the stages of a validation; see `lachesis.stages`. `python -m lachesis.environment describe FILE CLASS OUT` writes
 the configuration's schema as JSON to OUT.
 
+With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
 With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`. With
 LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from where training stands; see `lachesis.cursor`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import runpy
@@ -44,6 +46,7 @@ def main() -> None:
 def _run(command: str, file: Path, options: list[str]) -> None:
     """The file as a program, with its own command line."""
     counted = None
+    _send_token()
     if command == "probe":
         counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
@@ -58,6 +61,26 @@ def _run(command: str, file: Path, options: list[str]) -> None:
         if counted is not None:
             probe.note_failure(counted, error)
         sys.exit(1)
+
+
+def _send_token() -> None:
+    """To the run's inference server and to no other. Not by the configuration, which environments print and log."""
+    url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
+    if not token:
+        return
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    start = ServerManager.__init__
+
+    @functools.wraps(start)
+    def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
+        def signed(one: Any) -> Any:
+            ours = str(getattr(one, "base_url", None)).startswith(f"{url}/")
+            return one.model_copy(update={"api_key": token}) if ours else one
+
+        start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
+
+    ServerManager.__init__ = with_token
 
 
 def _count(file: Path, place: Path) -> None:

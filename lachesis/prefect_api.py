@@ -62,6 +62,12 @@ def api_url(home: Path | None = None) -> str | None:
     return None if note is None else str(note["api_url"])
 
 
+def auth_string() -> str | None:
+    """NAME:PASSWORD of the server, from $PREFECT_API_AUTH_STRING or the setting of the server itself; None when it asks for
+    none."""
+    return os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or None
+
+
 class PrefectApi:
     """One server. Every method raises ServerDownError when it does not answer in time."""
 
@@ -73,7 +79,7 @@ class PrefectApi:
                 "PREFECT_API_URL"
             )
         self.url = found
-        user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
+        user, _, password = (auth_string() or "").partition(":")
         self._auth = (user, password) if user else None
         self._client: httpx.Client | None = None
 
@@ -236,6 +242,11 @@ class PrefectApi:
             ) from error
         if answer.status_code == 404 and missing_ok:
             return MISSING
+        if answer.status_code == 401:
+            raise ServerDownError(
+                f"the Prefect server at {self.url} asks for a name and a password: set PREFECT_API_AUTH_STRING to "
+                "NAME:PASSWORD, as it was given to `lachesis serve`"
+            )
         if answer.status_code >= 400:
             raise ServerDownError(f"the Prefect server answered {path} with HTTP {answer.status_code}: {answer.text[:500]}")
         try:

@@ -28,6 +28,9 @@ LARGEST = 1e30
 """Sums and squares of larger numbers are infinite soon."""
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 Json = dict[str, Any]
+failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
+"""Of the group under way. An environment that takes a failure of the server for a bad answer would score it 0; such a group is
+invalid instead."""
 
 
 class Tally:
@@ -114,6 +117,7 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
         nonlocal row, enough
         group, backlog, problem = None, [], None
         before, started = dict(tally.counts), time.monotonic()
+        failed_requests.set([])
         try:
             with tally.under_way("group"):
                 group, backlog = await collect(self, item)
@@ -124,6 +128,8 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
                 tally.note(problem)
                 tally.write()
                 raise
+        if group and problem is None and (unanswered := failed_requests.get([])):
+            problem = f"the environment scored a group although a request for samples had failed: {unanswered[0]}"
         group = _count_group(tally, group, problem, self.config.group_size)
         row = 0 if group else row + 1
         if group and tally.per_group is not None:
@@ -215,8 +221,9 @@ def watch_servers(tally: Tally) -> None:
             try:
                 with tally.under_way("request"):
                     answer = await _original(self, **options)
-            except Exception:
+            except Exception as error:
                 tally.counts["failed_requests"] += 1
+                failed_requests.get([]).append(f"{type(error).__name__}: {error}")
                 raise
             tally.counts["sampling_s"] += time.monotonic() - started
             tally.counts["requests"] += 1

@@ -69,9 +69,10 @@ def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
     try:
         with ServiceGroup(hold=(bench.lock,)) as group:
             bench.open.append(group)
-            config, endpoint, key = _endpoint(group, bench, model)
+            config, endpoint, client = _endpoint(group, bench, model)
+            key = client.get("OPENAI_API_KEY", "")
             content = probe_config(config, bench.test.request, files[0], endpoint, wandb_run)
-            _probe(group, bench, model, content, wandb_run, key)
+            _probe(group, bench, model, content, wandb_run, client)
     except LachesisError as problem:
         reason = _without(key, str(problem))
         if failure_kind(bench.tests.tally(bench.test, model)) == "transport":
@@ -112,11 +113,13 @@ def build_missing_model(bench: Bench) -> None:
             build_tiny_model(bench.tests.home, bench.tests.dir(bench.test.test_id))
 
 
-def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, str]:
-    """Where the model answers, and the key it asks for. A local one is served here as long as the group lasts."""
+def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, dict[str, str]]:
+    """Where the model answers, and what its client needs in its environment. A local one is served here as long as the group
+    lasts."""
     config = bench.config
     if not model.startswith(EMBEDDED):
-        return config, *remote_endpoint(model)
+        endpoint, key = remote_endpoint(model)
+        return config, endpoint, {"OPENAI_API_KEY": key, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"} if key else {}
     folder = bench.tests.output(bench.test, model).with_suffix("")
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
@@ -127,10 +130,10 @@ def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig,
         group.start(spec)
     for spec in plan.services:
         wait_healthy(group, spec)
-    return plan.config, plan.config.openai.model_dump(mode="json"), ""
+    return plan.config, plan.config.openai.model_dump(mode="json"), plan.client
 
 
-def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, key: str) -> None:
+def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, client: dict[str, str]) -> None:
     test, request = bench.test, bench.test.request
     output = bench.tests.output(test, model)
     wanted: Json = {
@@ -142,7 +145,7 @@ def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run:
     }
     if request.prompts:
         wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    probe, files = make_probe(request.environment_file, config_yaml, output, wanted, key=key, timeout_s=MODEL_TIMEOUT_S)
+    probe, files = make_probe(request.environment_file, config_yaml, output, wanted, client=client, timeout_s=MODEL_TIMEOUT_S)
     for path, text in files.items():
         write_private(path, text)
     group.start(probe)

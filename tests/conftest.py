@@ -114,7 +114,7 @@ def api(tmp_path: Path) -> Iterator[str]:
 def api_process(folder: Path, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = port or free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
-        command = [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "lachesis.rollout_api", "--port", str(port)]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
     wait_http(f"http://127.0.0.1:{port}/", process)
     yield f"http://127.0.0.1:{port}", process

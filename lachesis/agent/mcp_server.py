@@ -24,9 +24,9 @@ from mcp.shared.exceptions import MCPError
 from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.desk import Desk
-from lachesis.agent.guard import App, Guard
 from lachesis.agent.tools import TABLE, Call, Json, Tool
 from lachesis.errors import ArgumentsError, LachesisError, as_payload, as_text
+from lachesis.guard import App, Guard
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"

@@ -23,7 +23,6 @@ from starlette.exceptions import HTTPException
 from lachesis import __version__
 from lachesis.agent import answers
 from lachesis.agent.desk import Desk
-from lachesis.agent.guard import App, Guard
 from lachesis.agent.tools import TABLE, Call, Json, told
 from lachesis.errors import (
     ArgumentsError,
@@ -45,6 +44,7 @@ from lachesis.errors import (
     UnknownTestError,
     as_payload,
 )
+from lachesis.guard import App, Guard
 from lachesis.reports import Report, RunResults, RunStatus
 
 _STATUS: tuple[tuple[type[LachesisError], int], ...] = (

@@ -125,7 +125,9 @@ def _add_servers(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
     mcp.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
     mcp.add_argument("--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)")
     _add_listening(mcp, port=8090)
-    _add_listening(add("api", "Serve the tools as plain HTTP routes, with a page at /docs."), port=8080)
+    api = add("api", "Serve the tools as plain HTTP routes, with a page at /docs.")
+    api.add_argument("--open", action="store_true", help="without a token, for clients that cannot send one; on loopback only")
+    _add_listening(api, port=8080)
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
@@ -148,6 +150,7 @@ def _add_test(command: argparse.ArgumentParser) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = parser().parse_args(argv)
+    os.umask(0o077)  # prompts, answers and weights are for their owner alone
     from lachesis.cli import commands
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that `demo` ends what it has started

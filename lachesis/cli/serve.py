@@ -25,7 +25,8 @@ def mcp(args: argparse.Namespace) -> int:
     """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
     if missing_modules(["mcp"]):
         raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
-    from lachesis.agent import guard, mcp_server
+    from lachesis.agent import mcp_server
+    from lachesis.agent.token import own_token
     from lachesis.sessions import Session, folder_session
 
     session = Session(args.session or os.environ.get("LACHESIS_SESSION") or folder_session()).name
@@ -37,19 +38,22 @@ def mcp(args: argparse.Namespace) -> int:
         mcp_server.serve_stdio(session)
         return 0
     host, port, names = _listening(args)
-    app = mcp_server.create_app(session, host=host, token=guard.own_token(), allowed_hosts=names)
+    app = mcp_server.create_app(session, host=host, token=own_token(), allowed_hosts=names)
     return _run(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_token_place()}")
 
 
 def api(args: argparse.Namespace) -> int:
-    """The HTTP service. On loopback a token is asked for when $LACHESIS_TOKEN is set, elsewhere always."""
-    from lachesis.agent import guard, rest
+    """The HTTP service. The token is asked for unless --open says that any program of this machine may call it."""
+    from lachesis.agent import rest
+    from lachesis.agent.token import own_token
+    from lachesis.guard import is_loopback
 
     host, port, names = _listening(args)
-    needs_token = bool(os.environ.get("LACHESIS_TOKEN")) or not guard.is_loopback(host)
-    token = guard.own_token() if needs_token else None
+    if args.open and not is_loopback(host):
+        raise ConfigError(f"--open is for a server on loopback; {host} can be reached from elsewhere")
+    token = None if args.open else own_token()
     app = rest.create_app(host=host, token=token, allowed_hosts=names)
-    with_token = f", with the bearer token in {_token_place()}" if needs_token else ""
+    with_token = "" if args.open else f", with the bearer token in {_token_place()}"
     return _run(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{with_token}")
 
 

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from lachesis import paths
 from lachesis.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
+from lachesis.guard import Guard
+
+MOST_BYTES = 600_000_000
+"""Of one request; the SDK sends a batch in chunks of at most 500 MB."""
 
 
 def main() -> int:
@@ -19,6 +23,7 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="a Hugging Face causal language model: name, or local folder")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a further name of this server")
     parser.add_argument("--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)")
     parser.add_argument("--seed", type=int, help="seed of sampling requests that bring none (default: random)")
     args = parser.parse_args()
@@ -51,7 +56,8 @@ def serve(args: argparse.Namespace) -> None:
                 f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
             ) from error
         engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed)
-        config = uvicorn.Config(create_app(engine, token), log_level="warning", timeout_keep_alive=120)
+        app = Guard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, most_bytes=MOST_BYTES)
+        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120)
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -102,7 +102,7 @@ async def _ask_all(looks: list[Look]) -> None:
 async def _ask(client: httpx.AsyncClient, look: Look) -> None:
     look.trainer, look.api, engine = await asyncio.gather(
         _json(client, look, "trainer", "/health"),
-        _json(client, look, "api", "/status"),
+        _json(client, look, "api", "/counts"),
         _json(client, look, "engine", "/api/v1/healthz"),
     )
     look.engine = None if "engine" not in look.record.services else engine is not None

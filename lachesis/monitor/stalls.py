@@ -108,14 +108,18 @@ def _behind_rollouts(look: Look, since: float, waited: str) -> Stall:
 
 
 def _without_groups(look: Look, counted: Json, since: float, waited: str, most: float) -> Stall:
-    last = counted.get("group_at")
+    last, api = counted.get("group_at"), look.api or {}
+    if api.get("refused"):
+        return _stall("API queue", since, f"{waited}; the API has refused {api['refused']} groups: {api.get('refusal')}")
     if not last or look.at - last > most:
         errors = "; ".join(f"{text} ({count} times)" for text, count in (counted.get("errors") or {}).items())
         said = errors or f"{counted.get('empty', 0)} groups were empty"
         return _stall("environment", last or since, f"{waited}; the environment gives no usable group: {said}")
-    queued = (look.api or {}).get("queue_size")
+    queued = {**(api.get("buffered") or {}), **(api.get("queued") or {})}
     if queued:
-        return _stall("API queue", since, f"{waited}; {queued} groups lie in the queue and do not fill a batch")
+        told = ", ".join(f"{count} of {size}" for size, count in queued.items())
+        needs = f"a batch takes exactly {api.get('batch_size')} rollouts of whole groups"
+        return _stall("API queue", since, f"{waited}; the groups that wait ({told} rollouts) do not fill one: {needs}")
     dropped = counted.get("dropped") or 0
     why = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores" if dropped else ""
     return _stall("rollouts", since, f"{waited}, while the environment makes groups{why}")

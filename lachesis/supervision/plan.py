@@ -15,6 +15,7 @@ import httpx
 import yaml
 
 from lachesis import config as configuration
+from lachesis.child import chosen
 from lachesis.config import RunConfig
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
@@ -36,6 +37,7 @@ class Plan:
     trainer_url: str = ""
     files: dict[Path, str] = field(default_factory=dict)
     """What the services read, by path."""
+    client: dict[str, str] = field(default_factory=dict)
 
     def write(self) -> None:
         """Put the files where the services look for them. Raises StorageError."""
@@ -60,8 +62,8 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: i
     ports = dict(zip(ORDER, free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
     files = {folder.config: config.to_yaml()}
-    token = f"tml-{secrets.token_urlsafe(24)}"
-    services = [_api(folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume is not None)]
+    token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(ports["trainer"])
+    services = [_api(config, folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume is not None)]
     if record.profile == "embedded":
         engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.log("engine"))
         services.insert(0, engine)
@@ -72,22 +74,32 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: i
             file = folder.path / f"evaluate_{which}.yaml"
             files[file] = _evaluation_yaml(config, folder, which, url)
             evaluations[which] = _evaluation(record, config, folder, which, file)
-    services = [_marked(spec, folder) for spec in (*services, environment)]
-    evaluations = {which: _marked(spec, folder) for which, spec in evaluations.items()}
-    return Plan(config, services, evaluations, f"http://{HOST}:{ports['trainer']}", files)
+    services.append(environment)
+    clients = ("trainer", "environment", *(spec.name for spec in evaluations.values()))
+    services, ended = (
+        [_with(spec, {MARK: str(folder.path), **(client if spec.name in clients else {})}) for spec in specs]
+        for specs in (services, evaluations.values())
+    )
+    return Plan(config, services, dict(zip(evaluations, ended, strict=True)), f"http://{HOST}:{ports['trainer']}", files)
 
 
-def _marked(spec: ServiceSpec, folder: RunDir) -> ServiceSpec:
-    return replace(spec, env={**spec.env, MARK: str(folder.path)})
+def _with(spec: ServiceSpec, env: dict[str, str]) -> ServiceSpec:
+    return replace(spec, env={**spec.env, **env})
+
+
+def _inference_client(port: int) -> dict[str, str]:
+    """What the inference server at this port asks for, made for this attempt, and its clients send."""
+    return {"LACHESIS_INFERENCE_URL": f"http://{HOST}:{port}", "LACHESIS_INFERENCE_TOKEN": secrets.token_urlsafe(24)}
 
 
 def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
-    """An engine and an inference server for the configuration's base model, to try it without training."""
+    """An engine and an inference server for the configuration's base model, to try it without training. `client` of the plan is
+    what its clients need in their environment."""
     engine_port, port = free_ports(2)
     values = config.model_dump()
     values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
     config = configuration.build(values)
-    token = f"tml-{secrets.token_urlsafe(24)}"
+    token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(port)
     file = folder / "server.yaml"
     engine = _engine(config, engine_port, token, seed, store=folder / "engine", log=folder / "engine.log")
     server = ServiceSpec(
@@ -95,11 +107,11 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
         [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
         log=folder / "inference.log",
         cwd=folder,
-        env={**_hub(config), **_engine_client(engine_port, token)},
+        env={**_hub(config), **_engine_client(engine_port, token), **client},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/health"),
     )
-    return Plan(config, [engine, server], trainer_url=f"http://{HOST}:{port}", files={file: config.to_yaml()})
+    return Plan(config, [engine, server], trainer_url=f"http://{HOST}:{port}", files={file: config.to_yaml()}, client=client)
 
 
 def _engine_client(port: int, token: str) -> dict[str, str]:
@@ -135,10 +147,10 @@ def _threads() -> dict[str, str]:
     return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
 
 
-def _api(folder: RunDir, port: int) -> ServiceSpec:
+def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
     return ServiceSpec(
         "api",
-        [*PYTHON, "atroposlib.cli.run_api", "--host", HOST, "--port", str(port)],
+        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(config.env.max_batches_offpolicy)],
         log=folder.log("api"),
         cwd=folder.path,
         port=port,
@@ -178,7 +190,7 @@ def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port:
         [*_environment_command(record), "serve", "--config", str(folder.config)],
         log=folder.log("environment"),
         cwd=folder.path,
-        env={**_hub(config), **wandb, **_place(folder, groups)},
+        env={**chosen(), **_hub(config), **wandb, **_place(folder, groups)},
         ready=_registered(f"http://{HOST}:{api_port}", 0),
         timeout_s=300.0,  # setup() may load a data set
     )
@@ -210,7 +222,7 @@ def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str
         [*_environment_command(record), "evaluate", "--config", str(file)],
         log=folder.logs / f"evaluate_{which}_{record.run_id}.log",
         cwd=folder.path,
-        env=_hub(config),
+        env={**chosen(), **_hub(config)},
         timeout_s=600.0,
     )
 
@@ -220,12 +232,11 @@ def _environment_command(record: RunRecord) -> list[str]:
 
 
 def make_probe(
-    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, key: str, timeout_s: float = 600.0
+    file: str, config_yaml: str, output: Path, spec: dict[str, Any], *, client: dict[str, str], timeout_s: float = 600.0
 ) -> tuple[ServiceSpec, dict[Path, str]]:
-    """The environment's `process` command for one model of an inference test, and the files it reads. `key` goes through the
-    environment of this child only."""
+    """The environment's `process` command for one model of an inference test, and the files it reads. `client` holds the
+    secrets of the model's server and goes through the environment of this child only."""
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
-    env = {"OPENAI_API_KEY": key, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"} if key else {}
     local = Path(yaml.safe_load(config_yaml)["env"]["tokenizer_name"]).is_dir()
     probe = ServiceSpec(
         "environment",
@@ -233,9 +244,10 @@ def make_probe(
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
+            **chosen(),
             **({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")),
             **_passed("WANDB_"),
-            **env,
+            **client,
             MARK: str(output.parent),
         },
         timeout_s=timeout_s,
@@ -254,7 +266,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*PYTHON, "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**_hub(config), MARK: str(folder)},
+        env={**chosen(), **_hub(config), MARK: str(folder)},
     )
     return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
 

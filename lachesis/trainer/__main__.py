@@ -22,10 +22,13 @@ from urllib.parse import urlsplit
 from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
+from lachesis.guard import Guard
 from lachesis.metrics import WandbSink
 from lachesis.runs import RunDir
 
 log = logging.getLogger("lachesis.trainer")
+MOST_BYTES = 20_000_000
+"""Of one request for samples."""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -112,7 +115,7 @@ async def _serve_base(config: RunConfig, sock: socket.socket, tokenizer: Any, st
 
     policy = await Policy.of_base_model(config)
     app = inference_app.create_app(policy, tokenizer, config, inference_app.TrainerState(phase="serving the base model"))
-    async with serving(app, sock):
+    async with serving(guarded(app, config), sock):
         await stop.wait()
     await policy.close("success")
 
@@ -145,7 +148,7 @@ async def _train(
     wandb = _wandb(config, folder) if config.tinker.use_wandb else None
     place = RunDir(folder.parent, folder.name)
     trainer = Trainer(config, policy, atropos, keeper=keeper, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
-    app = inference_app.create_app(policy, tokenizer, config, state)
+    app = guarded(inference_app.create_app(policy, tokenizer, config, state), config)
     try:
         async with serving(app, sock):
             await trainer.run(stop)
@@ -183,6 +186,16 @@ def listener(config: RunConfig) -> Iterator[socket.socket]:
         except OSError as error:
             raise PortInUseError(f"the inference server cannot listen on {host}:{port}: {error.strerror}") from error
         yield sock
+
+
+def guarded(app: Any, config: RunConfig) -> Guard:
+    """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which each attempt of a run has.
+    What the server tells of itself needs none."""
+    host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
+    token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
+    open_ = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
+    where = "the server of a run is for its own environment"
+    return Guard(app, host=host, token=token, without_token=open_, most_bytes=MOST_BYTES, where=where)
 
 
 @contextlib.asynccontextmanager

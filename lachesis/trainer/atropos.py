@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from lachesis.config import RunConfig
-from lachesis.errors import BatchError, ServerDownError
+from lachesis.errors import ServerDownError
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 120.0
@@ -49,8 +49,7 @@ class Atropos:
 
     async def next_batch(self, step: int) -> list[Group]:
         """Wait for a batch: its groups. An API that is gone is waited for, and one that was started anew is told of this
-        trainer and its `step` again. Raises BatchError when the API has lost a batch to a score that is not a number, and
-        ServerDownError after PATIENCE_S seconds without an API."""
+        trainer and its `step` again. Raises ServerDownError after PATIENCE_S seconds without an API."""
         pause_s, longest_s = POLL_S
         seen = time.monotonic()
         while True:
@@ -69,6 +68,14 @@ class Atropos:
             await asyncio.sleep(pause_s)
             pause_s = min(1.2 * pause_s, longest_s)
 
+    async def lost(self) -> dict[str, float]:
+        """Groups that the API's guards have dropped as too old, or refused as unusable, since it was started."""
+        try:
+            counts = await self._ask("GET", "/counts")
+        except ServerDownError:
+            return {}
+        return {f"queue/{name}": float(counts[name]) for name in ("dropped", "refused") if name in counts}
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -77,11 +84,6 @@ class Atropos:
             answer = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ServerDownError(f"the Atropos API at {self.url} does not answer {path}: {type(error).__name__}") from error
-        if answer.status_code == 500 and path == "/batch":
-            raise BatchError(
-                "the Atropos API could not send a batch (HTTP 500) and has lost it: a group held a score that is NaN or "
-                "infinite; see the score function of the environment"
-            )
         if answer.status_code != 200:
             raise ServerDownError(f"the Atropos API answered {path} with HTTP {answer.status_code}: {answer.text[:300]}")
         if not answer.headers.get("content-type", "").startswith("application/json"):

@@ -73,7 +73,7 @@ class Trainer:
         self.keeper.groups += len(groups)
         self.state.groups = self.keeper.groups
         batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.tokenizer.eos_token_id)
-        found = rollout_metrics(groups, self.state.usage)
+        found = {**rollout_metrics(groups, self.state.usage), **await self.atropos.lost()}
         losses = await self.policy.train(batch, self.state.wait_for)
         self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
         clock.lap("time/train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 from starlette.testclient import TestClient
 
 from lachesis.agent import rest
-from lachesis.agent.guard import own_token
+from lachesis.agent.token import own_token
 from lachesis.runs import RunRecord
 
 Json = dict[str, Any]
@@ -175,8 +176,12 @@ def test_a_server_on_another_loopback_address_serves_itself(home: Path) -> None:
 
 
 def test_a_body_beyond_a_megabyte_is_refused(client: TestClient) -> None:
+    """Also one that is sent in pieces, or packed."""
     chunks = (b"x" * 100_000 for _ in range(20))
-    assert client.post("/config", content=chunks).status_code == 411
+    assert client.post("/config", content=chunks).status_code == 413
+    bomb = gzip.compress(b" " * 50_000_000)
+    assert len(bomb) < 1_000_000
+    assert client.post("/config", content=bomb, headers={"content-encoding": "gzip"}).status_code == 413
     assert client.post("/config", json={"field": "x", "value": "x" * 1_000_001}).status_code == 413
 
 

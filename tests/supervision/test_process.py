@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from lachesis.child import child_environment
+from lachesis.child import child_environment, chosen, redact
 from lachesis.errors import PortInUseError
 from lachesis.supervision.process import check_port, free_ports
 
@@ -24,9 +24,29 @@ def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
         "OPENAI_BASE_URL": "u",
         "PREFECT_API_URL": "u",
         "LACHESIS_HOME": "h",
+        "LACHESIS_TOKEN": "s",
+        "SOMETHING_ELSE": "x",
+        "HF_HOME": "f",
+        "HF_TOKEN": "s",
     }
-    assert child_environment({"EXTRA": "1"}, source) == {"PATH": "/bin", "LACHESIS_HOME": "h", "EXTRA": "1"}
+    kept = {"PATH": "/bin", "LACHESIS_HOME": "h", "HF_HOME": "f"}
+    assert child_environment({"EXTRA": "1"}, source) == {**kept, "EXTRA": "1"}
     assert child_environment({"TINKER_API_KEY": "t"}, source)["TINKER_API_KEY"] == "t"
+
+
+def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u", "OTHER": "o"}.items():
+        monkeypatch.setenv(name, value)
+    assert chosen() == {}
+    monkeypatch.setenv("LACHESIS_PASS", "WIKI_DIR, SEARCH_*")
+    assert chosen() == {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u"}
+
+
+def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the password in an address."""
+    monkeypatch.setenv("MY_TOKEN", "abcdefgh")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2hunter2@proxy:3128")
+    assert redact("abcdefgh hunter2hunter2 me") == "*** *** me"
 
 
 def test_free_ports_differ_and_are_free() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from lachesis import config as configuration
-from lachesis.errors import BatchError, ServerDownError
+from lachesis.errors import ServerDownError
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.atropos import Atropos
 from tests.conftest import api_process
@@ -76,26 +77,54 @@ async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -
         await Atropos(f"http://127.0.0.1:{free_ports(1)[0]}").next_batch(0)
 
 
-async def test_data_from_before_the_registration_does_not_block(api: str, tmp_path: Path) -> None:
-    """A left-over environment would poison an API that nobody has registered at."""
-    await post(api, scored(1.0, 0.0))
-    atropos = Atropos(api)
-    await atropos.register(CONFIG, first_step=5, checkpoint_dir=tmp_path)
-    async with httpx.AsyncClient() as client:
-        assert (await client.get(f"{api}/status")).json()["current_step"] == 5
-    for _ in range(2):
-        await post(api, scored(1.0, 0.0))
-    assert len(await asyncio.wait_for(atropos.next_batch(0), 10)) == 2
+async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path: Path) -> None:
+    """Groups from before the registration are sent again by their environment; unusable ones are counted with the reason."""
+    async with httpx.AsyncClient(base_url=api) as client:
+        early = await client.post("/scored_data", json=scored(1.0, 0.0))
+        assert early.status_code == 503
+        atropos = Atropos(api)
+        await atropos.register(CONFIG, first_step=5, checkpoint_dir=tmp_path)
+        assert (await client.get("/status")).json()["current_step"] == 5
+        for bad, reason in (
+            (scored(float("nan"), 0.0), "a score is nan"),
+            (scored(1e300, 0.0), "a score is 1e+300"),
+            ({**scored(1.0, 0.0), "scores": [1.0]}, "2 rollouts and 1 scores"),
+            ({**scored(), "tokens": []}, "at least one rollout"),
+            ({"tokens": 1}, "a group is an object"),
+            (7, "a group is an object"),
+        ):
+            answer = await client.post("/scored_data", content=json.dumps(bad), headers={"Content-Type": "application/json"})
+            assert answer.status_code == 422
+            assert reason in answer.json()["detail"]
+        many = await client.post("/scored_data_list", content="[" * 100_000)
+        assert many.status_code == 422
+        packed = gzip.compress(json.dumps(scored(1.0, 0.0)).encode())
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        assert (await client.post("/scored_data", content=packed, headers=headers)).json() == {"status": "received"}
+        await client.post("/scored_data_list", json=[scored(1.0, 0.0)])
+        assert len(await asyncio.wait_for(atropos.next_batch(5), 10)) == 2
+        assert await atropos.lost() == {"queue/dropped": 0, "queue/refused": 7}
+        assert "a group is an object" in (await client.get("/counts")).json()["refusal"]
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            assert (await client.get("/reset_data", headers=headers)).status_code == 403
     await atropos.close()
 
 
-async def test_a_score_that_is_not_a_number_is_told(api: str, tmp_path: Path) -> None:
+async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path: Path) -> None:
+    """Three batches of two groups may wait and one more be filled; a batch that cannot be filled is told apart."""
     atropos = Atropos(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
-    for _ in range(2):
-        await post(api, scored(float("nan"), 0.0))
-    with pytest.raises(BatchError, match="a group held a score that is NaN or infinite"):
-        await atropos.next_batch(0)
+    for number in range(20):
+        await post(api, scored(float(number), -1.0))
+    async with httpx.AsyncClient(base_url=api) as client:
+        told = (await client.get("/counts")).json()
+        assert (told["received"], told["dropped"], told["queue_size"], told["queued"]) == (20, 12, 8, {"2": 8})
+        first = await atropos.next_batch(0)
+        assert [group["scores"][0] for group in first] == [18, 19], "the newest batch comes first"
+        assert (await client.get("/counts")).json()["formed"] == 3
+        await post(api, scored(1.0, 2.0, 3.0))
+        told = (await client.get("/counts")).json()
+        assert (told["queued"], told["batch_size"]) == ({"3": 1}, 4)
     await atropos.close()
 
 

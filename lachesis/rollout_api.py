@@ -1,0 +1,154 @@
+"""`python -m lachesis.rollout_api --port N --offpolicy K`: Atropos' `run-api` on loopback, with guards before it.
+
+What would block or poison the API for good is refused with its reason, and what it would keep without end is bounded:
+
+    groups before a trainer has registered       503, so that the environment sends them again
+    groups without a finite score per rollout    422, and counted as refused
+    a queue of more than K + 1 batches           its oldest groups are dropped and counted
+    more than K batches formed but not taken     the oldest are dropped, their groups counted
+    another Host or Origin, 200 MB of a body     403, 413
+
+`GET /counts` tells `received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is waiting for:
+`queued` and `buffered` rollouts by size of their groups, and `batch_size`. The API keeps all of this in memory only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+from typing import Any
+
+from lachesis.guard import Guard
+from lachesis.tally import is_score
+
+HOST = "127.0.0.1"
+MOST_BYTES = 200_000_000
+"""Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
+DATA = ("/scored_data", "/scored_data_list")
+Json = dict[str, Any]
+
+
+class Bounded:
+    """The API's application with its guards. `offpolicy` is how many batches may wait."""
+
+    def __init__(self, app: Any, *, offpolicy: int) -> None:
+        self.app, self.state, self.offpolicy = app, app.state, offpolicy
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.refusal: str | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path")
+        if scope["type"] == "http" and path == "/counts":
+            await answer(send, 200, self.report())
+        elif scope["type"] == "http" and path in DATA:
+            await self._take(scope, receive, send)
+        else:
+            if path == "/batch":
+                self._forget_stale()
+            await self.app(scope, receive, send)
+
+    def report(self) -> Json:
+        queued = collections.Counter(len(group["tokens"]) for group in self._queue())
+        waiting = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
+        return {
+            **{key: self.counts[key] for key in ("received", "refused", "dropped")},
+            "refusal": self.refusal,
+            "queue_size": len(self._queue()),
+            "queued": dict(queued),
+            "buffered": dict(collections.Counter(len(group["tokens"]) for group in waiting)),
+            "formed": len(getattr(self.state, "curr_batch", [])),
+            "batch_size": getattr(self.state, "batchsize", -1),
+            "current_step": getattr(self.state, "status_dict", {}).get("step", 0),
+        }
+
+    async def _take(self, scope: Any, receive: Any, send: Any) -> None:
+        body = await read(receive)
+        try:
+            groups = json.loads(body)
+        except (ValueError, RecursionError):
+            groups = None
+        groups = groups if isinstance(groups, list) else [groups]
+        reason = next((found for found in map(complaint, groups) if found), None)
+        if reason:
+            self.counts["refused"] += len(groups)
+            self.refusal = reason
+            await answer(send, 422, {"detail": reason})
+        elif getattr(self.state, "batchsize", -1) < 1:
+            await answer(send, 503, {"detail": "no trainer has registered yet"})
+        else:
+            self.counts["received"] += len(groups)
+            await self.app(scope, replaying(body, receive), send)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        queue, most = self._queue(), (self.offpolicy + 1) * self.state.batchsize
+        rollouts = sum(len(group["tokens"]) for group in queue)
+        while rollouts > most and len(queue) > 1:
+            rollouts -= len(queue.pop(0)["tokens"])
+            self.counts["dropped"] += 1
+
+    def _forget_stale(self) -> None:
+        """Atropos gives the newest batch first, so the oldest one waits longest."""
+        formed = getattr(self.state, "curr_batch", [])
+        while len(formed) > self.offpolicy:
+            self.counts["dropped"] += len(formed.pop(0))
+
+    def _queue(self) -> list[Json]:
+        return getattr(self.state, "queue", [])
+
+
+def complaint(group: Any) -> str | None:
+    """Why this group could not be trained on, if it could not: it would sit in the queue for ever, or lose its batch."""
+    if not isinstance(group, dict) or not all(isinstance(group.get(key), list) for key in ("tokens", "masks", "scores")):
+        return "a group is an object with the lists tokens, masks and scores"
+    tokens = group["tokens"]
+    if not tokens or not all(isinstance(one, list) for one in tokens):
+        return "a group has at least one rollout, and each is a list of token ids"
+    if len(group["scores"]) != len(tokens):
+        return f"a group has {len(tokens)} rollouts and {len(group['scores'])} scores"
+    for score in group["scores"]:
+        if not is_score(score):
+            return f"a score is {str(score)[:40]}; allowed: finite numbers of usual size"
+    return None
+
+
+async def read(receive: Any) -> bytes:
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def replaying(body: bytes, receive: Any) -> Any:
+    """A `receive` that gives this body again."""
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replay() -> Any:
+        return next(parts, None) or await receive()
+
+    return replay
+
+
+async def answer(send: Any, status: int, content: Json) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lachesis.rollout_api", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--offpolicy", type=int, default=3, help="batches that may wait")
+    args = parser.parse_args()
+    import uvicorn
+    from atroposlib.api.server import app
+
+    guarded = Guard(Bounded(app, offpolicy=max(1, args.offpolicy)), host=HOST, token=None, most_bytes=MOST_BYTES)
+    uvicorn.run(guarded, host=HOST, port=args.port)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

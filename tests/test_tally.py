@@ -1,0 +1,82 @@
+"""What an environment gives is counted, and a fault of the server never becomes a reward."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.server_handling.server_manager import ServerManager
+
+from lachesis import environment
+from lachesis.tally import Tally, watch_environment, watch_servers
+from tests.endpoint import serving
+
+
+class Forgiving:
+    """Takes an answer that does not come for a wrong one."""
+
+    config = SimpleNamespace(group_size=2)
+
+    def __init__(self, url: str, model: str) -> None:
+        self.server = ServerManager([APIServerConfig(base_url=url, api_key="k", model_name=model, health_check=False)] * 2)
+
+    async def get_next_item(self) -> int:
+        return 1
+
+    async def collect_trajectories(self, item: int) -> Any:
+        scores = await asyncio.gather(*(self._score(item) for _ in range(2)))
+        return {"tokens": [[1], [1]], "masks": [[1], [1]], "scores": scores}, []
+
+    async def _score(self, item: int) -> float:
+        try:
+            answer = await self.server.chat_completion(messages=[{"role": "user", "content": "1+1="}], n=1)
+        except Exception:
+            return 0.0
+        return float(answer.choices[0].message.content == "2")
+
+    async def handle_send_to_api(self, scored_data: Any) -> None: ...
+
+    async def _send_scored_data_to_api(self, scored_data: Any) -> None: ...
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tally, type[Forgiving]]:
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
+    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
+        monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
+    tally = Tally(tmp_path / "tally.json")
+    cls = type("Watched", (Forgiving,), {})
+    watch_servers(tally)
+    watch_environment(tally, cls)
+    return tally, cls
+
+
+async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[Tally, Any]) -> None:
+    """Rather than scored 0, which would teach the model that its text was wrong; the next group is judged for itself."""
+    tally, cls = counted
+    with serving() as endpoint:
+        assert (await cls(endpoint.url, "status-400").collect_trajectories(1))[0] is None
+        assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 0)
+        assert "although a request for samples had failed" in next(iter(tally.errors))
+        assert (await cls(endpoint.url, "right").collect_trajectories(1))[0]["scores"] == [1.0, 1.0]
+        assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 1)
+
+
+async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And out of the environment's sight: not into its configuration, nor to a child that it starts."""
+    monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
+    with serving() as ours, serving() as other:
+        monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
+        monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
+        environment._send_token()
+        configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
+        for server in ServerManager(configs).servers:
+            await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])
+        assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
+        assert [one.api_key for one in configs] == ["k", "k"]
+        assert "LACHESIS_INFERENCE_TOKEN" not in environment.os.environ

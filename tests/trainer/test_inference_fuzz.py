@@ -1,0 +1,61 @@
+"""No request, however wrong, ends the inference server or is answered without its token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from lachesis import config as configuration
+from lachesis.supervision.process import free_ports
+from lachesis.trainer.inference_app import TrainerState, create_app
+from tests.conftest import end, wait_http
+from tests.fuzz import fuzz, refusals, routes
+
+CONFIG = configuration.resolve("arithmetic", "embedded", {})
+APP = create_app(cast(Any, None), None, CONFIG, TrainerState())
+SCHEMA = APP.openapi()
+SELF = ("/health", "/wandb_info")
+TOKEN = {"Authorization": "Bearer run-token"}
+
+
+@pytest.fixture(scope="module")
+def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A process that serves the base model; its address."""
+    folder = tmp_path_factory.mktemp("server")
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
+    file = folder / "server.yaml"
+    file.write_text(configuration.resolve("arithmetic", "embedded", edits, model=engine.model).to_yaml())
+    secrets = {"TINKER_BASE_URL": engine.url, "TINKER_API_KEY": engine.token, "LACHESIS_INFERENCE_TOKEN": "run-token"}
+    command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file), "--base-only"]
+    with (folder / "log").open("wb") as log:
+        env = {**os.environ, **secrets, "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(command, env=env, cwd=Path(folder), stdout=log, stderr=log, start_new_session=True)
+    wait_http(f"{url}/health", process)
+    yield url
+    assert process.poll() is None, (folder / "log").read_text()
+    end(process)
+
+
+@pytest.mark.parametrize(("method", "path"), routes(SCHEMA))
+def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str) -> None:
+    fuzz(SCHEMA, method, path, server, TOKEN, examples=15)
+
+
+def test_strangers_are_refused(server: str) -> None:
+    """What the server tells of itself needs no token, but the right names."""
+    for method, path, headers, owed, came in refusals(SCHEMA, server):
+        told = owed == 401 and path.endswith(SELF)
+        assert came == (200 if told else owed), (method, path, headers)
+
+
+def test_it_answers_after_all_that(server: str) -> None:
+    body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
+    assert httpx.post(f"{server}/v1/chat/completions", json=body, headers=TOKEN, trust_env=False).status_code == 200
