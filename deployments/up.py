@@ -22,11 +22,13 @@ from pathlib import Path
 
 from lachesis import paths
 from lachesis.child import child_environment
+from lachesis.cleanup import LAUNCHER_MARK
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.prefect_api import PrefectApi, auth_string, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
+from lachesis.supervision.leftovers import mark
 from lachesis.supervision.process import check_port, free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -94,8 +96,8 @@ class Launcher:
                 if running is not None:
                     raise RunStateError(f"it is running already: {running['ui_url']}, for {self.home}") from None
                 raise RunStateError(
-                    f"another launcher runs in {self.home}, or a server or runner that it has left; their process ids are in "
-                    f"{server_file(self.home)}: end these first, the runner before the server"
+                    f"another launcher runs in {self.home}, or a server or runner that a killed one has left; "
+                    "`lachesis doctor` says which, and `lachesis doctor --fix` ends the latter"
                 ) from None
             self.lock = lock.fileno()
             yield
@@ -146,7 +148,7 @@ class Launcher:
             process = subprocess.Popen(
                 command,
                 cwd=CHECKOUT,
-                env={**SETTINGS, **env, "PREFECT_HOME": str(self.home / "prefect")},
+                env={**SETTINGS, **env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK: mark(self.home)},
                 pass_fds=(self.lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

@@ -22,6 +22,7 @@ from lachesis.limits import exceeded, spent
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
 from lachesis.runs import RunRecord, RunStore, Status, now
+from lachesis.supervision import leftovers
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import ORDER, Plan, forget_environment, make_plan, trainer_health
@@ -91,6 +92,13 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
             _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
             group.close()
             _note_exits(store, record.run_id, group)
+            _end_strays(store.dir(record.run_id).path)
+
+
+def _end_strays(folder: Path) -> None:
+    """Children of the environment that left its process group."""
+    for told in leftovers.end_all(leftovers.processes_under(folder).get(folder, [])):
+        log.info("ended what the environment had left behind: %s", told)
 
 
 class StopRequested(Exception):

@@ -118,6 +118,8 @@ class RunDir:
         self.rollouts = self.path / "rollouts.jsonl"
         self.hurry = self.path / ".now"
         """While it is there, processes of the run that shall end are given no time to do so."""
+        self.session = self.path / "session.json"
+        """The Tinker session of the run, while it is open at a server of somebody else."""
         self.cursor = self.path / "cursor.txt"
         """Where the environment stands in its items; see `lachesis.cursor`."""
         self.spent = self.path / "spent.json"
@@ -272,6 +274,21 @@ def write_private(path: Path, text: str) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def secret_file(path: Path) -> str:
+    """What the file holds; made at the first call, for its owner only. Raises StorageError."""
+    if not path.is_file():
+        made = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+        write_private(made, secrets.token_urlsafe(32))
+        with storage_errors(path), contextlib.suppress(FileExistsError):
+            os.link(made, path)  # the first of several wins
+        made.unlink()
+    with storage_errors(path):
+        found = path.read_text().strip()
+    if not found:
+        raise StorageError(f"{path} is empty; delete it, and a new one is made")
+    return found
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -202,6 +202,10 @@ def notices(args: argparse.Namespace) -> None:
 
 
 def doctor_command(args: argparse.Namespace) -> int:
+    if args.fix:
+        done = [one.end() for one in doctor.leftovers()]
+        out(args, {"done": done}, "\n".join(done) or "nothing is left of dead runs")
+        return 0
     checks = doctor.examine()
     out(args, {"checks": [asdict(check) for check in checks]}, show.checks(checks))
     return 0 if all(check.ok or not check.needed for check in checks) else 1

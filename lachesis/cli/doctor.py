@@ -7,10 +7,11 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from lachesis import launcher, models, paths
+from lachesis import cleanup, launcher, models, paths
 from lachesis.config import PROFILES
 from lachesis.errors import LachesisError
 from lachesis.profiles import missing_modules
+from lachesis.runs import RunStore
 from lachesis.service import Service
 
 
@@ -26,7 +27,13 @@ class Check:
 
 
 def examine() -> list[Check]:
-    return [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
+    own = [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
+    return [*own, *(Check("left by a dead run", False, one.what, "lachesis doctor --fix") for one in leftovers())]
+
+
+def leftovers() -> list[cleanup.Leftover]:
+    """What may be ended; nothing where there is no home yet."""
+    return cleanup.find(RunStore()) if paths.home().is_dir() else []
 
 
 def _python() -> Check:

@@ -56,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     _add_run_commands(add)
     _add_notices(add("notices", "Have the Prefect server call a web address when a run fails, stalls or finishes."))
     _add_servers(add)
-    add("doctor", "Check what this machine has and say how to get what is missing.")
+    doctor = add("doctor", "Check what this machine has, say how to get what is missing, and find what dead runs have left.")
+    doctor.add_argument("--fix", action="store_true", help="end what dead runs have left: processes, files, Tinker sessions")
     return top
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lachesis import launcher
+from lachesis import cleanup, launcher
 from lachesis.errors import ServerDownError, StorageError
 from lachesis.limits import exceeded, shares
 from lachesis.monitor.learning import Health, best_reward, judge
@@ -197,8 +197,11 @@ class Monitor:
             seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
 
     def _end_leftovers(self, seen: list[Watched]) -> None:
-        """Processes of runs and inference tests whose flow and reaper are gone."""
+        """Processes of runs and inference tests whose flow and reaper are gone, and what such a run did not finish."""
         ended = {one.look.folder.path: one for one in seen if one.record.ended}
+        for one in ended.values():
+            if not one.look.folder.is_alive():
+                one.said += [left.end() for left in cleanup.of_run(one.look.folder, one.record)]
         for path, processes in leftovers.processes_under(self.store.home).items():
             run = ended.get(path)
             if (run is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():

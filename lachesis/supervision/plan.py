@@ -19,7 +19,7 @@ from lachesis.child import chosen
 from lachesis.config import RunConfig
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
-from lachesis.supervision.leftovers import MARK
+from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.process import Question, ServiceSpec, free_ports
 
 HOST = "127.0.0.1"
@@ -77,7 +77,7 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: i
     services.append(environment)
     clients = ("trainer", "environment", *(spec.name for spec in evaluations.values()))
     services, ended = (
-        [_with(spec, {MARK: str(folder.path), **(client if spec.name in clients else {})}) for spec in specs]
+        [_with(spec, {MARK: mark(folder.path), **(client if spec.name in clients else {})}) for spec in specs]
         for specs in (services, evaluations.values())
     )
     return Plan(config, services, dict(zip(evaluations, ended, strict=True)), f"http://{HOST}:{ports['trainer']}", files)
@@ -102,16 +102,19 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
     token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(port)
     file = folder / "server.yaml"
     engine = _engine(config, engine_port, token, seed, store=folder / "engine", log=folder / "engine.log")
+    own = {MARK: mark(folder.parent)}
     server = ServiceSpec(
         "inference",
         [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
         log=folder / "inference.log",
         cwd=folder,
-        env={**_hub(config), **_engine_client(engine_port, token), **client},
+        env={**_hub(config), **_engine_client(engine_port, token), **client, **own},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/health"),
     )
-    return Plan(config, [engine, server], trainer_url=f"http://{HOST}:{port}", files={file: config.to_yaml()}, client=client)
+    return Plan(
+        config, [_with(engine, own), server], trainer_url=f"http://{HOST}:{port}", files={file: config.to_yaml()}, client=client
+    )
 
 
 def _engine_client(port: int, token: str) -> dict[str, str]:
@@ -248,7 +251,7 @@ def make_probe(
             **({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")),
             **_passed("WANDB_"),
             **client,
-            MARK: str(output.parent),
+            MARK: mark(output.parent),
         },
         timeout_s=timeout_s,
     )
@@ -266,7 +269,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*PYTHON, "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**chosen(), **_hub(config), MARK: str(folder)},
+        env={**chosen(), **_hub(config), MARK: mark(folder)},
     )
     return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
 

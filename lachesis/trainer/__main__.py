@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from lachesis import config as configuration
@@ -25,6 +25,9 @@ from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
 from lachesis.guard import Guard
 from lachesis.metrics import WandbSink
 from lachesis.runs import RunDir
+
+if TYPE_CHECKING:
+    from lachesis.trainer.loop import Trainer
 
 log = logging.getLogger("lachesis.trainer")
 MOST_BYTES = 20_000_000
@@ -138,30 +141,40 @@ async def _train(
     policy = await unless(stop, Policy.create(config, resume_from=newest.state if newest else None))
     if policy is None:
         return  # told to end before there was anything to save
-    await policy.publish()
-    keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
-    state.groups = keeper.groups
-    if newest:
-        state.resumed = (await keeper.receipt(newest)).model_dump()
-    atropos = Atropos(config.env.rollout_server_url)
-    await atropos.register(config, first_step=state.step, checkpoint_dir=checkpoints.folder)
-    wandb = _wandb(config, folder) if config.tinker.use_wandb else None
     place = RunDir(folder.parent, folder.name)
-    trainer = Trainer(config, policy, atropos, keeper=keeper, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
-    app = guarded(inference_app.create_app(policy, tokenizer, config, state), config)
+    status: Literal["success", "errored"] = "errored"
     try:
+        if config.profile != "embedded":  # that engine ends with the run
+            policy.note_session(place.session)
+        await policy.publish()
+        keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
+        state.groups = keeper.groups
+        if newest:
+            state.resumed = (await keeper.receipt(newest)).model_dump()
+        atropos, wandb = Atropos(config.env.rollout_server_url), _wandb(config, folder) if config.tinker.use_wandb else None
+        trainer = Trainer(config, policy, atropos, keeper=keeper, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
+        await _serve_and_train(trainer, sock, stop, hold=args.hold)
+        status = "success"
+    finally:
+        await policy.close(status)
+
+
+async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool) -> None:
+    """From the first question to the Atropos API to the last answer of the inference server."""
+    from lachesis.trainer import inference_app
+
+    config, state = trainer.config, trainer.state
+    try:
+        await trainer.atropos.register(config, first_step=state.step, checkpoint_dir=trainer.keeper.checkpoints.folder)
+        app = guarded(inference_app.create_app(trainer.policy, trainer.tokenizer, config, state), config)
         async with serving(app, sock):
             await trainer.run(stop)
-            if (args.hold or state.over_budget(config.limits)) and not stop.is_set():
+            if (hold or state.over_budget(config.limits)) and not stop.is_set():
                 await stop.wait()
-    except BaseException:
-        await policy.close("errored")
-        raise
     finally:
-        if wandb:
-            await asyncio.to_thread(wandb.close)
-        await atropos.close()
-    await policy.close("success")
+        if trainer.wandb:
+            await asyncio.to_thread(trainer.wandb.close)
+        await trainer.atropos.close()
 
 
 def _wandb(config: RunConfig, folder: Path) -> WandbSink:

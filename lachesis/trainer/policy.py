@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import tinker
+from tinker.lib.base_url import resolve_base_url
 
 from lachesis.config import RunConfig
 from lachesis.errors import CheckpointError, MissingKeyError, ServerDownError
+from lachesis.runs import write_private
 from lachesis.trainer.batch import Array, Batch, spread
 
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
@@ -25,6 +29,7 @@ class Policy:
         self.service, self._training, self.config = service, training, config
         self.sampler: tinker.SamplingClient | None = None
         self.base: tinker.SamplingClient | None = None
+        self._note: Path | None = None
 
     @classmethod
     async def create(cls, config: RunConfig, *, resume_from: str | None) -> Policy:
@@ -116,11 +121,18 @@ class Policy:
         """Remove a checkpoint from the server."""
         await tinker.RestClient().delete_checkpoint_from_tinker_path(path)
 
+    def note_session(self, file: Path) -> None:
+        """Keep where the session is, so that it can be ended when this process cannot do it. Raises StorageError."""
+        write_private(file, json.dumps({"id": self.service.holder.get_session_id(), "url": resolve_base_url()}))
+        self._note = file
+
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
         with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything
             async with asyncio.timeout(5):
                 await self.service.close(status)
+            if self._note is not None:
+                self._note.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

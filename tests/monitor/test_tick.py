@@ -24,7 +24,7 @@ from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
 from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
 from lachesis.service import Service
-from lachesis.supervision.leftovers import MARK
+from lachesis.supervision.leftovers import MARK, mark
 
 Make = Callable[..., RunRecord]
 Asked = list[tuple[str, str]]
@@ -154,8 +154,8 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
     folder = store.dir("0123abcd").path
     (folder / ".alive").touch()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    left = subprocess.Popen(command, env={**os.environ, MARK: str(folder)})
-    stranger = subprocess.Popen(command, cwd=folder)
+    left = subprocess.Popen(command, env={**os.environ, MARK: mark(folder)})
+    stranger = subprocess.Popen(command, cwd=folder, env={**os.environ, MARK: f"{folder}:guessed"})
     (seen,) = Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
     assert "its flow is gone" in str(store.load("0123abcd").error)
@@ -299,10 +299,11 @@ def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: 
     """Also a child that left its parent's process group; not that of a run that lives."""
     make()
     folders = (store.home / "inference_tests" / "0a0a0a0a", store.dir("0123abcd").path)
+    folders[0].mkdir(parents=True)
     stray, own = (
         subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)"],
-            env={**os.environ, MARK: str(folder)},
+            env={**os.environ, MARK: mark(folder)},
             start_new_session=True,
         )
         for folder in folders

@@ -1,0 +1,147 @@
+"""What dead runs have left on this machine and at a Tinker server: found, told, and ended where it is provably ours.
+
+processes     that carry the mark of a run or test that does not live, or of a launcher that is gone
+files         that were being written when their writer died
+checkpoints   of runs that have ended, which no manifest names: a save that was cut off
+sessions      at a Tinker server whose trainer could not end them; there they would end for want of a heartbeat
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from lachesis.runs import RunDir, RunRecord, RunStore
+from lachesis.supervision import leftovers
+from lachesis.trainer.checkpoints import ENGINE, Checkpoints
+
+LAUNCHER_MARK = "LACHESIS_LAUNCHER"
+"""The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
+LAUNCHER, RUNNER = "deployments.up", "deployments.runner"
+RUNNER_S = 90.0
+"""The runner ends its runs first, each with a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One finding. `end` gets rid of it and says what was done, or why not."""
+
+    what: str
+    end: Callable[[], str]
+
+
+def find(store: RunStore) -> list[Leftover]:
+    """Everything that is left of what does not live any more."""
+    found = _launcher_processes(store.home) + _run_processes(store)
+    for place in leftovers.unfinished(store.home / "models"):
+        found.append(_file(place))
+    for record in store.all():
+        folder = store.dir(record.run_id)
+        if not folder.is_alive():
+            found += of_run(folder, record)
+    return found
+
+
+def of_run(folder: RunDir, record: RunRecord) -> list[Leftover]:
+    """The files and sessions of a run that does not live; the processes of all are found at once."""
+    found = [_file(place) for place in leftovers.unfinished(folder.path)]
+    if record.ended:
+        found += [_file(place, "a save that was cut off") for place in _unnamed_checkpoints(folder)]
+        found += _session(folder, record)
+    return found
+
+
+def _file(place: Path, why: str = "not finished by its writer") -> Leftover:
+    def end() -> str:
+        return f"removed {place}" if leftovers.remove([place]) else f"{place} could not be removed"
+
+    return Leftover(f"{place}: {why}", end)
+
+
+def _process(process: psutil.Process, whose: str) -> Leftover:
+    def end() -> str:
+        return f"ended {(leftovers.end_all([process]) or [str(process.pid)])[0]}"
+
+    return Leftover(f"process {leftovers.describe(process)} of {whose}, which does not live", end)
+
+
+def _run_processes(store: RunStore) -> list[Leftover]:
+    found = []
+    for path, processes in leftovers.processes_under(store.home).items():
+        if not RunDir(path.parent, path.name).is_alive():
+            kind = "run" if path.parent == store.root else "inference test"
+            found += [_process(one, f"{kind} {path.name}") for one in processes]
+    return found
+
+
+def _launcher_processes(home: Path) -> list[Leftover]:
+    """The runner before the server, which it needs to tell how its runs ended."""
+    ours = []
+    mark = leftovers.mark(home)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(LAUNCHER_MARK) == mark and any(
+                one.startswith("deployments.") for one in process.cmdline()
+            ):
+                parent = process.parent()
+                if parent is None or LAUNCHER not in parent.cmdline():
+                    ours.append(process)
+    ours.sort(key=lambda one: RUNNER not in one.cmdline())
+    return [_server_or_runner(one) for one in ours]
+
+
+def _server_or_runner(process: psutil.Process) -> Leftover:
+    def end() -> str:
+        said = leftovers.describe(process)
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+            psutil.wait_procs([process], timeout=RUNNER_S)
+        leftovers.end_all([process])
+        return f"ended {said}"
+
+    return Leftover(f"process {leftovers.describe(process)} of a launcher that was killed", end)
+
+
+def _unnamed_checkpoints(folder: RunDir) -> list[Path]:
+    """What the embedded engine has saved and no manifest of the run names, damaged ones included."""
+    named = set()
+    for file in folder.checkpoints.glob("step-*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            content = json.loads(file.read_text())
+            named |= {str(content.get(key)) for key in ("state", "sampler_weights")}
+    if not named and Checkpoints(folder.checkpoints).all():
+        return []
+    root = folder.path / ENGINE
+    saved = [one.parent for one in root.glob("*/*/*/checkpoint.json")]
+    return [one for one in saved if f"tinker://{one.relative_to(root)}" not in named]
+
+
+def _session(folder: RunDir, record: RunRecord) -> list[Leftover]:
+    try:
+        note = json.loads(folder.session.read_text())
+        url, session = str(note["url"]).rstrip("/"), str(note["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+    def end() -> str:
+        key = os.environ.get("TINKER_API_KEY")
+        if not key:
+            return f"session {session} at {url} stays: set TINKER_API_KEY to end it; without a heartbeat it ends by itself"
+        try:
+            body = {"reason": {"type": "interrupted"}, "detail": "its trainer was killed"}
+            answer = httpx.post(f"{url}/api/v1/sessions/{session}/finish", headers={"X-API-Key": key}, json=body, timeout=10)
+        except httpx.HTTPError as error:
+            return f"session {session} at {url} stays: {type(error).__name__}"
+        if answer.status_code >= 400 and answer.status_code not in (404, 410):
+            return f"session {session} at {url} stays: HTTP {answer.status_code}"
+        folder.session.unlink(missing_ok=True)
+        return f"ended session {session} at {url}"
+
+    return [Leftover(f"Tinker session {session} of run {record.run_id} at {url}", end)]

@@ -1,0 +1,131 @@
+"""What dead runs have left is found and ended; what lives, or is somebody else's, stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tinker
+
+from lachesis import cleanup
+from lachesis.cli import doctor
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.supervision.leftovers import MARK, mark
+
+RUN = "0123abcd"
+
+
+@pytest.fixture
+def store(clean_environment: Path) -> RunStore:
+    """With one run that has failed."""
+    store = RunStore(clean_environment)
+    record = RunRecord(
+        run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m", total_steps=9, seed=0,
+        wandb_project="p", wandb_run_name="n", status="failed", ended_at=now(),
+    )  # fmt: skip
+    store.create(record)
+    return store
+
+
+@pytest.fixture
+def sleepers() -> Iterator[Any]:
+    """A factory of processes with a mark; what is left of them is ended."""
+    made = []
+
+    def start(value: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"]
+        made.append(subprocess.Popen(command, env={**os.environ, MARK: value}))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+def old(place: Path, age_s: float = 3600) -> Path:
+    os.utime(place, (place.stat().st_mtime - age_s,) * 2)
+    return place
+
+
+def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store: RunStore, sleepers: Any) -> None:
+    folder = store.dir(RUN)
+    stray, guessed = sleepers(mark(folder.path)), sleepers(f"{folder.path}:guessed")
+    with folder.living():
+        assert cleanup.find(store) == [], "the run lives"
+    (found,) = cleanup.find(store)
+    assert f"process {stray.pid}" in found.what
+    assert f"of run {RUN}, which does not live" in found.what
+    assert found.end().startswith(f"ended {stray.pid} ")
+    stray.wait(5)
+    assert guessed.poll() is None
+    assert cleanup.find(store) == []
+
+
+def test_a_process_tells_where_it_listens(store: RunStore, sleepers: Any) -> None:
+    stray = psutil.Process(sleepers(mark(store.dir(RUN).path)).pid)
+    while not stray.net_connections("inet"):
+        pass
+    assert f"listens on :{stray.net_connections('inet')[0].laddr.port}" in cleanup.find(store)[0].what
+
+
+def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunStore) -> None:
+    folder = store.dir(RUN).path
+    model = store.home / "models" / f".{'0' * 32}"
+    model.mkdir(parents=True)
+    (model / "x.part").touch()
+    young, part, record = folder / ".run.json.123.abcdef", folder / "rollouts.part", folder / ".run.json.99.012345"
+    for place in (young, part, record):
+        place.touch()
+    for place in (part, record, model):
+        old(place)
+    found = cleanup.find(store)
+    assert {one.what.split(":")[0] for one in found} == {str(part), str(record), str(model)}
+    assert all(one.end().startswith("removed ") for one in found)
+    assert young.exists()
+    assert store.load(RUN).status == "failed"
+    assert not model.exists()
+
+
+def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore) -> None:
+    folder = store.dir(RUN)
+    names = ["step-000004-state", "step-000008-state"]
+    for name in names:
+        place = folder.engine / "s:train:0" / "weights" / name
+        place.mkdir(parents=True)
+        (place / "checkpoint.json").write_text("{}")
+    manifest = {"step": 4, "state": "tinker://s:train:0/weights/step-000004-state", "sampler_weights": "tinker://x/y/z"}
+    (folder.checkpoints / "step-000004.json").write_text(json.dumps(manifest))
+    (found,) = cleanup.find(store)
+    assert names[1] in found.what
+    found.end()
+    assert [one.name for one in (folder.engine / "s:train:0" / "weights").iterdir()] == names[:1]
+
+
+def test_a_session_whose_trainer_was_killed_is_ended(store: RunStore, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
+    client.create_lora_training_client(base_model=engine.model, rank=4).result()
+    session = client.holder.get_session_id()
+    store.dir(RUN).session.write_text(json.dumps({"id": session, "url": engine.url}))
+    (found,) = cleanup.find(store)
+    assert found.what == f"Tinker session {session} of run {RUN} at {engine.url}"
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    assert "set TINKER_API_KEY" in found.end()
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    assert found.end() == f"ended session {session} at {engine.url}"
+    assert cleanup.find(store) == []
+    client.close("success").result()
+
+
+def test_doctor_lists_it(store: RunStore, sleepers: Any) -> None:
+    sleepers(mark(store.dir(RUN).path))
+    last = doctor.examine()[-1]
+    assert (last.name, last.ok, last.needed) == ("left by a dead run", False, True)
+    assert last.remedy == "lachesis doctor --fix"
