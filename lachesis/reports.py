@@ -94,6 +94,8 @@ class RunStatus(Report):
     wandb_error: str | None = None
     resumed: Json | None = None
     """What this attempt went on from."""
+    forked_from: str | None = None
+    """RUN@STEP, the checkpoint of another run that this one has begun from."""
     logs: dict[str, str]
     metrics: StatusMetrics
     health: Json | None
@@ -179,10 +181,7 @@ def run_status(
     minutes = seconds_between(record.started_at or record.created_at, record.ended_at if record.ended else None) / 60
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
-        "wandb_url": record.wandb_url,
-        "wandb_error": record.wandb_error,
-        "resumed": record.resumed,
-        "error": record.error,
+        **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "last_error": _last_error(record, folder),
         "warning": warning,
     }

@@ -63,6 +63,8 @@ class RunRecord(BaseModel):
     forecast: dict[str, Any] | None = None
     """What a validation of the same code expected of this run."""
     require_validation: bool = False
+    forked_from: str | None = None
+    """RUN@STEP of the checkpoint that it has begun from."""
     status: Status = "pending"
     phase: str = "queued"
     error: str | None = None

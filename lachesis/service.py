@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
-from lachesis import discovery, launcher, models, validations
+from lachesis import discovery, forks, launcher, models, validations
 from lachesis.config import RunConfig
 from lachesis.discovery import Environment, Scan, Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
@@ -44,6 +44,8 @@ class Launch:
     model: str | None = None
     seed: int | None = None
     require_validation: bool = False
+    start_from: str | None = None
+    """RUN or RUN@STEP, the checkpoint that the run begins from; see `lachesis.forks`."""
 
 
 class Service:
@@ -131,8 +133,17 @@ class Service:
     def check(self, launch: Launch) -> None:
         """Raises what `start` would raise for these values, and for a validation that is missing; nothing is made."""
         environment, config = self.resolve(launch)
+        self._origin(launch, config)
         if launch.require_validation:
             validations.require_validation(self.tests, config, environment.file_path)
+
+    def _origin(self, launch: Launch, config: RunConfig) -> forks.Origin | None:
+        """The checkpoint to begin from, if there is one. Raises what `forks.find` and `require_fit` raise."""
+        if launch.start_from is None:
+            return None
+        origin = forks.find(self.store, launch.start_from)
+        origin.require_fit(launch.profile, config)
+        return origin
 
     def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
         environment = discovery.find(launch.environment)
@@ -148,6 +159,7 @@ class Service:
         """What a start would do: the configuration, and the services with ports that are free now. Nothing is written. What the
         profile lacks here is not looked at."""
         environment, config = self._resolve(launch)
+        self._origin(launch, config)
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
@@ -171,12 +183,15 @@ class Service:
             record = self.store.load(run_id)
             return record if record.flow_run_id else launcher.submit(self.store, record)
         environment, config = self.resolve(launch)
+        origin = self._origin(launch, config)
         if launch.require_validation:
             validations.require_validation(self.tests, config, environment.file_path)
         PrefectApi()  # a missing server is told before anything is made
-        record = self._record(launch, environment, config, run_id)
-        self.store.create(record, config.to_yaml())
+        record = self._record(launch, environment, config, run_id).model_copy(update={"forked_from": origin and origin.name})
         try:
+            if origin:
+                origin.plant(self.store.dir(run_id))
+            self.store.create(record, config.to_yaml())
             return launcher.submit(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)

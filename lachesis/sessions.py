@@ -46,6 +46,8 @@ class Draft(BaseModel):
     profile: str
     model: str | None = None
     edits: dict[str, Any] = {}
+    start_from: str | None = None
+    """The checkpoint to begin from; of a draft that is started, not of one that is edited."""
 
 
 class Start(BaseModel):

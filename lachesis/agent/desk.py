@@ -115,13 +115,18 @@ class Desk:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def start(
-        self, *, key: str | None = None, allow_duplicate: bool = False, require_validation: bool = False
+        self,
+        *,
+        key: str | None = None,
+        allow_duplicate: bool = False,
+        require_validation: bool = False,
+        start_from: str | None = None,
     ) -> answers.Started:
         """Start the draft. The same draft within a minute, or the same key, gives the run that there is.
 
         What is about to be started is written first: an agent that is killed meanwhile and calls again gets that run."""
         with self.session.change() as state:
-            draft = self._draft(state)
+            draft = self._draft(state).model_copy(update={"start_from": start_from})
             start = _earlier(state, draft, key, allow_duplicate=allow_duplicate)
             again = start is not None
             if start is None:
@@ -178,9 +183,9 @@ class Desk:
             **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=bool(instead)),
         )
 
-    def preview(self) -> answers.Started:
+    def preview(self, start_from: str | None = None) -> answers.Started:
         """What a start would do now. Nothing is written or submitted."""
-        draft = self._draft(self.session.read())
+        draft = self._draft(self.session.read()).model_copy(update={"start_from": start_from})
         config, plan = self.service.preview(_launch(draft))
         missing = missing_keys(draft.profile, launcher.key_names())
         return answers.Started(
@@ -371,7 +376,7 @@ def _news(report: RunStatus | Json) -> tuple[Any, ...]:
 
 
 def _launch(draft: Draft) -> Launch:
-    return Launch(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model)
+    return Launch(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model, start_from=draft.start_from)
 
 
 def _earlier(state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool) -> Start | None:

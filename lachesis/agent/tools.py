@@ -220,10 +220,12 @@ def rl_edit_config(
     return call.desk.edit(field, value)
 
 
-def _preview_start(call: Call, *, dry_run: bool, resume: str | None, **_: Any) -> answers.Started | None:
+def _preview_start(
+    call: Call, *, dry_run: bool, resume: str | None, start_from: str | None, **_: Any
+) -> answers.Started | None:
     if dry_run or not call.desk.is_paid(resume):
         return None
-    shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview()
+    shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview(start_from)
     update = {
         "message": f"{shown.message}. Profile {shown.profile} may cost money: show this to the user",
         "confirmation_required": True,
@@ -249,6 +251,12 @@ def rl_start_training(
     require_validation: Annotated[
         bool, Field(description="Refuse unless a test of this code, at most seven days old, found it learnable")
     ] = False,
+    start_from: Annotated[
+        str | None,
+        Field(
+            max_length=100, description="RUN or RUN@STEP: begin with the weights and optimizer of that checkpoint, at step 0"
+        ),
+    ] = None,
     limits: Annotated[
         dict[str, Any] | None,
         Field(max_length=10, description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up'),
@@ -258,17 +266,20 @@ def rl_start_training(
 
     The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
     waits and `queue` has its place."""
-    if resume is not None and (idempotency_key or allow_duplicate or require_validation):
+    if resume is not None and (idempotency_key or allow_duplicate or require_validation or start_from):
         raise ArgumentsError(
-            "resume is safe to repeat by itself; idempotency_key, allow_duplicate and require_validation are for new runs"
+            "resume is safe to repeat by itself; idempotency_key, allow_duplicate, require_validation and start_from are for "
+            "new runs"
         )
     if limits is not None and resume is None:
         raise ArgumentsError("limits is for resume; those of a new run are fields of the draft, such as max_tokens")
     if dry_run:
-        return call.desk.preview() if resume is None else call.desk.preview_resume(resume)
+        return call.desk.preview(start_from) if resume is None else call.desk.preview_resume(resume)
     if resume is not None:
         return call.desk.resume(resume, limits)
-    return call.desk.start(key=idempotency_key, allow_duplicate=allow_duplicate, require_validation=require_validation)
+    return call.desk.start(
+        key=idempotency_key, allow_duplicate=allow_duplicate, require_validation=require_validation, start_from=start_from
+    )
 
 
 @tool(READ)

@@ -75,7 +75,9 @@ def envs(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> int:
     service = Service()
     edits = tuple(parse_assignment(text) for text in args.edits)
-    wanted = Launch(args.environment, args.profile, edits, args.model, args.seed, args.require_validation)
+    wanted = Launch(
+        args.environment, args.profile, edits, args.model, args.seed, args.require_validation, start_from=args.start_from
+    )
     service.check(wanted)  # wrong input is told before a model is built
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(wanted, advance)

@@ -94,6 +94,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     _edits(command)
     command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
     command.add_argument("--seed", type=int)
+    command.add_argument("--from", metavar="RUN[@STEP]", dest="start_from", help="begin with the weights of that checkpoint")
     command.add_argument(
         "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
     )

@@ -39,6 +39,8 @@ class Manifest(BaseModel):
     state: str
     sampler_weights: str
     final: bool = False
+    borrowed: bool = False
+    """Whether it is that of another run, from which this one has begun."""
     groups: int = 0
     """Groups that training had received until then, over all attempts."""
     reward: float | None = None
@@ -84,7 +86,7 @@ class Checkpoints:
         """The newest one whose files are what was written, hash by hash; None when none was ever written. Damaged ones are
         passed over with a warning. Raises CheckpointError when there are only such."""
         for manifest in reversed(self.all(warn=True)):
-            wrong = [name for name, stored in manifest.files.items() if _stored(self.folder.parent / name) != stored]
+            wrong = self.changed(manifest)
             if not wrong:
                 return manifest
             log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(wrong))
@@ -96,11 +98,16 @@ class Checkpoints:
             )
         return None
 
+    def changed(self, manifest: Manifest) -> list[str]:
+        """Its files that are not what was written, hash by hash."""
+        return [name for name, stored in manifest.files.items() if _stored(self.folder.parent / name) != stored]
+
     def superseded(self, keep: int) -> list[Manifest]:
-        """Those that nobody needs any more: all but the last `keep`, the one with the highest reward, and a final one."""
+        """Those that nobody needs any more: all but the last `keep`, the one with the highest reward, a final one, and one that
+        belongs to another run."""
         known = self.all()
         best = max((one for one in known if one.reward is not None), key=lambda one: one.reward or 0.0, default=None)
-        return [one for one in known[: -max(1, keep)] if not one.final and one is not best]
+        return [one for one in known[: -max(1, keep)] if not one.final and not one.borrowed and one is not best]
 
     def remove(self, manifest: Manifest) -> None:
         """The manifest first, so that nothing is called whole whose files are being deleted."""
