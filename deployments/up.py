@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lachesis import paths
@@ -51,13 +52,35 @@ SETTINGS = {
 }
 
 
+PAUSES_S = (1.0, 5.0, 15.0)
+"""Before the server or the runner is started again; after the last one the launcher gives up."""
+CALM_S = 600.0
+"""Who has lived so long has all restarts again."""
+
+
+@dataclass
+class Child:
+    """The server or the runner."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    grace_s: float
+    ready: Callable[[], bool]
+    timeout_s: float
+    process: subprocess.Popen[bytes] = field(init=False)
+    started: float = 0.0
+    deaths: int = 0
+
+
 class Launcher:
-    """Server, then runner; ended as runner, then server."""
+    """Server, then runner; ended as runner, then server. One that dies is started again: runs outlive the server, and those of
+    a runner end with a checkpoint and can be resumed."""
 
     def __init__(self, home: Path, port: int | None) -> None:
         self.home, self.port = home, port
         self.logs = home / "logs"
-        self.children: list[tuple[str, subprocess.Popen[bytes], float]] = []
+        self.children: list[Child] = []
         self.stop = threading.Event()
 
     def run(self) -> int:
@@ -79,9 +102,21 @@ class Launcher:
 
     def _watch(self) -> None:
         while not self.stop.wait(0.5):
-            for name, process, _ in self.children:
-                if process.poll() is not None:
-                    raise ProcessExitedError(self._death(name, process))
+            for child in self.children:
+                if child.process.poll() is not None:
+                    self._again(child)
+
+    def _again(self, child: Child) -> None:
+        """Raises ProcessExitedError when it has died too often."""
+        child.deaths = 0 if time.monotonic() - child.started > CALM_S else child.deaths
+        if child.deaths >= len(PAUSES_S):
+            raise ProcessExitedError(self._death(child))
+        pause = PAUSES_S[child.deaths]
+        child.deaths += 1
+        print(f"started again in {pause:g} s: {self._death(child).splitlines()[0]}", file=sys.stderr, flush=True)
+        if not self.stop.wait(pause):
+            self._start_child(child, keep_log=True)
+            self._note()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -109,19 +144,27 @@ class Launcher:
         env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": deployment_name(self.home)}
         if found := auth_string():
             env["PREFECT_API_AUTH_STRING"] = found
-        log = self._spawn("runner", [sys.executable, "-m", "deployments.runner"], env, grace_s=60.0)
-        self._wait("runner", lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
+        log = self.logs / "runner.log"
+        command = [sys.executable, "-m", "deployments.runner"]
+        runner = Child("runner", command, env, 60.0, lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
+        self._start_child(runner)
+        self.api_url = url
+        self._note()
+        print(f"ready: {url.removesuffix('/api')}", flush=True)
+
+    def _note(self) -> None:
+        """Where the server is, for the other processes of this home."""
+        url = self.api_url
         content = {
             "api_url": url,
             "ui_url": url.removesuffix("/api"),
             "pid": os.getpid(),
-            "pids": {name: process.pid for name, process, _ in self.children},
+            "pids": {child.name: child.process.pid for child in self.children},
             "max_runs": own_max_runs(),
             "keys": [name for name in all_keys() if os.environ.get(name)],
             "started_at": now(),
         }
         write_private(server_file(self.home), json.dumps(content))
-        print(f"ready: {content['ui_url']}", flush=True)
 
     def _start_server(self) -> int:
         if self.port is not None:
@@ -136,57 +179,59 @@ class Launcher:
         own = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
         if found := auth_string():
             own["PREFECT_SERVER_API_AUTH_STRING"] = found
-        self._spawn("server", command, {**env, **own}, grace_s=10.0)
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._wait("server", api.healthy, SERVER_TIMEOUT_S)
+        self._start_child(Child("server", command, {**env, **own}, 10.0, api.healthy, SERVER_TIMEOUT_S))
         return port
 
-    def _spawn(self, name: str, command: list[str], env: dict[str, str], grace_s: float) -> Path:
-        log = self.logs / f"{name}.log"
+    def _start_child(self, child: Child, *, keep_log: bool = False) -> None:
+        """Start it and wait until it is ready. Raises ProcessExitedError or RunStateError."""
+        log = self.logs / f"{child.name}.log"
+        if log.exists() and keep_log:
+            os.replace(log, log.with_suffix(".log.1"))
         log.unlink(missing_ok=True)
         with log.open("ab") as stream:
-            process = subprocess.Popen(
-                command,
+            child.process = subprocess.Popen(
+                child.command,
                 cwd=CHECKOUT,
-                env={**SETTINGS, **env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK: mark(self.home)},
+                env={**SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK: mark(self.home)},
                 pass_fds=(self.lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
             )
-        self.children.append((name, process, grace_s))
-        return log
-
-    def _wait(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
-        process = next(process for known, process, _ in self.children if known == name)
-        until = time.monotonic() + timeout_s
-        while not ready():
-            if process.poll() is not None:
-                raise ProcessExitedError(self._death(name, process))
-            if self.stop.is_set():
+        child.started = time.monotonic()
+        if child not in self.children:
+            self.children.append(child)
+        while not child.ready():
+            if child.process.poll() is not None and not keep_log:
+                raise ProcessExitedError(self._death(child))
+            if self.stop.is_set() and not keep_log:
                 raise RunStateError("told to end while starting")
-            if time.monotonic() > until:
-                raise ProcessExitedError(f"the {name} is not ready after {timeout_s:.0f} s, see {self.logs / name}.log")
+            if self.stop.is_set() or child.process.poll() is not None:
+                return  # the watch looks after it
+            if time.monotonic() - child.started > child.timeout_s:
+                raise ProcessExitedError(f"the {child.name} is not ready after {child.timeout_s:.0f} s, see {log}")
             time.sleep(0.1)
 
-    def _death(self, name: str, process: subprocess.Popen[bytes]) -> str:
-        log = self.logs / f"{name}.log"
-        return f"the Prefect {name} exited with code {process.returncode}, see {log}; its last lines:\n{tail(log)}"
+    def _death(self, child: Child) -> str:
+        log = self.logs / f"{child.name}.log"
+        code = child.process.returncode
+        return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{tail(log)}"
 
     def _end(self) -> None:
         """Runner, wait, server: the runner needs the server to tell how its runs ended."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
                 server_file(self.home).unlink()
-        for _, process, grace_s in reversed(self.children):
+        for child in reversed(self.children):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(child.process.pid, signal.SIGTERM)
             try:
-                process.wait(grace_s)
+                child.process.wait(child.grace_s)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                os.killpg(child.process.pid, signal.SIGKILL)
+                child.process.wait()
 
 
 def _preferred_port() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lachesis import tally as tallies
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.inference_tests import InferenceTests
-from lachesis.launcher import BY_USER
+from lachesis.launcher import BY_USER, is_submission, next_attempt
 from lachesis.limits import exceeded, spent
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
@@ -36,9 +37,11 @@ from tasks.report import Progress, publish_report
 log = logging.getLogger("lachesis.flow")
 logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 
+RUNNER_PID = os.getppid()
 POLL_S = 0.5
 WATCH_S = 3.0
 RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis resume` the run"
+WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
 """How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""
 
@@ -49,14 +52,20 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     store = RunStore(Path(home))
+    record = store.load(run_id)
+    by_hand = not is_submission(record, runtime.flow_run.id)
+    if by_hand and store.dir(run_id).is_alive():
+        return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
     with store.dir(run_id).living() as lock:
-        return _recorded(store, run_id, lock)
+        return _recorded(store, run_id, lock, again=by_hand or (runtime.flow_run.run_count or 1) > 1)
 
 
-def _recorded(store: RunStore, run_id: str, lock: int) -> State[Any] | None:
-    """The run, with its end written into its record whatever it is."""
-    record = _begin(store, run_id)
+def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[Any] | None:
+    """The run, with its end written into its record whatever it is. `again` says that Prefect has started it, by a retry or by
+    hand, and nobody has made a new attempt of it."""
+    record = _begin(store, run_id, again=again)
     try:
+        _require_wanted(store, run_id)
         if record.require_validation and record.attempt == 1:
             config = RunConfig.from_yaml(store.dir(run_id).config)
             require_validation(InferenceTests(store.home), config, record.environment_file)
@@ -90,9 +99,18 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
         finally:
             store.update(record.run_id, status="stopping", phase="stopping")
             _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
-            group.close()
+            _close(group, store.dir(record.run_id).hurry)
             _note_exits(store, record.run_id, group)
             _end_strays(store.dir(record.run_id).path)
+
+
+def _close(group: ServiceGroup, hurry: Path) -> None:
+    """End the services. Without its engine the trainer can save nothing, and would ask until its grace is over."""
+    impatience = threading.Timer(WITHOUT_ENGINE_S, hurry.touch)
+    if "engine" in group.exited():
+        impatience.start()
+    group.close()
+    impatience.cancel()
 
 
 def _end_strays(folder: Path) -> None:
@@ -105,23 +123,34 @@ class StopRequested(Exception):
     """The server says that this run shall end. Cancellation normally comes as a signal; after an outage it may not."""
 
 
-def _begin(store: RunStore, run_id: str) -> RunRecord:
+def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
     store.dir(run_id).hurry.unlink(missing_ok=True)
-    return store.update(
-        run_id,
-        status="starting",
-        phase="preparing",
-        error=None,
-        failed_service=None,
-        started_at=now(),
-        healthy_at=None,
-        ended_at=None,
-        services={},
-        evaluation={},
-        resumed=None,
-        flow_run_id=str(runtime.flow_run.id) if runtime.flow_run.id else None,
-        flow_pid=os.getpid(),
-    )
+    begun: dict[str, Any] = {
+        "status": "starting",
+        "phase": "preparing",
+        "error": None,
+        "failed_service": None,
+        "started_at": now(),
+        "healthy_at": None,
+        "ended_at": None,
+        "services": {},
+        "evaluation": {},
+        "resumed": None,
+        "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
+        "flow_pid": os.getpid(),
+    }
+    return store.update(run_id, **{**(next_attempt(store.load(run_id)) if again else {}), **begun})
+
+
+def _require_wanted(store: RunStore, run_id: str) -> None:
+    """Raises StopRequested when somebody has asked for the end: no service starts after that. Raises ProcessExitedError when
+    the runner is gone."""
+    reason = store.load(run_id).stop_reason
+    if reason:
+        raise StopRequested(reason)
+    _check_own_state(runtime.flow_run.id)
+    if os.getppid() != RUNNER_PID:
+        raise ProcessExitedError(RUNNER_GONE)
 
 
 def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
@@ -161,7 +190,6 @@ class _Run:
         self.environments = 1
         """How many environments the living API has met."""
         self.flow_run_id: str | None = runtime.flow_run.id
-        self.runner_pid = os.getppid()
 
     def start(self) -> None:
         """Each service needs those before it, except that the API needs no engine: these two start together."""
@@ -169,6 +197,7 @@ class _Run:
         for spec in self.plan.services:
             if spec.name not in ("engine", "api"):
                 self._wait(waiting)
+            _require_wanted(self.store, self.run_id)
             start_service(self.group, spec, self.store, self.run_id)
             waiting.append(spec)
         self._wait(waiting)
@@ -179,6 +208,7 @@ class _Run:
             spec = waiting.pop(0)
             self.store.update(self.run_id, phase=f"waiting for {spec.name}")
             wait_for_service(self.group, spec, self.store, self.run_id)
+            _require_wanted(self.store, self.run_id)
 
     def supervise(self) -> str:
         """Until the trainer has made its last step; how it ended. Raises when a service dies too early or when told to stop."""
@@ -201,9 +231,7 @@ class _Run:
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 self._check_budget()
-                _check_own_state(self.flow_run_id)
-                if os.getppid() != self.runner_pid:
-                    raise ProcessExitedError(RUNNER_GONE)
+                _require_wanted(self.store, self.run_id)
             time.sleep(POLL_S)
 
     def _check_budget(self) -> None:
@@ -275,6 +303,7 @@ class _Run:
             time.sleep(POLL_S)
 
     def _start_again(self, spec: ServiceSpec) -> None:
+        _require_wanted(self.store, self.run_id)
         start_service(self.group, spec, self.store, self.run_id)
         wait_for_service(self.group, spec, self.store, self.run_id)
 

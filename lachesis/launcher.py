@@ -190,6 +190,7 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
     """Ask the flow to save a checkpoint and end. Without the server the flow's process is told directly, which ends it the same
     way. The first reason stays."""
     if record.flow_run_id is None:
+        store.update(record.run_id, stop_reason=reason)  # it may be on its way to the server
         store.end(record.run_id, "stopped")
         return
     if record.stop_reason is None:
@@ -204,11 +205,10 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
             os.kill(record.flow_pid, signal.SIGTERM)
 
 
-def resubmit(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
-    """Continue an ended run from its newest checkpoint, as a new attempt; `changes` go into its record. Raises
-    ServerDownError, and the record is then as it was."""
+def next_attempt(record: RunRecord) -> dict[str, Any]:
+    """What changes in the record of a run that goes on from its newest checkpoint."""
     took = seconds_between(record.started_at, record.ended_at) / 3600 if record.started_at and record.ended_at else 0.0
-    fresh: dict[str, Any] = {
+    return {
         "status": "pending",
         "phase": "queued",
         "error": None,
@@ -222,12 +222,31 @@ def resubmit(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
         "earlier_hours": record.earlier_hours + took,
         "queued_at": now(),
     }
-    queued = store.update(record.run_id, **fresh, **changes)
+
+
+def resubmit(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
+    """Continue an ended run from its newest checkpoint, as a new attempt; `changes` go into its record. Of two calls at once
+    one does so, and both have its run. Raises ServerDownError, and the record is then as it was."""
+    fresh = next_attempt(record)
+    queued = store.update(record.run_id, if_attempt=record.attempt, **fresh, **changes)
+    if queued.attempt != fresh["attempt"] or queued.queued_at != fresh["queued_at"]:
+        return queued
     try:
         return submit(store, queued)
     except BaseException:
         store.update(record.run_id, **record.model_dump(include={*fresh, *changes}))
         raise
+
+
+def is_submission(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Whether this flow run was submitted for this attempt of the run, rather than started in Prefect by hand. What cannot be
+    asked is taken for one."""
+    if flow_run_id is None:
+        return True
+    try:
+        return ((PrefectApi().flow_run(flow_run_id) or {}).get("idempotency_key")) == f"{record.run_id}-{record.attempt}"
+    except ServerDownError:
+        return True
 
 
 def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:

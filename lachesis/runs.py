@@ -200,10 +200,14 @@ class RunStore:
                     f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are untouched"
                 ) from error
 
-    def update(self, run_id: str, **changes: Any) -> RunRecord:
-        """Change these fields of the record and leave the others as another process may have set them meanwhile."""
+    def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:
+        """Change these fields of the record and leave the others as another process may have set them meanwhile. With
+        `if_attempt` nothing changes when the run is at another attempt by now."""
         with self._locked(run_id):
-            record = RunRecord.model_validate({**self.load(run_id).model_dump(), **changes})
+            record = self.load(run_id)
+            if if_attempt is not None and record.attempt != if_attempt:
+                return record
+            record = RunRecord.model_validate({**record.model_dump(), **changes})
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 

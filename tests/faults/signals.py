@@ -1,0 +1,93 @@
+"""The matrix of signals: which part, which signal, in which phase, and what has to come of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.faults.world import INTERVAL, Run, World, frozen
+
+FROZEN_S = 30.0
+NOTICED_S = 5.0
+KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+SERVICES = ("engine", "api", "trainer", "environment")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`status` is how the run stands afterwards: "running" means that it trains on. `reason` is searched in its error."""
+
+    part: str
+    number: signal.Signals
+    phase: str
+    status: str
+    reason: str = ""
+    resume: bool = False
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}-{self.number.name}-{self.phase}"
+
+
+def params(cases: list[Case]) -> list[Any]:
+    """For `parametrize`; those that are not quick belong to `make faults`."""
+    return [pytest.param(case, id=case.name, marks=[] if case.quick else [pytest.mark.matrix]) for case in cases]
+
+
+def play(world: World, case: Case, row: Callable[..., None]) -> None:
+    """Start a run, break it, and look at what came of it."""
+    run = world.start()
+    run.reach(case.phase, case.part)
+    made = (run.steps() or [0])[-1]
+    pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
+    began = time.monotonic()
+    noticed = 0.0
+    if case.number == STOP:
+        with frozen(pid, FROZEN_S):
+            pass
+    else:
+        world.strike(pid, case.number)
+        noticed = _noticed(world, run, case, began)
+    if case.status == "running":
+        run.advances()
+        record = run.stop()
+        assert record.status == "stopped", record.error
+        assert run.kept() == run.steps()[-1], "a stopped run saves where it is"
+        seen = "trains on"
+    else:
+        record = run.ended()
+        assert record.status == case.status, record.error
+        assert case.reason in (record.error or ""), record.error
+        assert run.kept() > made - INTERVAL - 1, "no more is lost than the last interval"
+        seen = f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
+        if case.resume:
+            world.serve()
+            run.resume()
+            assert run.stop().status == "stopped"
+            seen += "; resumed"
+    expected = "trains on" if case.status == "running" else case.status
+    kept = f"{run.kept()} of {made}" if case.status != "running" else f"{run.kept()}"
+    signal_ = f"{case.part} {case.number.name}{' 30 s' if case.number == STOP else ''}"
+    told = f"{noticed:.1f}" if noticed else ""
+    row(fault=signal_, phase=case.phase, expected=expected, seen=seen, noticed=told, kept=kept)
+
+
+def _noticed(world: World, run: Run, case: Case, began: float) -> float:
+    """Seconds until the run's record shows the death of a service; of other parts, until it shows anything."""
+
+    def shown() -> bool:
+        record = run.record
+        one = record.services.get(case.part)
+        restarted = record.phase == f"restarting {case.part}"
+        return restarted or record.ended or (one is not None and one.state.startswith("exited"))
+
+    if case.part in SERVICES:
+        world.wait(shown, NOTICED_S, f"the run to notice the end of {case.part}", poll_s=0.02)
+        return time.monotonic() - began
+    return 0.0

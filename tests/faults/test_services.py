@@ -1,0 +1,49 @@
+"""Signals to the services of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.signals import KILL, STOP, TERM, Case, params, play
+from tests.faults.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+CASES = [
+    Case("engine", KILL, "starting", "failed", "engine was ended by signal 9"),
+    Case("engine", TERM, "starting", "failed", "engine was ended by signal 15"),
+    Case("engine", STOP, "starting", "running"),
+    Case("engine", KILL, "running", "failed", "engine was ended by signal 9", resume=True),
+    Case("engine", TERM, "running", "failed", "engine "),
+    Case("engine", STOP, "running", "running"),
+    Case("engine", KILL, "checkpointing", "failed", "engine was ended by signal 9", resume=True),
+    Case("engine", TERM, "checkpointing", "failed", "engine "),
+    Case("engine", STOP, "checkpointing", "running"),
+    Case("api", KILL, "starting", "failed", "api was ended by signal 9"),
+    Case("api", TERM, "starting", "failed", "api "),
+    Case("api", STOP, "starting", "running"),
+    Case("api", KILL, "running", "running"),
+    Case("api", TERM, "running", "running"),
+    Case("api", STOP, "running", "running"),
+    Case("trainer", KILL, "starting", "failed", "trainer was ended by signal 9", resume=True),
+    Case("trainer", TERM, "starting", "failed", "trainer "),
+    Case("trainer", STOP, "starting", "running"),
+    Case("trainer", KILL, "running", "failed", "trainer was ended by signal 9", resume=True, quick=True),
+    Case("trainer", TERM, "running", "failed", "the trainer was told to end, by somebody else", resume=True),
+    Case("trainer", STOP, "running", "running"),
+    Case("trainer", KILL, "checkpointing", "failed", "trainer was ended by signal 9", resume=True),
+    Case("trainer", TERM, "checkpointing", "failed", "the trainer was told to end, by somebody else"),
+    Case("trainer", STOP, "checkpointing", "running"),
+    Case("environment", KILL, "starting", "failed", "environment was ended by signal 9"),
+    Case("environment", TERM, "starting", "failed", "environment was ended by signal 15"),
+    Case("environment", STOP, "starting", "running"),
+    Case("environment", KILL, "running", "running", quick=True),
+    Case("environment", TERM, "running", "running"),
+    Case("environment", STOP, "running", "running"),
+]
+
+
+@pytest.mark.parametrize("case", params(CASES))
+def test_signal_to_a_service(world: World, case: Case, row: Callable[..., None]) -> None:
+    play(world, case, row)

@@ -1,0 +1,238 @@
+"""A real home with a launcher, and real runs in it, to break."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from lachesis import models
+from lachesis.errors import LachesisError
+from lachesis.metrics import MetricsFile
+from lachesis.prefect_api import PrefectApi, server_file
+from lachesis.runs import RunDir, RunRecord
+from lachesis.service import Launch, Service
+from lachesis.supervision.process import free_ports
+from lachesis.trainer.checkpoints import Checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERVAL = 2
+"""Steps between two checkpoints."""
+EDITS: dict[str, Any] = {
+    "batch_size": 8, "group_size": 4, "total_steps": 500, "max_token_length": 32,
+    "save_checkpoint_interval": INTERVAL, "use_wandb": False, "final_evaluation": False,
+}  # fmt: skip
+KEY = "sk-marked-5b1f7a9c3e"
+"""Stands for every key of the user; no file, argument, log or artifact may ever show it."""
+Phase = str
+
+
+class World:
+    """One home. `serve` starts a launcher when none runs."""
+
+    def __init__(self, home: Path, tiny: Path, **env: str) -> None:
+        self.home, self.more = home, env
+        (home / "models").symlink_to(tiny / "models")
+        self.model = str(models.tiny_path(models.Recipe(), home))
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.port = free_ports(1)[0]
+        self.service = Service(home)
+        self.store = self.service.store
+
+    # --- the launcher -----------------------------------------------------------------------------------------------
+
+    def env(self) -> dict[str, str]:
+        own = {
+            "LACHESIS_HOME": str(self.home),
+            "LACHESIS_ENVIRONMENTS": str(Path(__file__).parent),
+            "LACHESIS_MONITOR_INTERVAL_S": "3600",
+            "OMP_NUM_THREADS": "1",
+            "TINKER_API_KEY": f"tml-{KEY}",
+            "WANDB_API_KEY": KEY,
+            "WANDB_MODE": "offline",
+            "OPENAI_API_KEY": KEY,
+            "HF_TOKEN": KEY,
+        }
+        return {**os.environ, **own, **self.more}
+
+    def serve(self, *before: str, **env: str) -> None:
+        if self.launcher is not None and self.launcher.poll() is None:
+            return
+        server_file(self.home).unlink(missing_ok=True)
+        command = [*before, sys.executable, "-m", "deployments.up", "--port", str(self.port)]
+        with (self.home / "launcher.log").open("ab") as log:
+            self.launcher = subprocess.Popen(
+                command, cwd=ROOT, env={**self.env(), **env}, stdout=log, stderr=log, start_new_session=True
+            )
+        self.wait(lambda: server_file(self.home).exists(), 90, "the launcher to be ready")
+
+    def part(self, name: str) -> int:
+        """The process id of `server` or `runner`."""
+        return int(json.loads(server_file(self.home).read_text())["pids"][name])
+
+    def stop_serving(self) -> None:
+        if self.launcher is not None and self.launcher.poll() is None:
+            self.launcher.send_signal(signal.SIGTERM)
+            self.launcher.wait(120)
+        self.launcher = None
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def start(self, **edits: Any) -> Run:
+        values = tuple({**EDITS, **edits}.items())
+        record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0))
+        return Run(self, record.run_id)
+
+    def wait(self, condition: Callable[[], Any], timeout_s: float, what: str, poll_s: float = 0.05) -> Any:
+        until = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if self.launcher is not None and self.launcher.poll() is not None and "launcher" in what:
+                raise AssertionError((self.home / "launcher.log").read_text()[-3000:])
+            assert time.monotonic() < until, f"{what} has not happened in {timeout_s:.0f} s"
+            time.sleep(poll_s)
+        return value
+
+    def strike(self, pid: int, number: signal.Signals) -> None:
+        """Send the signal, but never to a process that is not of this home."""
+        assert pid in self.processes(), f"{pid} is not ours"
+        os.kill(pid, number)
+
+    def end_all_runs(self) -> None:
+        """After a case that has failed."""
+        for record in self.store.all():
+            run = Run(self, record.run_id)
+            if run.dir.is_alive():
+                with contextlib.suppress(LachesisError, AssertionError):
+                    run.stop(now=True)
+
+    def processes(self, place: Path | None = None) -> dict[int, str]:
+        """Every living process that has this home, or a folder in it, in its environment, its command or as its own folder."""
+        found, wanted = {}, str(place or self.home).encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes()
+                text = (folder / "environ").read_bytes() + command + os.readlink(folder / "cwd").encode()
+                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if wanted in text and state != "Z" and int(folder.name) != os.getpid():
+                    found[int(folder.name)] = command.replace(b"\0", b" ").decode()
+        return found
+
+
+class Run:
+    """A run of the world, seen from outside."""
+
+    def __init__(self, world: World, run_id: str) -> None:
+        self.world, self.run_id = world, run_id
+        self.dir: RunDir = world.store.dir(run_id)
+
+    @property
+    def record(self) -> RunRecord:
+        return self.world.store.load(self.run_id)
+
+    def seen(self) -> RunRecord:
+        """As `lachesis status` sees it."""
+        return self.world.service.get(self.run_id)
+
+    def pid(self, part: str) -> int:
+        found = self.record.flow_pid if part == "flow" else self.record.services[part].pid
+        assert found is not None
+        return found
+
+    def steps(self) -> list[int]:
+        return [int(one["step"]) for one in MetricsFile(self.dir.metrics).read()] if self.dir.metrics.exists() else []
+
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.dir.checkpoints)
+
+    def kept(self) -> int:
+        """The step of the newest whole checkpoint, each of its files verified."""
+        newest = self.checkpoints().to_resume()
+        return newest.step if newest else 0
+
+    def health(self) -> dict[str, Any]:
+        port = self.record.services["trainer"].port
+        try:
+            return dict(httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False).json())
+        except (httpx.HTTPError, ValueError):
+            return {}
+
+    def reach(self, phase: Phase, part: str = "engine") -> None:
+        """Wait until the run is in this phase: the part is starting, the run trains, or the trainer saves a checkpoint."""
+        wait = self.world.wait
+        if phase == "starting":
+            name = "engine" if part in ("flow", "runner", "server") else part
+            wait(
+                lambda: (one := self.record.services.get(name)) and one.pid and one.state == "starting", 120, f"start of {name}"
+            )
+            return
+        wait(lambda: len(self.steps()) > INTERVAL and self.kept(), 150, "a step after a checkpoint")
+        if phase == "checkpointing":
+            wait(lambda: self.health().get("waiting_for") == "checkpoint", 60, "a checkpoint under way", poll_s=0.001)
+
+    def advances(self, count: int = 3, timeout_s: float = 120) -> None:
+        before = self.steps()[-1] if self.steps() else 0
+        self.world.wait(lambda: (self.steps() or [0])[-1] >= before + count, timeout_s, f"{count} steps after step {before}")
+
+    def ended(self, timeout_s: float = 120) -> RunRecord:
+        """Wait for an end, in the record and in the eyes of a user, and for the end of every process."""
+        self.world.wait(lambda: self.seen().ended, timeout_s, "the end of the run", poll_s=0.2)
+        self.gone()
+        return self.record
+
+    def gone(self, timeout_s: float = 60) -> None:
+        wait, folder = self.world.wait, self.dir.path
+        wait(lambda: not self.world.processes(folder) and not self.dir.is_alive(), timeout_s, "the end of every process", 0.2)
+
+    def stop(self, *, now: bool = False) -> RunRecord:
+        self.world.service.stop(self.run_id, now=now)
+        return self.ended()
+
+    def resume(self) -> None:
+        """As a user would, and it trains."""
+        before = self.steps()[-1] if self.steps() else 0
+        kept = self.kept()
+        self.world.service.resume(self.run_id)
+        self.world.wait(lambda: (self.steps() or [0])[-1] > max(kept, before - INTERVAL), 150, "a step after the resume")
+        if kept:
+            self.world.wait(lambda: self.record.resumed, 30, "the receipt")
+            receipt = self.record.resumed or {}
+            assert receipt["step"] == kept
+            assert abs(receipt["loss_change"]) < 1e-3
+
+
+def server_gone() -> bool:
+    try:
+        return not PrefectApi().healthy()
+    except LachesisError:
+        return True
+
+
+@contextlib.contextmanager
+def frozen(pid: int, seconds: float) -> Iterator[None]:
+    """The process stands still for so long, whatever happens in the block, which it outlasts."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + seconds
+    try:
+        yield
+        time.sleep(max(0.0, until - time.monotonic()))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def strangers(run: Run) -> psutil.Process:
+    """A process of somebody else, whose number the run's record then holds for each of its own."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    services = {name: one.model_copy(update={"pid": stranger.pid}) for name, one in run.record.services.items()}
+    run.world.store.update(run.run_id, flow_pid=stranger.pid, services=services)
+    return psutil.Process(stranger.pid)
