@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from lachesis import models
+from lachesis import cleanup, models
 from lachesis.errors import LachesisError
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi, server_file
@@ -39,6 +39,8 @@ Phase = str
 
 class World:
     """One home. `serve` starts a launcher when none runs."""
+
+    KEY = KEY
 
     def __init__(self, home: Path, tiny: Path, **env: str) -> None:
         self.home, self.more = home, env
@@ -107,6 +109,10 @@ class World:
         assert pid in self.processes(), f"{pid} is not ours"
         os.kill(pid, number)
 
+    def fix(self) -> list[str]:
+        """What `lachesis doctor --fix` does."""
+        return [one.end() for one in cleanup.find(self.store)]
+
     def end_all_runs(self) -> None:
         """After a case that has failed."""
         for record in self.store.all():
@@ -144,6 +150,8 @@ class Run:
         return self.world.service.get(self.run_id)
 
     def pid(self, part: str) -> int:
+        if part == "reaper":
+            return next(pid for pid, command in self.world.processes(self.dir.path).items() if "reaper.py" in command)
         found = self.record.flow_pid if part == "flow" else self.record.services[part].pid
         assert found is not None
         return found
@@ -170,7 +178,7 @@ class Run:
         """Wait until the run is in this phase: the part is starting, the run trains, or the trainer saves a checkpoint."""
         wait = self.world.wait
         if phase == "starting":
-            name = "engine" if part in ("flow", "runner", "server") else part
+            name = part if part in ("engine", "api", "trainer", "environment") else "engine"
             wait(
                 lambda: (one := self.record.services.get(name)) and one.pid and one.state == "starting", 120, f"start of {name}"
             )

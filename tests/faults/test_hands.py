@@ -1,0 +1,234 @@
+"""What hands, environments and clients do to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from lachesis.errors import LachesisError
+from lachesis.prefect_api import PrefectApi
+from tests.faults.world import INTERVAL, ROOT, World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+Row = Callable[..., None]
+
+
+def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
+    run = world.start()
+    run.reach("running")
+    run.stop()
+    code = "import sys; from lachesis.service import Service; print(Service().resume(sys.argv[1]).flow_run_id)"
+    command = [sys.executable, "-c", code, run.run_id]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(subprocess.run, command, env=world.env(), capture_output=True, text=True, cwd=ROOT) for _ in range(4)
+        ]
+    answers = {one.result().stdout.strip() for one in calls}
+    assert all(one.result().returncode == 0 for one in calls), [one.result().stderr for one in calls]
+    run.advances()
+    assert run.record.attempt == 2
+    assert run.record.flow_run_id in answers
+    assert len(answers - {"None", run.record.flow_run_id}) <= 1, "an answer from before the submission has the old flow run"
+    assert run.stop().status == "stopped"
+    row(fault="four resumes at once", phase="ended", expected="one attempt", seen="one attempt", kept=run.kept())
+
+
+def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row) -> None:
+    """As the button in Prefect's page does it."""
+    run = world.start()
+    run.reach("running")
+    api = PrefectApi()
+    deployment = api.deployment("launch-training", "local")
+    assert deployment is not None
+    parameters = {"run_id": run.run_id, "home": str(world.home)}
+    second = api.create_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
+    state = world.wait(
+        lambda: (one := (api.flow_run(second["id"]) or {})["state"])["type"] in ("CANCELLED", "FAILED", "CRASHED") and one,
+        90,
+        "its end",
+    )
+    assert state["type"] == "CANCELLED"
+    assert "lives already" in state["message"]
+    run.advances()
+    assert run.record.flow_run_id != second["id"]
+    assert run.stop().status == "stopped"
+    third = api.create_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
+    world.wait(lambda: run.record.flow_run_id == third["id"] and run.record.resumed, 120, "the resume by hand")
+    run.advances()
+    assert run.record.attempt == 2
+    assert run.stop().status == "stopped"
+    row(
+        fault="launched by hand",
+        phase="running, ended",
+        expected="returned, resumed",
+        seen="cancelled; resumed",
+        kept=run.kept(),
+    )
+
+
+PHASES = ("queued", "preparing", "waiting for engine", "waiting for api", "waiting for trainer", "waiting for environment")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
+    """No service starts after it, and asking twice is asking once."""
+    run = world.start()
+    if phase != "queued":
+        order = PHASES.index(phase)
+        world.wait(lambda: PHASES.index(run.record.phase) >= order if run.record.phase in PHASES else True, 120, phase, 0.01)
+    asked = time.monotonic()
+    world.service.stop(run.run_id)
+    begun = set(run.record.services)
+    world.service.stop(run.run_id)
+    record = run.ended()
+    assert record.status == "stopped", record.error
+    late = {name for name in record.services if name not in begun}
+    assert len(late) <= 1, f"{late} started after the stop; one may have been on its way"
+    row(fault="stop", phase=phase, expected="stopped", seen=f"stopped after {time.monotonic() - asked:.0f} s", kept=run.kept())
+
+
+def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
+    run = world.start()
+    run.reach("running")
+    PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
+    record = run.ended()
+    assert record.status == "stopped"
+    assert run.kept() == run.steps()[-1]
+    row(fault="cancel in Prefect", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+
+
+def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
+    """The one before it is used, and told."""
+    run = world.start()
+    world.wait(lambda: run.kept() >= 2 * INTERVAL, 120, "two checkpoints")
+    world.strike(run.pid("trainer"), signal.SIGKILL)
+    run.ended()
+    newest = run.checkpoints().newest()
+    assert newest is not None
+    file = run.dir.path / next(name for name in newest.files if name.endswith(".safetensors"))
+    os.truncate(file, 100)
+    assert 0 < run.kept() < newest.step
+    run.resume()
+    assert "is damaged and passed over" in run.dir.log("trainer").read_text()
+    assert run.stop().status == "stopped"
+    row(
+        fault="checkpoint cut off",
+        phase="ended",
+        expected="the one before",
+        seen=f"resumed before {newest.step}",
+        kept=run.kept(),
+    )
+
+
+def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> None:
+    """The run goes on with what it was started with; a resume refuses what is none."""
+    run = world.start()
+    run.reach("running")
+    good = run.dir.config.read_text()
+    run.dir.config.write_text("env: [")
+    run.advances()
+    assert run.stop().status == "stopped"
+    with pytest.raises(LachesisError, match=r"config\.yaml"):
+        world.service.resume(run.run_id)
+    assert run.record.status == "stopped"
+    run.dir.config.write_text(good)
+    run.resume()
+    assert run.stop().status == "stopped"
+    row(fault="config edited", phase="running", expected="trains on", seen="trains on; refused; resumed", kept=run.kept())
+
+
+def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> None:
+    before = set(psutil.pids())
+    run = world.start(mode="forks")
+    run.reach("running")
+    world.strike(run.pid("environment"), signal.SIGKILL)
+    run.advances()
+    assert run.stop().status == "stopped"
+    left = [one for one in psutil.process_iter() if one.pid not in before and "time.sleep(3600)" in " ".join(one.cmdline())]
+    assert left == []
+    row(fault="environment forks", phase="running", expected="no process left", seen="none", kept=run.kept())
+
+
+def test_a_log_without_end(world: World, row: Row) -> None:
+    """Ten gigabytes in one go."""
+    run = world.start(mode="prints", gigabytes=10.0)
+    run.reach("running")
+    log = run.dir.log("environment")
+    world.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
+    world.wait(lambda: not _grows(log), 300, "the end of the flood", 1)
+    size = sum(file.stat().st_size for file in run.dir.logs.iterdir())
+    assert size < 250_000_000
+    run.advances()
+    assert run.stop().status == "stopped"
+    row(fault="log of 10 GB", phase="running", expected="trains on", seen=f"{size / 1e6:.0f} MB kept", kept=run.kept())
+
+
+def _grows(log: Path) -> bool:
+    before = log.stat().st_size
+    time.sleep(1)
+    return log.stat().st_size != before
+
+
+@pytest.mark.parametrize("server", ["engine", "trainer", "api", "prefect"])
+def test_two_hundred_wrong_requests_a_second(world: World, row: Row, server: str) -> None:
+    run = world.start()
+    run.reach("running")
+    port = world.port if server == "prefect" else run.record.services[server].port
+    counts: dict[int, int] = {}
+    stop = threading.Event()
+    threads = [threading.Thread(target=_pester, args=(f"http://127.0.0.1:{port}", counts, stop)) for _ in range(4)]
+    began = time.monotonic()
+    for one in threads:
+        one.start()
+    try:
+        run.advances(5)
+        time.sleep(max(0.0, 10 - (time.monotonic() - began)))
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+    seconds = time.monotonic() - began
+    assert not [status for status in counts if status >= 500], counts
+    assert run.record.status == "running"
+    assert run.stop().status == "stopped"
+    rate = sum(counts.values()) / seconds
+    row(
+        fault=f"{rate:.0f} wrong requests/s at {server}",
+        phase="running",
+        expected="trains on",
+        seen=json.dumps(counts),
+        kept=run.kept(),
+    )
+
+
+def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
+    """Fifty a second: paths that are none, wrong bodies, wrong tokens, foreign names."""
+    tries: list[dict[str, Any]] = [
+        {"method": "GET", "url": "/nothing"},
+        {"method": "POST", "url": "/api/v1/forward_backward", "content": b"\xff" * 100, "headers": {"X-API-Key": "tml-wrong"}},
+        {"method": "POST", "url": "/v1/chat/completions", "json": {"messages": 7}},
+        {"method": "POST", "url": "/scored_data", "json": {"tokens": [[1]], "masks": [[1]], "scores": []}},
+        {"method": "GET", "url": "/reset_data", "headers": {"Host": "evil.example"}},
+        {"method": "POST", "url": "/api/flow_runs/filter", "json": {"flow_runs": 7}},
+    ]
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        number = 0
+        while not stop.is_set():
+            begun = time.monotonic()
+            status = client.request(**tries[number % len(tries)]).status_code
+            counts[status] = counts.get(status, 0) + 1
+            number += 1
+            time.sleep(max(0.0, 0.02 - (time.monotonic() - begun)))

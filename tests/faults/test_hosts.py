@@ -1,0 +1,158 @@
+"""Ports, clocks, reboots and databases."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lachesis.monitor.tick import Monitor
+from lachesis.prefect_api import PrefectApi
+from tests.faults.world import INTERVAL, Run, World, strangers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+Row = Callable[..., None]
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+
+
+def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
+    run = world.start()
+    world.wait(lambda: "trainer" not in run.record.services and _port(run), 60, "the choice of ports", 0.005)
+    port = _port(run)
+    thief = subprocess.Popen(
+        [sys.executable, "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"]
+    )
+    try:
+        record = run.ended()
+        assert record.status == "failed"
+        assert f"port_in_use: the inference server cannot listen on 127.0.0.1:{port}" in (record.error or "")
+        assert thief.poll() is None
+        run.resume()
+        assert run.stop().status == "stopped"
+    finally:
+        thief.kill()
+        thief.wait()
+    row(fault="port taken", phase="starting", expected="failed", seen="failed: port_in_use; resumed", kept=run.kept())
+
+
+def _port(run: Run) -> int | None:
+    text = run.dir.config.read_text()
+    found = [line.split(":")[-1].split("/")[0] for line in text.splitlines() if "base_url" in line and "127.0.0.1" in line]
+    return int(found[0]) if found and found[0].isdigit() else None
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian's package faketime)")
+def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
+    """By a day forth and two days back, for server, runner and flow."""
+    world.stop_serving()
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    world.serve(
+        LD_PRELOAD=str(FAKETIME), FAKETIME_TIMESTAMP_FILE=str(clock), FAKETIME_NO_CACHE="1", FAKETIME_DONT_FAKE_MONOTONIC="1"
+    )
+    try:
+        run = world.start()
+        run.reach("running")
+        for jump in ("+1d", "-1d"):
+            clock.write_text(jump)
+            run.advances()
+            assert run.record.status == "running"
+        assert run.stop().status == "stopped"
+    finally:
+        world.end_all_runs()
+        world.stop_serving()
+    row(fault="clock jumps by days", phase="running", expected="trains on", seen="trains on", kept=run.kept())
+
+
+def test_the_host_reboots(world: World, row: Row) -> None:
+    """Every process is gone at once, and strangers have their numbers."""
+    run = world.start()
+    run.reach("running")
+    made = run.steps()[-1]
+    power_off(world)
+    run.gone()
+    stranger = strangers(run)
+    world.serve()
+    record = run.ended()
+    assert record.status == "failed"
+    Monitor(world.store).tick()
+    world.fix()
+    assert stranger.is_running()
+    assert run.kept() > made - INTERVAL - 1
+    run.resume()
+    assert run.stop().status == "stopped"
+    assert stranger.is_running()
+    stranger.kill()
+    row(
+        fault="host reboots",
+        phase="running",
+        expected="failed",
+        seen=f"failed: {(record.error or '')[:60]}; resumed",
+        kept=run.kept(),
+    )
+
+
+def test_a_crashed_run_goes_on_by_itself_after_a_reboot(world: World, row: Row) -> None:
+    """With limits.on_crash=resume, at the first look of the monitor."""
+    run = world.start(**{"limits.on_crash": "resume"})
+    run.reach("running")
+    power_off(world)
+    run.gone()
+    world.serve()
+    world.wait(lambda: Monitor(world.store).tick() and run.record.auto_resumes, 60, "the monitor's resume", 1)
+    run.advances()
+    assert (run.record.attempt, run.record.auto_resumes) == (2, 1)
+    assert run.stop().status == "stopped"
+    row(fault="host reboots", phase="running", expected="goes on by itself", seen="resumed by the monitor", kept=run.kept())
+
+
+def power_off(world: World) -> None:
+    """Every process at once."""
+    for pid in world.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    world.launcher = None
+
+
+def test_the_database_is_locked(world: World, row: Row) -> None:
+    run = world.start()
+    run.reach("running")
+    base = sqlite3.connect(world.home / "prefect" / "prefect.db", isolation_level=None)
+    base.execute("BEGIN EXCLUSIVE")
+    begun = time.monotonic()
+    run.advances()
+    time.sleep(max(0.0, 20 - (time.monotonic() - begun)))
+    base.execute("ROLLBACK")
+    base.close()
+    run.advances()
+    assert run.stop().status == "stopped"
+    row(fault="database locked 20 s", phase="running", expected="trains on", seen="trains on", kept=run.kept())
+
+
+def test_the_database_is_lost(world: World, row: Row) -> None:
+    """The server begins with an empty one; the run trains on, can be stopped, and resumed once the launcher was started anew."""
+    run = world.start()
+    run.reach("running")
+    for file in (world.home / "prefect").glob("prefect.db*"):
+        file.unlink()
+    world.strike(world.part("server"), signal.SIGKILL)
+    world.wait(lambda: psutil.pid_exists(world.part("server")) and PrefectApi().healthy(), 90, "a new server", 0.5)
+    run.advances()
+    assert run.seen().status == "running"
+    record = run.stop()
+    assert record.status == "stopped"
+    assert run.kept() == run.steps()[-1]
+    world.stop_serving()
+    world.serve()
+    run.resume()
+    assert run.stop().status == "stopped"
+    row(fault="database lost", phase="running", expected="trains on", seen="trains on; stopped; resumed", kept=run.kept())

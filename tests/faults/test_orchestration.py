@@ -1,0 +1,76 @@
+"""Signals to what surrounds the services: the flow's process, its reaper, the runner and the Prefect server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.faults.signals import KILL, STOP, TERM, Case, params, play
+from tests.faults.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+GONE = "the runner of this run was killed"
+CASES = [
+    Case("flow", KILL, "starting", "failed", "-9", resume=True),
+    Case("flow", TERM, "starting", "stopped"),
+    Case("flow", KILL, "running", "failed", "-9", resume=True),
+    Case("flow", TERM, "running", "stopped", resume=True),
+    Case("flow", STOP, "running", "running"),
+    Case("flow", KILL, "checkpointing", "failed", "-9"),
+    Case("flow", TERM, "checkpointing", "stopped"),
+    Case("reaper", KILL, "starting", "failed", "reaper"),
+    Case("reaper", KILL, "running", "failed", "reaper", resume=True),
+    Case("reaper", TERM, "running", "running"),
+    Case("reaper", STOP, "running", "running"),
+    Case("runner", KILL, "starting", "failed", GONE),
+    Case("runner", TERM, "starting", "stopped"),
+    Case("runner", KILL, "running", "failed", GONE, resume=True),
+    Case("runner", TERM, "running", "stopped", resume=True),
+    Case("runner", STOP, "running", "running"),
+    Case("runner", KILL, "checkpointing", "failed", GONE),
+    Case("server", KILL, "starting", "running"),
+    Case("server", TERM, "starting", "running"),
+    Case("server", STOP, "starting", "running"),
+    Case("server", KILL, "running", "running"),
+    Case("server", TERM, "running", "running"),
+    Case("server", STOP, "running", "running"),
+    Case("server", KILL, "checkpointing", "running"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_launcher(world: World) -> Iterator[None]:
+    """Its server and runner are started again three times in ten minutes only."""
+    yield
+    world.end_all_runs()
+    world.stop_serving()
+
+
+@pytest.mark.parametrize("case", params(CASES))
+def test_signal_to_what_surrounds_the_services(world: World, case: Case, row: Callable[..., None]) -> None:
+    play(world, case, row)
+    if case.part in ("runner", "server"):
+        assert world.launcher is not None
+        assert world.launcher.poll() is None, "the launcher lives on"
+        assert world.service.get(world.store.all()[0].run_id).ended
+
+
+@pytest.mark.matrix
+def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
+    """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs with a checkpoint."""
+    run = world.start()
+    run.reach("running")
+    assert world.launcher is not None
+    world.launcher.kill()
+    world.launcher.wait()
+    run.advances(1)
+    done = world.fix()
+    assert sum("deployments.runner" in one or "deployments.server" in one for one in done) == 2, done
+    record = run.ended()
+    assert record.status == "stopped", record.error
+    assert run.kept() == run.steps()[-1]
+    world.serve()
+    run.resume()
+    assert run.stop().status == "stopped"
+    row(fault="launcher SIGKILL", phase="running", expected="doctor --fix ends all", seen="stopped; resumed", kept=run.kept())

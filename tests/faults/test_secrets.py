@@ -1,0 +1,66 @@
+"""Where secrets are, and who may read the files of a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lachesis.runs import RunRecord
+from tests.faults.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+Row = Callable[..., None]
+
+
+def test_no_secret_is_anywhere(world: World, row: Row) -> None:
+    """Of the user's keys, which the launcher has, and of the tokens of the run: not in an argument, not in the environment of a
+    child that has no use for them, not in a file of the home, which holds logs, database and artifacts."""
+    run = world.start(use_wandb=True)
+    run.reach("running")
+    tokens = {name: found for name in ("engine", "trainer") if (found := _token(run.pid(name)))}
+    assert set(tokens) == {"engine", "trainer"}
+    marked = world.KEY
+    holders = {}
+    for pid, command in world.processes().items():
+        assert marked not in command
+        assert not any(token in command for token in tokens.values()), command
+        environ = psutil.Process(pid).environ()
+        holders[pid] = {name for name, value in environ.items() if marked in value}
+    parts = {name: run.pid(name) for name in ("engine", "api", "trainer", "environment", "flow")}
+    parts |= {"server": world.part("server"), "runner": world.part("runner"), "reaper": run.pid("reaper")}
+    for name in ("engine", "api", "environment", "server", "reaper"):
+        assert holders[parts[name]] == set(), (name, holders[parts[name]])
+    assert holders[parts["trainer"]] == {"WANDB_API_KEY"}
+    assert run.stop().status == "stopped"
+    run_report = run.seen()
+    assert isinstance(run_report, RunRecord)
+    found = [str(file) for file in world.home.rglob("*") if file.is_file() and _holds(file, [marked, *tokens.values()])]
+    assert found == []
+    row(fault="scan for secrets", phase="running, ended", expected="none", seen="none", kept=run.kept())
+
+
+def _token(pid: int) -> str | None:
+    environ = psutil.Process(pid).environ()
+    return environ.get("LACHESIS_ENGINE_TOKEN") or environ.get("LACHESIS_INFERENCE_TOKEN")
+
+
+def _holds(file: Path, texts: list[str]) -> bool:
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return False
+    return any(text.encode() in content for text in texts)
+
+
+def test_files_are_for_their_owner_alone(world: World, row: Row) -> None:
+    run = world.start()
+    run.reach("running")
+    assert run.stop().status == "stopped"
+    places = [run.dir.path, *run.dir.path.rglob("*")]
+    assert [str(place) for place in places if place.lstat().st_mode & 0o077] == []
+    shutil.rmtree(run.dir.path)
+    row(fault="modes of files", phase="ended", expected="0600, 0700", seen="all", kept="")
