@@ -1,6 +1,7 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all tests            make lint    style, types, import direction
+# make faults  break everything that can break, and print a table (half an hour)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
 PYTHON ?= python3
@@ -11,7 +12,7 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install demo test serve lint bench clean
+.PHONY: install demo test faults serve lint bench clean
 
 install: $(INSTALLED)
 
@@ -20,6 +21,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest tests/faults -m '' --numprocesses 2 --dist loadscope
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve

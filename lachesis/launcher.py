@@ -150,7 +150,7 @@ def _submitted_or_ended(store: RunStore, record: RunRecord) -> RunRecord:
 def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
     if record.ended or record.flow_run_id is None or record.status == "pending" or store.dir(record.run_id).is_alive():
         return record
-    return store.end(record.run_id, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
+    return _end(store, record, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
 
 
 def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None) -> RunRecord:
@@ -159,6 +159,8 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
     if flow_run is None and url != record.prefect_api_url:
         return record  # another server
     alive = store.dir(record.run_id).is_alive()
+    if flow_run is None and alive:
+        return record  # the server has lost its database; the run trains on
     state = (flow_run or {}).get("state") or {"type": "CRASHED", "message": "the server does not know this flow run any more"}
     status = _STATUS.get(state["type"])
     if status in ("failed", "stopped", "completed"):
@@ -166,10 +168,19 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
             return record.model_copy(update={"status": "stopping"})
         fresh = store.load(record.run_id)  # the flow may have written its end since
         error = record.error or (state.get("message") if status == "failed" else None)
-        return fresh if fresh.ended else store.end(record.run_id, status, error)
+        return fresh if fresh.ended else _end(store, record, status, error)
     if status is None or (status in ("pending", "starting") and record.status != "pending"):
         return record
     return record.model_copy(update={"status": status})
+
+
+def _end(store: RunStore, record: RunRecord, status: Status, error: str | None) -> RunRecord:
+    """Into the record; on a full disk at least into the answer."""
+    try:
+        return store.end(record.run_id, status, error)
+    except StorageError as problem:
+        log.warning("the end of run %s cannot be written: %s", record.run_id, problem)
+        return record.model_copy(update={"status": status, "phase": status, "error": error})
 
 
 def queue_place(store: RunStore, run_id: str) -> dict[str, int] | None:

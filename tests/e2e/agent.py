@@ -101,7 +101,7 @@ def http(tool: str, arguments: Json) -> Any:
 
     method, path = ROUTES[tool]
     body = arguments if method == "POST" and "{" not in path else None
-    headers = {"X-Lachesis-Session": SESSION}
+    headers = {"X-Lachesis-Session": SESSION, "Authorization": f"Bearer {os.environ['TOKEN']}"}
     url = os.environ["URL"] + path.format(**arguments)
     answer = httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False)
     found = answer.json()

@@ -35,11 +35,12 @@ def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
     mcp_url, api_url = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
     for url, process in ((f"{mcp_url}/mcp", started[0]), (f"{api_url}/health", started[1])):
         _wait_answer(url, process)
+    token = (served_home / "token").read_text()
     yield {
         "stdio": {},
         "hermes": {},
-        "mcp-http": {"URL": mcp_url, "TOKEN": (served_home / "token").read_text()},
-        "http": {"URL": api_url},
+        "mcp-http": {"URL": mcp_url, "TOKEN": token},
+        "http": {"URL": api_url, "TOKEN": token},
     }
     for process in started:
         process.terminate()
@@ -162,6 +163,7 @@ def test_foreign_callers_are_refused(surfaces: dict[str, dict[str, str]]) -> Non
     token = {"Authorization": f"Bearer {surfaces['mcp-http']['TOKEN']}"}
     assert httpx.post(mcp, json={}, trust_env=False).status_code == 401
     assert httpx.post(mcp, json={}, headers={"Authorization": "Bearer x"}, trust_env=False).status_code == 401
-    for url, headers in ((mcp, token), (api, {})):
+    assert httpx.get(api, trust_env=False).status_code == 401
+    for url, headers in ((mcp, token), (api, token)):
         for foreign in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://localhost:1"}):
             assert httpx.get(url, headers={**headers, **foreign}, trust_env=False).status_code == 403

@@ -1,4 +1,4 @@
-"""Kill, stop, resume, fail: a run's state stays true and no process stays behind."""
+"""Stop, resume, fail: a run's state stays true and no process stays behind. What dies is in tests/faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,83 +52,55 @@ def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Cal
     return lambda run_id: processes_of(served_home / "runs" / run_id)
 
 
-def test_what_dies_is_started_again_or_resumed_and_a_budget_is_kept(
+def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
 ) -> None:
-    """SIGKILL to environment and API, which are started again; to the flow; resume with a budget of some five steps' worth of
-    tokens, its end, resume with more, stop: checkpoints carry the run, no step is lost or made twice, no process stays."""
-    run_id = cli("train", "calm", *LONG, LACHESIS_ENVIRONMENTS=calm)["run_id"]
-    wait_until(lambda: len(steps(served_home, run_id)) >= 5, 90, "five steps")
-    for service in ("environment", "api"):
-        _lose(service, run_id, served_home, wait_until)
-    assert record(served_home, run_id)["attempt"] == 1
-    os.kill(record(served_home, run_id)["flow_pid"], signal.SIGKILL)
-    wait_until(lambda: not run_processes(run_id), 60, "the end of every service")
-    status = wait_until(lambda: (s := cli("status", run_id))["status"] == "failed" and s, 30, "the failed state")
-    assert "exited with status code: -9" in status["error"]
-    before = len(steps(served_home, run_id))
-
-    budget = _tokens(served_home, run_id, "_total") + 5 * _tokens(served_home, run_id)
-    assert cli("resume", run_id, "--set", f"limits.max_tokens={budget}")["run_id"] == run_id
-    wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 120, "the end of the budget")
+    """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints carry the run, no step is lost
+    or made twice, no process stays."""
+    run_id = cli("train", "calm", *LONG, "--set", "limits.max_tokens=5000", LACHESIS_ENVIRONMENTS=calm)["run_id"]
+    wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget")
     assert record(served_home, run_id)["error"].startswith("budget: ")
     made = steps(served_home, run_id)
-    assert before < made[-1] < before + 15
+    assert 2 < made[-1] < 30
+    assert 5000 <= _tokens(served_home, run_id) < 5000 + 4 * _tokens(served_home, run_id) / made[-1]
     assert cli("results", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
     refused = cli("resume", run_id, expect=1)
     assert refused["code"] == "run_state"
     assert "has used up its budget" in refused["error"]
 
-    cli("resume", run_id, "--set", f"limits.max_tokens={20 * budget}")
+    assert cli("resume", run_id, "--set", "limits.max_tokens=500000")["run_id"] == run_id
     wait_until(lambda: len(steps(served_home, run_id)) > len(made), 90, "a step after the resume")
     assert cli("stop", run_id)["status"] == "stopped"
     assert not run_processes(run_id)
     made = steps(served_home, run_id)
-    assert made == list(range(1, made[-1] + 1)), "the trainer saved where it was when its flow died"
-    assert record(served_home, run_id)["attempt"] == 3
+    assert made == list(range(1, made[-1] + 1))
+    assert record(served_home, run_id)["attempt"] == 2
     assert cli("stop", run_id)["message"] == f"run {run_id} is not running"
 
 
-def _lose(service: str, run_id: str, home: Path, wait_until: Callable[..., Any]) -> None:
-    """Its end is noticed at once, and training goes on with another one."""
-    os.kill(record(home, run_id)["services"][service]["pid"], signal.SIGKILL)
-    wait_until(lambda: record(home, run_id)["phase"] == f"restarting {service}", 5, "the restart")
-    wait_until(lambda: record(home, run_id)["phase"] == "training", 90, "the end of the restart")
-    before = len(steps(home, run_id))
-    wait_until(lambda: len(steps(home, run_id)) > before + 2, 90, "steps after the restart")
-
-
-def _tokens(home: Path, run_id: str, over: str = "") -> int:
-    """Of the last step, or of all."""
+def _tokens(home: Path, run_id: str) -> int:
+    """Of all steps."""
     last = json.loads((home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()[-1])
-    return int(sum(last[f"tokens/{kind}{over}"] for kind in ("prefill", "sampled", "trained")))
+    return int(sum(last[f"tokens/{kind}_total"] for kind in ("prefill", "sampled", "trained")))
 
 
 def test_runs_side_by_side_fail_for_themselves(
     cli: Callable[..., Any],
     served_home: Path,
-    calm: str,
     tmp_path: Path,
     wait_until: Callable[..., Any],
     run_processes: Callable[[str], Any],
 ) -> None:
-    """One completes, one loses its trainer, one has an environment that cannot start."""
+    """One completes, and one has an environment that cannot start."""
     (tmp_path / "bad.py").write_text(BAD)
     good = cli("train", "arithmetic", *LONG, "--set", "total_steps=6")["run_id"]
-    hurt = cli("train", "calm", *LONG, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     dead = cli("train", "bad", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
-    wait_until(lambda: steps(served_home, hurt), 150, "a step")
-    os.kill(record(served_home, hurt)["services"]["trainer"]["pid"], signal.SIGKILL)
-    told = time.monotonic()
-    wait_until(lambda: record(served_home, hurt)["status"] == "failed", 60, "the failed state")
-    assert time.monotonic() - told < 40
-    assert record(served_home, hurt)["error"].startswith("trainer was ended by signal 9, see ")
     wait_until(lambda: record(served_home, dead)["status"] == "failed", 90, "the end of the bad environment")
     assert "environment exited with code 1" in record(served_home, dead)["error"]
     assert "the data set is gone" in record(served_home, dead)["error"]
     wait_until(lambda: record(served_home, good)["status"] == "completed", 90, "the completed state")
     assert cli("results", good)["weights"]["step"] == 6
-    for run_id in (good, hurt, dead):
+    for run_id in (good, dead):
         wait_until(lambda run_id=run_id: not run_processes(run_id), 30, f"the end of {run_id}")
 
 

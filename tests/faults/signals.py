@@ -6,9 +6,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import pytest
 
 from tests.faults.world import INTERVAL, Run, World, frozen
 
@@ -28,23 +25,18 @@ class Case:
     status: str
     reason: str = ""
     resume: bool = False
-    quick: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.part}-{self.number.name}-{self.phase}"
 
 
-def params(cases: list[Case]) -> list[Any]:
-    """For `parametrize`; those that are not quick belong to `make faults`."""
-    return [pytest.param(case, id=case.name, marks=[] if case.quick else [pytest.mark.matrix]) for case in cases]
-
-
 def play(world: World, case: Case, row: Callable[..., None]) -> None:
     """Start a run, break it, and look at what came of it."""
-    run = world.start()
+    run = world.take(case.phase)
     run.reach(case.phase, case.part)
-    made = (run.steps() or [0])[-1]
+    made, attempt = (run.steps() or [0])[-1], run.record.attempt
+    world.restarts += case.part in ("runner", "server") and case.number != STOP
     pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
     began = time.monotonic()
     noticed = 0.0
@@ -56,10 +48,8 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         noticed = _noticed(world, run, case, began)
     if case.status == "running":
         run.advances()
-        record = run.stop()
-        assert record.status == "stopped", record.error
-        assert run.kept() == run.steps()[-1], "a stopped run saves where it is"
-        seen = "trains on"
+        assert run.record.attempt == attempt, "the attempt went on"
+        world.current, seen = run, "trains on"
     else:
         record = run.ended()
         assert record.status == case.status, record.error
@@ -69,7 +59,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         if case.resume:
             world.serve()
             run.resume()
-            assert run.stop().status == "stopped"
+            world.current = run
             seen += "; resumed"
     expected = "trains on" if case.status == "running" else case.status
     kept = f"{run.kept()} of {made}" if case.status != "running" else f"{run.kept()}"

@@ -37,7 +37,7 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
         assert f"port_in_use: the inference server cannot listen on 127.0.0.1:{port}" in (record.error or "")
         assert thief.poll() is None
         run.resume()
-        assert run.stop().status == "stopped"
+        world.current = run
     finally:
         thief.kill()
         thief.wait()
@@ -75,7 +75,7 @@ def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
 
 def test_the_host_reboots(world: World, row: Row) -> None:
     """Every process is gone at once, and strangers have their numbers."""
-    run = world.start()
+    run = world.take("running")
     run.reach("running")
     made = run.steps()[-1]
     power_off(world)
@@ -89,7 +89,7 @@ def test_the_host_reboots(world: World, row: Row) -> None:
     assert stranger.is_running()
     assert run.kept() > made - INTERVAL - 1
     run.resume()
-    assert run.stop().status == "stopped"
+    world.current = run
     assert stranger.is_running()
     stranger.kill()
     row(
@@ -111,7 +111,7 @@ def test_a_crashed_run_goes_on_by_itself_after_a_reboot(world: World, row: Row) 
     world.wait(lambda: Monitor(world.store).tick() and run.record.auto_resumes, 60, "the monitor's resume", 1)
     run.advances()
     assert (run.record.attempt, run.record.auto_resumes) == (2, 1)
-    assert run.stop().status == "stopped"
+    world.current = run
     row(fault="host reboots", phase="running", expected="goes on by itself", seen="resumed by the monitor", kept=run.kept())
 
 
@@ -124,7 +124,7 @@ def power_off(world: World) -> None:
 
 
 def test_the_database_is_locked(world: World, row: Row) -> None:
-    run = world.start()
+    run = world.take("running")
     run.reach("running")
     base = sqlite3.connect(world.home / "prefect" / "prefect.db", isolation_level=None)
     base.execute("BEGIN EXCLUSIVE")
@@ -134,13 +134,13 @@ def test_the_database_is_locked(world: World, row: Row) -> None:
     base.execute("ROLLBACK")
     base.close()
     run.advances()
-    assert run.stop().status == "stopped"
+    world.current = run
     row(fault="database locked 20 s", phase="running", expected="trains on", seen="trains on", kept=run.kept())
 
 
 def test_the_database_is_lost(world: World, row: Row) -> None:
-    """The server begins with an empty one; the run trains on, can be stopped, and resumed once the launcher was started anew."""
-    run = world.start()
+    """The server begins with an empty one; the run trains on, can be stopped, and resumed after the launcher's new start."""
+    run = world.take("running")
     run.reach("running")
     for file in (world.home / "prefect").glob("prefect.db*"):
         file.unlink()
@@ -154,5 +154,5 @@ def test_the_database_is_lost(world: World, row: Row) -> None:
     world.stop_serving()
     world.serve()
     run.resume()
-    assert run.stop().status == "stopped"
+    world.current = run
     row(fault="database lost", phase="running", expected="trains on", seen="trains on; stopped; resumed", kept=run.kept())

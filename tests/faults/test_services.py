@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.signals import KILL, STOP, TERM, Case, params, play
+from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
 CASES = [
     Case("engine", KILL, "starting", "failed", "engine was ended by signal 9"),
     Case("engine", TERM, "starting", "failed", "engine was ended by signal 15"),
@@ -29,7 +29,7 @@ CASES = [
     Case("trainer", KILL, "starting", "failed", "trainer was ended by signal 9", resume=True),
     Case("trainer", TERM, "starting", "failed", "trainer "),
     Case("trainer", STOP, "starting", "running"),
-    Case("trainer", KILL, "running", "failed", "trainer was ended by signal 9", resume=True, quick=True),
+    Case("trainer", KILL, "running", "failed", "trainer was ended by signal 9", resume=True),
     Case("trainer", TERM, "running", "failed", "the trainer was told to end, by somebody else", resume=True),
     Case("trainer", STOP, "running", "running"),
     Case("trainer", KILL, "checkpointing", "failed", "trainer was ended by signal 9", resume=True),
@@ -38,12 +38,11 @@ CASES = [
     Case("environment", KILL, "starting", "failed", "environment was ended by signal 9"),
     Case("environment", TERM, "starting", "failed", "environment was ended by signal 15"),
     Case("environment", STOP, "starting", "running"),
-    Case("environment", KILL, "running", "running", quick=True),
     Case("environment", TERM, "running", "running"),
     Case("environment", STOP, "running", "running"),
 ]
 
 
-@pytest.mark.parametrize("case", params(CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_signal_to_a_service(world: World, case: Case, row: Callable[..., None]) -> None:
     play(world, case, row)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INTERVAL = 2
 """Steps between two checkpoints."""
 EDITS: dict[str, Any] = {
-    "batch_size": 8, "group_size": 4, "total_steps": 500, "max_token_length": 32,
+    "batch_size": 8, "group_size": 4, "total_steps": 5000, "max_token_length": 32,
     "save_checkpoint_interval": INTERVAL, "use_wandb": False, "final_evaluation": False,
 }  # fmt: skip
 KEY = "sk-marked-5b1f7a9c3e"
@@ -48,6 +48,10 @@ class World:
         self.model = str(models.tiny_path(models.Recipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.port = free_ports(1)[0]
+        self.current: Run | None = None
+        """One that trains, left by the case before; starting one takes longer than most faults."""
+        self.restarts = 0
+        """Of server and runner by the launcher that runs now, which gives up after three."""
         self.service = Service(home)
         self.store = self.service.store
 
@@ -68,8 +72,9 @@ class World:
         return {**os.environ, **own, **self.more}
 
     def serve(self, *before: str, **env: str) -> None:
-        if self.launcher is not None and self.launcher.poll() is None:
+        if self.launcher is not None and self.launcher.poll() is None and self.restarts < 3:
             return
+        self.stop_serving()
         server_file(self.home).unlink(missing_ok=True)
         command = [*before, sys.executable, "-m", "deployments.up", "--port", str(self.port)]
         with (self.home / "launcher.log").open("ab") as log:
@@ -86,7 +91,7 @@ class World:
         if self.launcher is not None and self.launcher.poll() is None:
             self.launcher.send_signal(signal.SIGTERM)
             self.launcher.wait(120)
-        self.launcher = None
+        self.launcher, self.restarts = None, 0
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -94,6 +99,14 @@ class World:
         values = tuple({**EDITS, **edits}.items())
         record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0))
         return Run(self, record.run_id)
+
+    def take(self, phase: Phase) -> Run:
+        """A run for a case that begins in this phase; who leaves it training gives it back as `current`."""
+        run, self.current = self.current, None
+        if run is not None and (phase == "starting" or run.seen().status != "running"):
+            run.stop(now=True)
+            run = None
+        return run or self.start()
 
     def wait(self, condition: Callable[[], Any], timeout_s: float, what: str, poll_s: float = 0.05) -> Any:
         until = time.monotonic() + timeout_s
@@ -114,10 +127,10 @@ class World:
         return [one.end() for one in cleanup.find(self.store)]
 
     def end_all_runs(self) -> None:
-        """After a case that has failed."""
+        """All but the current one."""
         for record in self.store.all():
             run = Run(self, record.run_id)
-            if run.dir.is_alive():
+            if run.dir.is_alive() and (self.current is None or run.run_id != self.current.run_id):
                 with contextlib.suppress(LachesisError, AssertionError):
                     run.stop(now=True)
 
