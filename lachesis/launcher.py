@@ -166,9 +166,7 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
     if status in ("failed", "stopped", "completed"):
         if alive:  # its services are still being ended
             return record.model_copy(update={"status": "stopping"})
-        fresh = store.load(record.run_id)  # the flow may have written its end since
-        error = record.error or (state.get("message") if status == "failed" else None)
-        return fresh if fresh.ended else _end(store, record, status, error)
+        return _end(store, record, status, record.error or (state.get("message") if status == "failed" else None))
     if status is None or (status in ("pending", "starting") and record.status != "pending"):
         return record
     return record.model_copy(update={"status": status})

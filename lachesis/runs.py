@@ -25,6 +25,9 @@ from lachesis.errors import RunStateError, StorageError, UnknownRunError, shorte
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
 
+LOCK_S = 10.0
+"""A record is written in milliseconds; who holds it longer has been stopped."""
+
 
 class ServiceRecord(BaseModel):
     """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a negative code is the signal
@@ -137,7 +140,7 @@ class RunDir:
         """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
         flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
         until = time.monotonic() + timeout_s
-        with storage_errors(self.path), open(self.path / ".alive", "w") as lock:
+        with storage_errors(self.path), open(self.path / ".alive", "w", opener=_private) as lock:
             while not _try_lock(lock):
                 if time.monotonic() > until:
                     raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
@@ -170,9 +173,9 @@ class RunStore:
         """Make the run's folder, its configuration, and last its record. Raises StorageError."""
         folder = self.dir(record.run_id)
         with storage_errors(folder.path):
-            for path in (folder.logs, folder.checkpoints):
-                path.mkdir(parents=True, exist_ok=True)
-            os.chmod(folder.path, 0o700)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (folder.path, folder.logs, folder.checkpoints):
+                path.mkdir(mode=0o700, exist_ok=True)
         write_private(folder.config, config_yaml)
         write_private(folder.record, record.model_dump_json(indent=2))
         return folder
@@ -212,12 +215,22 @@ class RunStore:
         return record
 
     def end(self, run_id: str, status: Status, error: str | None = None) -> RunRecord:
-        """Write how a run ended whose flow can no longer do it: nothing of it lives."""
-        services = {
-            name: service if service.state.startswith("exited") else service.model_copy(update={"state": "exited (unknown)"})
-            for name, service in self.load(run_id).services.items()
-        }
-        return self.update(run_id, status=status, phase=status, error=error, ended_at=now(), services=services)
+        """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that the flow has written meanwhile
+        stays."""
+        with self._locked(run_id):
+            record = self.load(run_id)
+            if record.ended:
+                return record
+            services = {
+                name: service
+                if service.state.startswith("exited")
+                else service.model_copy(update={"state": "exited (unknown)"})
+                for name, service in record.services.items()
+            }
+            ended = {"status": status, "phase": status, "error": error, "ended_at": now(), "services": services}
+            record = record.model_copy(update=ended)
+            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+        return record
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
         with self._locked(run_id):
@@ -252,8 +265,13 @@ class RunStore:
     @contextlib.contextmanager
     def _locked(self, run_id: str) -> Iterator[None]:
         self.load(run_id)
-        with storage_errors(self.root), open(self.dir(run_id).path / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        file = self.dir(run_id).path / ".lock"
+        with storage_errors(self.root), open(file, "w", opener=_private) as lock:
+            until = time.monotonic() + LOCK_S
+            while not _try_lock(lock):
+                if time.monotonic() > until:
+                    raise StorageError(f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang")
+                time.sleep(0.01)
             yield
 
 
@@ -280,6 +298,10 @@ def write_private(path: Path, text: str) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def secret_file(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import stat
@@ -37,6 +38,18 @@ def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert {name: one.pid for name, one in store.load("0123abcd").services.items()} == {"engine": 49, "api": 49}
+
+
+def test_a_process_that_stands_still_with_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than all others standing still with it."""
+    monkeypatch.setattr("lachesis.runs.LOCK_S", 0.2)
+    store = RunStore(tmp_path)
+    folder = store.create(record())
+    with open(folder.path / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match=r"\.lock has been held by another process"):
+            store.update("0123abcd", phase="x")
+    assert store.update("0123abcd", phase="x").phase == "x"
 
 
 def test_the_records_folder_is_private(tmp_path: Path) -> None:
