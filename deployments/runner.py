@@ -90,6 +90,8 @@ async def main() -> int:
     lost = [task for task in serving if task.done()]
     for task in lost:
         log.error("a runner ended by itself: %s", task.exception())
+    for runner in runners:  # what is submitted from now on is for the next runner
+        runner._scheduled_run_poller.stopping = True
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
     await asyncio.gather(*serving, return_exceptions=True)
