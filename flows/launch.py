@@ -41,6 +41,7 @@ RUNNER_PID = os.getppid()
 POLL_S = 0.5
 WATCH_S = 3.0
 RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis resume` the run"
+FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
 """How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""
@@ -120,7 +121,8 @@ def _end_strays(folder: Path) -> None:
 
 
 class StopRequested(Exception):
-    """The server says that this run shall end. Cancellation normally comes as a signal; after an outage it may not."""
+    """The record or the server says that this run shall end. A cancellation normally comes as a signal; after an outage, or
+    before the runner knows of the flow's process, it may not."""
 
 
 def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
@@ -170,8 +172,8 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
         if isinstance(error, LachesisError):
             reason, service = str(error), error.details.get("service")
     if status == "stopped":
-        asked = store.load(run_id).stop_reason
-        reason = asked if asked and asked != BY_USER else None
+        asked = store.load(run_id).stop_reason or FROM_OUTSIDE
+        reason = None if asked == BY_USER else asked
     store.update(run_id, status=status, phase=status, error=reason, failed_service=service, ended_at=now())
 
 

@@ -194,6 +194,18 @@ def fuzzed(home: Path, make_run: Callable[..., RunRecord]) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
+STRANGERS: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic run"}, {"X-API-Key": "run"}]
+
+
+@pytest.mark.parametrize("headers", STRANGERS)
+def test_without_the_token_nothing_is_told_or_done(home: Path, headers: dict[str, str]) -> None:
+    with TestClient(rest.create_app(token="run"), base_url="http://localhost:8080") as client:
+        for method, path in ROUTES:
+            place = path.format(name="arithmetic", run_id="0" * 8)
+            assert client.request(method, place, headers=headers, json={}).status_code == 401
+    assert not (home / "sessions").exists()
+
+
 ROUTES = [(method, path) for path, methods in rest.routes().openapi()["paths"].items() for method in methods]
 
 

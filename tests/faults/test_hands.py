@@ -106,6 +106,7 @@ def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
     record = run.ended()
     assert record.status == "stopped"
+    assert "by a cancellation in Prefect" in (record.error or "")
     assert run.kept() == run.steps()[-1]
     row(fault="cancel in Prefect", phase="running", expected="stopped", seen="stopped", kept=run.kept())
 

@@ -11,21 +11,22 @@ from tests.faults.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
 GONE = "the runner of this run was killed"
+OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, or a signal"
 CASES = [
     Case("flow", KILL, "starting", "failed", "-9", resume=True),
-    Case("flow", TERM, "starting", "stopped"),
-    Case("flow", TERM, "running", "stopped", resume=True),
+    Case("flow", TERM, "starting", "stopped", OUTSIDE),
+    Case("flow", TERM, "running", "stopped", OUTSIDE, resume=True),
     Case("flow", STOP, "running", "running"),
     Case("flow", KILL, "checkpointing", "failed", "-9"),
-    Case("flow", TERM, "checkpointing", "stopped"),
+    Case("flow", TERM, "checkpointing", "stopped", OUTSIDE),
     Case("reaper", KILL, "starting", "failed", "reaper"),
     Case("reaper", KILL, "running", "failed", "reaper", resume=True),
     Case("reaper", TERM, "running", "running"),
     Case("reaper", STOP, "running", "running"),
     Case("runner", KILL, "starting", "failed", GONE),
-    Case("runner", TERM, "starting", "stopped"),
+    Case("runner", TERM, "starting", "stopped", OUTSIDE),
     Case("runner", KILL, "running", "failed", GONE, resume=True),
-    Case("runner", TERM, "running", "stopped", resume=True),
+    Case("runner", TERM, "running", "stopped", OUTSIDE, resume=True),
     Case("runner", STOP, "running", "running"),
     Case("runner", KILL, "checkpointing", "failed", GONE),
     Case("server", KILL, "starting", "running"),
