@@ -19,7 +19,7 @@ from typing import Any
 import tinker
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis.config import LimitsSection, RunConfig
 from lachesis.limits import Spent, exceeded
@@ -28,6 +28,8 @@ from lachesis.trainer.policy import Policy
 from lachesis.trainer.usage import Usage
 
 Json = dict[str, Any]
+MOST_SAMPLES = 512
+"""Of one request. Atropos' clients ask for eight at a time."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    n: int = 1
+    n: int = Field(1, ge=1, le=MOST_SAMPLES)
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -188,6 +190,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
     for prefix, base in (("", False), ("/base", True)):
         app.include_router(_router(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix)
     app.add_exception_handler(BadRequest, _answer(400))
+    app.add_exception_handler(ValidationError, _answer(400))
     app.add_exception_handler(tinker.RequestFailedError, _answer(400))
     app.add_exception_handler(tinker.TinkerError, _answer(502))
     app.add_exception_handler(ClientGone, _answer(499))

@@ -19,7 +19,7 @@ from lachesis.supervision.process import free_ports
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
-SHORT = {"total_steps": 3, "final_evaluation": False}
+STEPS = {"mcp-http": 3, "hermes": 4, "http": 5}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., An
     with ThreadPoolExecutor(len(transports)) as agents:
         started = dict(zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True))
         runs = {transport: answer["run_id"] for transport, answer in started.items()}
-        assert [answer["config"]["seed"] for answer in started.values()] == [len(one) for one in transports], "three drafts"
+        assert [answer["config"]["total_steps"] for answer in started.values()] == list(STEPS.values()), "three drafts"
         assert len(set(runs.values())) == 3
         assert call("http", "rl_start_training")["run_id"] == runs["http"], "a repeated call starts nothing"
         fourth = call("http", "rl_start_training", idempotency_key="one more")
@@ -89,7 +89,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., An
 def _start(call: Callable[..., Any], transport: str) -> Json:
     assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
     call(transport, "rl_select_environment", name="arithmetic")
-    for field, value in {**SHORT, "seed": len(transport)}.items():
+    for field, value in (("total_steps", STEPS[transport]), ("final_evaluation", False)):
         call(transport, "rl_edit_config", field=field, value=value)
     answer: Json = call(transport, "rl_start_training")
     assert answer["status"] == "starting"
@@ -100,7 +100,7 @@ def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
     status = call(transport, "rl_check_status", run_id=run_id)
     assert status["status"] == "completed", status
     results = call(transport, "rl_get_results", run_id=run_id)
-    assert results["final_metrics"]["step"] == 3
+    assert results["final_metrics"]["step"] == STEPS[transport]
     assert results["weights"]["sampler_weights"].startswith("tinker://")
     assert results["weights"]["state"].startswith("tinker://")
     assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()

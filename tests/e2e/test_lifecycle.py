@@ -53,10 +53,17 @@ def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Cal
 
 
 def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
-    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], run_processes: Callable[[str], Any]
+    cli: Callable[..., Any],
+    served_home: Path,
+    calm: str,
+    tmp_path: Path,
+    wait_until: Callable[..., Any],
+    run_processes: Callable[[str], Any],
 ) -> None:
     """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints carry the run, no step is lost
-    or made twice, no process stays."""
+    or made twice, no process stays. Beside it a run whose environment cannot start fails for itself."""
+    (tmp_path / "bad.py").write_text(BAD)
+    dead = cli("train", "bad", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
     run_id = cli("train", "calm", *LONG, "--set", "limits.max_tokens=5000", LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget")
     assert record(served_home, run_id)["error"].startswith("budget: ")
@@ -76,32 +83,16 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     assert made == list(range(1, made[-1] + 1))
     assert record(served_home, run_id)["attempt"] == 2
     assert cli("stop", run_id)["message"] == f"run {run_id} is not running"
+    assert record(served_home, dead)["status"] == "failed"
+    assert "environment exited with code 1" in record(served_home, dead)["error"]
+    assert "the data set is gone" in record(served_home, dead)["error"]
+    assert not run_processes(dead)
 
 
 def _tokens(home: Path, run_id: str) -> int:
     """Of all steps."""
     last = json.loads((home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()[-1])
     return int(sum(last[f"tokens/{kind}_total"] for kind in ("prefill", "sampled", "trained")))
-
-
-def test_runs_side_by_side_fail_for_themselves(
-    cli: Callable[..., Any],
-    served_home: Path,
-    tmp_path: Path,
-    wait_until: Callable[..., Any],
-    run_processes: Callable[[str], Any],
-) -> None:
-    """One completes, and one has an environment that cannot start."""
-    (tmp_path / "bad.py").write_text(BAD)
-    good = cli("train", "arithmetic", *LONG, "--set", "total_steps=6")["run_id"]
-    dead = cli("train", "bad", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
-    wait_until(lambda: record(served_home, dead)["status"] == "failed", 90, "the end of the bad environment")
-    assert "environment exited with code 1" in record(served_home, dead)["error"]
-    assert "the data set is gone" in record(served_home, dead)["error"]
-    wait_until(lambda: record(served_home, good)["status"] == "completed", 90, "the completed state")
-    assert cli("results", good)["weights"]["step"] == 6
-    for run_id in (good, dead):
-        wait_until(lambda run_id=run_id: not run_processes(run_id), 30, f"the end of {run_id}")
 
 
 def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:
@@ -137,23 +128,3 @@ def test_ctrl_c_of_the_demo_leaves_no_process(
     wait_until(lambda: not processes_of(home), 30, "the end of every process")
     assert record(home, file.parent.name)["status"] == "stopped"
     assert list((file.parent / "checkpoints").glob("step-*.json"))
-
-
-def test_a_launcher_ends_with_the_process_that_needs_it(
-    new_home: Callable[[], Path], wait_until: Callable[..., Any], processes_of: Callable[[Path], Any]
-) -> None:
-    """The demo may be killed without a word; its server and runner notice."""
-    home = new_home()
-    script = (
-        "import time; from lachesis.launcher import Serving; Serving().__enter__(); print('up', flush=True); time.sleep(600)"
-    )
-    env = {**os.environ, "LACHESIS_HOME": str(home)}
-    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        assert len(processes_of(home)) >= 3
-    finally:
-        process.kill()
-        process.wait()
-    wait_until(lambda: not processes_of(home), 60, "the end of every process")

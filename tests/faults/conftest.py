@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import tiny_model  # noqa: F401 - a fixture
+from tests.e2e.conftest import endpoint, new_home, served_home, tiny_model  # noqa: F401 - fixtures
 from tests.faults.world import World
 
 COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "took (s)")
@@ -19,8 +19,9 @@ def world(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("world")
+        (home / "models").symlink_to(tiny_model / "models")
         patch.setenv("LACHESIS_HOME", str(home))
-        made = World(home, tiny_model)
+        made = World(home)
         made.serve()
         yield made
         made.stop_serving()

@@ -134,6 +134,25 @@ def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
     )
 
 
+def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> None:
+    """With its optimizer, at step 0; the run that it came from is as it was."""
+    run = world.take("running")
+    run.reach("running")
+    run.stop()
+    step, files = run.kept(), sorted(run.dir.engine.rglob("*"))
+    fork = world.start(start_from=f"{run.run_id}@{step}", learning_rate=1e-4)
+    world.wait(lambda: fork.record.resumed, 120, "the receipt")
+    receipt = fork.record.resumed or {}
+    assert (receipt["step"], receipt["groups"]) == (0, 0)
+    assert abs(receipt["loss_change"]) < 1e-3
+    fork.reach("running")
+    assert fork.steps()[0] == 1
+    assert fork.record.forked_from == f"{run.run_id}@{step}"
+    assert sorted(run.dir.engine.rglob("*")) == files
+    world.current = fork
+    row(fault="fork", phase="ended", expected="trains on", seen=f"from {step} at 0", kept=fork.kept())
+
+
 def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> None:
     """The run goes on with what it was started with; a resume refuses what is none."""
     run = world.take("running")

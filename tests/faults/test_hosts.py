@@ -159,3 +159,23 @@ def test_the_database_is_lost(world: World, row: Row) -> None:
     run.resume()
     world.current = run
     row(fault="database lost", phase="running", expected="trains on", seen="trains on; stopped; resumed", kept=run.kept())
+
+
+def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], Path], row: Row) -> None:
+    """The demo may be killed without a word; its server and runner notice."""
+    home = new_home()
+    place = World(home)
+    script = (
+        "import time; from lachesis.launcher import Serving; Serving().__enter__(); print('up', flush=True); time.sleep(600)"
+    )
+    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert len(place.processes()) >= 3
+    finally:
+        process.kill()
+        process.wait()
+    place.wait(lambda: not place.processes(), 60, "the end of every process")
+    row(fault="process behind a launcher SIGKILL", phase="idle", expected="launcher ends", seen="nothing left", kept="")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,15 @@ CASES = [
     Case("environment", KILL, "running", "running"),
     Case("flow", KILL, "running", "failed", "-9", resume=True),
 ]
+
+
+@pytest.fixture(scope="module")
+def world(served_home: Path) -> Iterator[World]:
+    """In the home of the end-to-end tests, so that no further launcher is needed."""
+    made = World(served_home, served=True)
+    yield made
+    made.current = None
+    made.end_all_runs()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

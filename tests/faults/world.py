@@ -42,9 +42,9 @@ class World:
 
     KEY = KEY
 
-    def __init__(self, home: Path, tiny: Path, **env: str) -> None:
-        self.home, self.more = home, env
-        (home / "models").symlink_to(tiny / "models")
+    def __init__(self, home: Path, *, served: bool = False) -> None:
+        """`served` says that somebody else's launcher runs in this home, which stays as it is."""
+        self.home, self.served = home, served
         self.model = str(models.tiny_path(models.Recipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.port = free_ports(1)[0]
@@ -69,10 +69,10 @@ class World:
             "OPENAI_API_KEY": KEY,
             "HF_TOKEN": KEY,
         }
-        return {**os.environ, **own, **self.more}
+        return {**os.environ, **own}
 
     def serve(self, *before: str, **env: str) -> None:
-        if self.launcher is not None and self.launcher.poll() is None and self.restarts < 3:
+        if self.served or (self.launcher is not None and self.launcher.poll() is None and self.restarts < 3):
             return
         self.stop_serving()
         server_file(self.home).unlink(missing_ok=True)
@@ -95,9 +95,9 @@ class World:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def start(self, **edits: Any) -> Run:
+    def start(self, *, start_from: str | None = None, **edits: Any) -> Run:
         values = tuple({**EDITS, **edits}.items())
-        record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0))
+        record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0, start_from=start_from))
         return Run(self, record.run_id)
 
     def take(self, phase: Phase) -> Run:

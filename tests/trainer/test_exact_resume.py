@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lachesis import config as configuration
-from lachesis import forks
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
@@ -101,11 +100,3 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_m
     assert kept[-2:] == [12, STEPS]
     assert len(kept) <= 3
     assert len(list(whole.folder.engine.glob("*/weights/*"))) == len(kept), "files of superseded checkpoints are gone"
-
-    fork = Run(tmp_path / "fork", random_model)
-    forks.find(whole.store, f"{whole.record.run_id}@{kept[-2]}").plant(fork.folder)
-    fork.attempt(kill_at=1)
-    assert (fork.resumed["step"], fork.resumed["groups"], fork.resumed["loss_change"]) == (0, 0, 0.0)
-    (first, *_), (of_whole, *_) = fork.steps(), whole.steps()
-    assert first["step"] == 1
-    assert first["train/loss"] != of_whole["train/loss"], "the same items, sampled and judged by other weights"
