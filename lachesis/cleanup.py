@@ -17,10 +17,11 @@ from pathlib import Path
 
 import httpx
 import psutil
+from pydantic import ValidationError
 
 from lachesis.runs import RunDir, RunRecord, RunStore
 from lachesis.supervision import leftovers
-from lachesis.trainer.checkpoints import ENGINE, Checkpoints
+from lachesis.trainer.checkpoints import ENGINE, Manifest
 
 LAUNCHER_MARK = "LACHESIS_LAUNCHER"
 """The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
@@ -110,13 +111,14 @@ def _server_or_runner(process: psutil.Process) -> Leftover:
 
 
 def _unnamed_checkpoints(folder: RunDir) -> list[Path]:
-    """What the embedded engine has saved and no manifest of the run names, damaged ones included."""
+    """What the embedded engine has saved and no manifest of the run names; nothing while a manifest cannot be read, as it may
+    name them."""
     named = set()
-    for file in folder.checkpoints.glob("step-*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            content = json.loads(file.read_text())
-            named |= {str(content.get(key)) for key in ("state", "sampler_weights")}
-    if not named and Checkpoints(folder.checkpoints).all():
+    try:
+        for file in folder.checkpoints.glob("step-*.json"):
+            manifest = Manifest.model_validate_json(file.read_bytes())
+            named |= {manifest.state, manifest.sampler_weights}
+    except (OSError, ValidationError):
         return []
     root = folder.path / ENGINE
     saved = [one.parent for one in root.glob("*/*/*/checkpoint.json")]

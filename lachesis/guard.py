@@ -55,7 +55,7 @@ class Guard:
             else:
                 await send({"type": "websocket.close", "code": 1008})
         elif refusal := self._refusal(scope["headers"], scope["path"]):
-            await _answer(send, *refusal)
+            await _refuse(send, *refusal)
         else:
             await self._pass(scope, receive, send)
 
@@ -67,17 +67,12 @@ class Guard:
             return
         body = await self._body(receive, packed=packed)
         if body is None:
-            await _answer(send, 413, "too_large", f"the body has more than the allowed {self.most_bytes} bytes, or is no gzip")
+            await _refuse(send, 413, "too_large", f"the body has more than the allowed {self.most_bytes} bytes, or is no gzip")
             return
         dropped = (b"transfer-encoding", b"content-length", *([b"content-encoding"] if packed else []))
         kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
         fresh = {**scope, "headers": [*kept, (b"content-length", str(len(body)).encode())]}
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def replay() -> Any:
-            return next(parts, None) or await receive()
-
-        await self.app(fresh, replay, send)
+        await self.app(fresh, replaying(body, receive), send)
 
     async def _body(self, receive: Any, *, packed: bool) -> bytes | None:
         """All of it, unpacked; None when it is too large or no gzip."""
@@ -128,9 +123,23 @@ def _netloc(url: str) -> str | None:
         return None
 
 
-async def _answer(send: Any, status: int, code: str, error: str) -> None:
-    headers = [(b"content-type", b"application/json")]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": as_text({"error": error, "code": code}).encode()})
+def replaying(body: bytes, receive: Any) -> Any:
+    """A `receive` that gives this body, which was read already."""
+    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def replay() -> Any:
+        return next(parts, None) or await receive()
+
+    return replay
+
+
+async def answer(send: Any, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
+    """Send this JSON."""
+    start = {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json"), *headers]}
+    await send(start)
+    await send({"type": "http.response.body", "body": as_text(content).encode()})
+
+
+async def _refuse(send: Any, status: int, code: str, error: str) -> None:
+    headers = [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    await answer(send, status, {"error": error, "code": code}, *headers)

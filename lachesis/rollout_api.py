@@ -19,7 +19,7 @@ import collections
 import json
 from typing import Any
 
-from lachesis.guard import Guard
+from lachesis.guard import Guard, answer, replaying
 from lachesis.tally import is_score
 
 HOST = "127.0.0.1"
@@ -120,22 +120,6 @@ async def read(receive: Any) -> bytes:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return bytes(body)
-
-
-def replaying(body: bytes, receive: Any) -> Any:
-    """A `receive` that gives this body again."""
-    parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def replay() -> Any:
-        return next(parts, None) or await receive()
-
-    return replay
-
-
-async def answer(send: Any, status: int, content: Json) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
 
 def main() -> None:

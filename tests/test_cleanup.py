@@ -103,6 +103,9 @@ def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore
         (place / "checkpoint.json").write_text("{}")
     manifest = {"step": 4, "state": "tinker://s:train:0/weights/step-000004-state", "sampler_weights": "tinker://x/y/z"}
     (folder.checkpoints / "step-000004.json").write_text(json.dumps(manifest))
+    (folder.checkpoints / "step-000006.json").write_text("{")
+    assert cleanup.find(store) == [], "it may name the other one"
+    (folder.checkpoints / "step-000006.json").unlink()
     (found,) = cleanup.find(store)
     assert names[1] in found.what
     found.end()

@@ -79,6 +79,25 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
     )
 
 
+def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) -> None:
+    """The same flow run, as the retry button and a deployment with retries have it; an attempt of its own for the record."""
+    run = world.take("running")
+    run.reach("running")
+    attempt, flow_run_id = run.record.attempt, run.record.flow_run_id
+    world.strike(run.pid("trainer"), signal.SIGKILL)
+    assert run.ended().status == "failed"
+    kept = run.kept()
+    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    httpx.post(f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False).raise_for_status()
+    world.wait(lambda: run.record.resumed, 120, "the resume")
+    assert (run.record.attempt, run.record.flow_run_id) == (attempt + 1, flow_run_id)
+    assert (run.record.resumed or {})["step"] == kept
+    run.advances()
+    assert run.seen().status == "running"
+    world.current = run
+    row(fault="retried in Prefect", phase="failed", expected="goes on", seen="resumed by the same flow run", kept=run.kept())
+
+
 PHASES = ("queued", "preparing", "waiting for engine", "waiting for api", "waiting for trainer", "waiting for environment")
 
 
