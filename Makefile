@@ -23,8 +23,8 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest tests/faults/test_services.py tests/faults/test_orchestration.py tests/faults -m "" --numprocesses 2 \
-	    --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/faults/test_services.py tests/faults/test_orchestration.py tests/faults tests/e2e \
+	    -m 'matrix or fault' --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve

@@ -17,6 +17,7 @@ import pytest
 
 from lachesis import models
 from lachesis.supervision.process import free_ports
+from tests.served import endpoint, new_home, served_home, tiny_model  # noqa: F401 - fixtures
 
 os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer

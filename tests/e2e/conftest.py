@@ -1,4 +1,4 @@
-"""One real launcher (Prefect server and runner) for all end-to-end tests, in a home of its own."""
+"""What end-to-end tests do in the served home."""
 
 from __future__ import annotations
 
@@ -8,39 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lachesis import models
-from lachesis.prefect_api import server_file
-from lachesis.supervision.process import free_ports
-from tests.endpoint import Endpoint, serving
+from tests.served import processes_under
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home in which the warm-started tiny model is; made once, also for several workers."""
-    base = tmp_path_factory.getbasetemp()
-    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
-    models.build(models.Recipe(), home)
-    return home
-
-
-@pytest.fixture(scope="session")
-def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """A factory of homes that have the model already."""
-
-    def make() -> Path:
-        home = tmp_path_factory.mktemp("home")
-        (home / "models").symlink_to(tiny_model / "models")
-        return home
-
-    return make
 
 
 @pytest.fixture(scope="session")
@@ -57,40 +33,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("environments")
     (folder / "calm.py").write_text(source)
     return str(folder)
-
-
-@pytest.fixture(scope="session")
-def endpoint() -> Iterator[Endpoint]:
-    """Where the served home's inference tests ask models by name."""
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
-    """A home whose launcher runs; it is told to end by SIGTERM and leaves nothing behind."""
-    home = new_home()
-    env = {
-        **os.environ,
-        "LACHESIS_HOME": str(home),
-        "LACHESIS_MAX_RUNS": "3",
-        "OPENAI_BASE_URL": endpoint.url,
-        "OPENAI_API_KEY": endpoint.key,
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
-        "LACHESIS_MONITOR_INTERVAL_S": "3600",  # the tests ask for ticks themselves
-    }
-    command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
-    with (home / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
-    until = time.monotonic() + 120
-    while not server_file(home).exists():
-        assert process.poll() is None, (home / "launcher.log").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    yield home
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(90) == 0, (home / "launcher.log").read_text()
-    assert _processes_of(home) == {}
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +74,7 @@ def agent(served_home: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def processes_of() -> Callable[[Path], dict[int, str]]:
-    return _processes_of
+    return processes_under
 
 
 @pytest.fixture(scope="session")
@@ -149,21 +91,6 @@ def wait_ended(served_home: Path) -> Callable[[str], None]:
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., Any]:
     return _wait_until
-
-
-def _processes_of(home: Path) -> dict[int, str]:
-    """Every living process that was started with this home, and its command."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in it.
-            text = (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes() + os.readlink(folder / "cwd").encode()
-            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if str(home).encode() in text and state != "Z" and int(folder.name) != os.getpid():
-            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
 
 
 def _wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:

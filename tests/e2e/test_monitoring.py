@@ -136,6 +136,7 @@ def test_a_run_that_learns_is_healthy(run: str, served_home: Path, server: Serve
     assert (health["word"], health["stalled"]) == ("healthy", None)
 
 
+@pytest.mark.matrix
 def test_a_frozen_environment_is_named_and_the_run_resumed(
     run: str, told: list[Json], served_home: Path, server: Server, wait_until: Callable[..., Any]
 ) -> None:

@@ -208,23 +208,21 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
     assert results[0] != results[2]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(start_engine: Callable[..., Any], random_model: str, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    service: tinker.ServiceClient, engine: Any, start_engine: Callable[..., Any], random_model: str
+) -> None:
     """Four steps in one engine, and two, a checkpoint, another engine process, two more: the same losses, bit for bit."""
 
     def losses(client: tinker.TrainingClient, numbers: range) -> list[float]:
         return [step(client, datums(seed=number)).metrics["loss:sum"] for number in numbers]
 
-    first = start_engine(random_model, tmp_path)
-    with tinker.ServiceClient(base_url=first.url, api_key=first.token) as service:
-        whole = losses(service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result(), range(4))
-        interrupted = service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result()
-        parts = losses(interrupted, range(2))
-        path = interrupted.save_state("stop").result().path
-    first.process.terminate()
-    first.process.wait()
-    second = start_engine(random_model, tmp_path)
-    with tinker.ServiceClient(base_url=second.url, api_key=second.token) as service:
-        parts += losses(service.create_training_client_from_state_with_optimizer(path).result(), range(2, 4))
+    whole = losses(service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result(), range(4))
+    interrupted = service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result()
+    parts = losses(interrupted, range(2))
+    path = interrupted.save_state("stop").result().path
+    second = start_engine(random_model, engine.store)
+    with tinker.ServiceClient(base_url=second.url, api_key=second.token) as other:
+        parts += losses(other.create_training_client_from_state_with_optimizer(path).result(), range(2, 4))
     assert parts == whole
 
 

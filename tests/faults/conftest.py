@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import endpoint, new_home, served_home, tiny_model  # noqa: F401 - fixtures
 from tests.faults.world import World
 
 COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "took (s)")
 
 
 @pytest.fixture(scope="session")
-def world(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:  # noqa: F811
+def world(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("world")

@@ -24,8 +24,8 @@ from lachesis.runs import RunDir, RunRecord
 from lachesis.service import Launch, Service
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.checkpoints import Checkpoints
+from tests.served import ROOT, processes_under
 
-ROOT = Path(__file__).resolve().parents[2]
 INTERVAL = 2
 """Steps between two checkpoints."""
 EDITS: dict[str, Any] = {
@@ -136,15 +136,7 @@ class World:
 
     def processes(self, place: Path | None = None) -> dict[int, str]:
         """Every living process that has this home, or a folder in it, in its environment, its command or as its own folder."""
-        found, wanted = {}, str(place or self.home).encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                command = (folder / "cmdline").read_bytes()
-                text = (folder / "environ").read_bytes() + command + os.readlink(folder / "cwd").encode()
-                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                if wanted in text and state != "Z" and int(folder.name) != os.getpid():
-                    found[int(folder.name)] = command.replace(b"\0", b" ").decode()
-        return found
+        return processes_under(place or self.home)
 
 
 class Run:
