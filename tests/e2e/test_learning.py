@@ -33,16 +33,16 @@ def test_a_model_learns_and_is_handed_over(
 
     names = [one["name"] for one in call("rl_list_environments")["environments"]]
     call("rl_select_environment", name=names[names.index("arithmetic")])
-    for field, value in (("total_steps", 90), ("seed", 1)):
+    for field, value in (("total_steps", 60), ("seed", 1)):
         call("rl_edit_config", field=field, value=value)
     run_id = call("rl_start_training")["run_id"]
     wait_ended(run_id)
     results = call("rl_get_results", run_id=run_id)
     assert results["status"] == "completed", results
     assert results["reward"]["first"] <= 0.35
-    assert results["reward"]["last"] >= 0.6
-    assert results["held_out"]["after"] >= results["held_out"]["before"] + 0.4
-    assert results["final_metrics"]["step"] == 90
+    assert results["reward"]["last"] >= 0.5
+    assert results["held_out"]["after"] >= results["held_out"]["before"] + 0.35
+    assert results["final_metrics"]["step"] == 60
     assert len(results["history"]) == 10
     assert Path(results["wandb_dir"]).is_dir(), "without a key W&B's files are local"
     told = cli("results", run_id)
