@@ -181,7 +181,7 @@ def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
 
 
 def test_weights_that_stay_are_called_broken(
-    broken_run: str, cli: Callable[..., Any], told: list[Json], served_home: Path, wait_until: Callable[..., Any]
+    told: list[Json], broken_run: str, cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any]
 ) -> None:
     health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"
