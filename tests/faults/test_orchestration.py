@@ -15,6 +15,7 @@ OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`
 CASES = [
     Case("flow", KILL, "starting", "failed", "-9", resume=True),
     Case("flow", TERM, "starting", "stopped", OUTSIDE),
+    Case("flow", KILL, "running", "failed", "-9", resume=True),
     Case("flow", TERM, "running", "stopped", OUTSIDE, resume=True),
     Case("flow", STOP, "running", "running"),
     Case("flow", KILL, "checkpointing", "failed", "-9"),

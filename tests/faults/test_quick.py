@@ -1,4 +1,4 @@
-"""The cases that `make test` plays too: what dies is started again, or resumed."""
+"""The case that `make test` plays too; `tests/e2e/test_lifecycle.py` and `tests/trainer/test_exact_resume.py` resume runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tests.faults.world import World
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.fault]
 CASES = [
     Case("environment", KILL, "running", "running"),
-    Case("flow", KILL, "running", "failed", "-9", resume=True),
 ]
 
 
