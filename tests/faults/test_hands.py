@@ -20,6 +20,7 @@ import pytest
 
 from lachesis.errors import LachesisError
 from lachesis.prefect_api import PrefectApi
+from lachesis.runs import now
 from tests.faults.world import INTERVAL, ROOT, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
@@ -87,7 +88,10 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     world.strike(run.pid("trainer"), signal.SIGKILL)
     assert run.ended().status == "failed"
     kept = run.kept()
-    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    ended = lambda: (PrefectApi().flow_run(flow_run_id or "") or {})["state"]["type"] == "FAILED"  # noqa: E731
+    world.wait(ended, 30, "the end of the flow run, which comes after the run's")
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now()}}
+    again = {"state": state, "force": True}
     httpx.post(f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False).raise_for_status()
     world.wait(lambda: run.record.resumed, 120, "the resume")
     assert (run.record.attempt, run.record.flow_run_id) == (attempt + 1, flow_run_id)
