@@ -40,7 +40,7 @@ logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its o
 RUNNER_PID = os.getppid()
 POLL_S = 0.5
 WATCH_S = 3.0
-RUNNER_GONE = "the runner of this run was killed; start `lachesis serve` again, then `lachesis resume` the run"
+RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
 FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0

@@ -19,7 +19,7 @@ import psutil
 from lachesis import cleanup, models
 from lachesis.errors import LachesisError
 from lachesis.metrics import MetricsFile
-from lachesis.prefect_api import PrefectApi, server_file
+from lachesis.prefect_api import server_file
 from lachesis.runs import RunDir, RunRecord
 from lachesis.service import Launch, Service
 from lachesis.supervision.process import free_ports
@@ -221,13 +221,6 @@ class Run:
             receipt = self.record.resumed or {}
             assert receipt["step"] == kept
             assert abs(receipt["loss_change"]) < 1e-3
-
-
-def server_gone() -> bool:
-    try:
-        return not PrefectApi().healthy()
-    except LachesisError:
-        return True
 
 
 @contextlib.contextmanager
