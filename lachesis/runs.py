@@ -343,7 +343,8 @@ def tail(log: Path, lines: int = 20) -> str:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    """Fine enough that what was made one after the other is in that order when it is sorted by its time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def seconds_between(start: str, end: str | None = None) -> float:
