@@ -29,6 +29,7 @@ from lachesis.launcher import READY_LINE, monitor_interval_s, own_max_runs
 
 log = logging.getLogger("lachesis.runner")
 ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
+HEED_S = 5.0
 
 NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
 HOME = {"home": str(paths.home())}
@@ -86,7 +87,9 @@ async def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # after start(), which installs handlers that kill
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(READY_LINE, flush=True)
+    heeding = asyncio.create_task(_heed_cancellations(runners))
     await asyncio.wait([asyncio.create_task(stop.wait()), *serving], return_when=asyncio.FIRST_COMPLETED)
+    heeding.cancel()
     lost = [task for task in serving if task.done()]
     for task in lost:
         log.error("a runner ended by itself: %s", task.exception())
@@ -109,6 +112,16 @@ async def _reconcile(deployment_ids: list[object]) -> None:
         for run in lost:
             log.warning("%s had lost its runner; it is marked as crashed", run.name)
             await client.set_flow_run_state(run.id, Crashed(message="its runner was gone"), force=True)
+
+
+async def _heed_cancellations(runners: list[Runner]) -> None:
+    """Prefect's look-out for cancellations ends for good after three polls that the server did not answer."""
+    while True:
+        await asyncio.sleep(HEED_S)
+        for observer in (runner._cancelling_observer for runner in runners):
+            polling = observer._polling_task
+            if polling is not None and polling.done() and not polling.cancelled() and observer._consumer_task is not None:
+                observer._start_polling_task(observer._consumer_task)
 
 
 async def _cancel_all(runner: Runner) -> None:

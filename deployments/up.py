@@ -101,20 +101,25 @@ class Launcher:
             return 1
 
     def _watch(self) -> None:
-        while not self.stop.wait(0.5):
+        told = False
+        while not told:
+            told = self.stop.wait(0.5)
             for child in self.children:
                 if child.process.poll() is not None:
                     self._again(child)
 
     def _again(self, child: Child) -> None:
-        """Raises ProcessExitedError when it has died too often."""
+        """When told to end, only the server: the runner needs it to tell how its runs ended. Raises ProcessExitedError when
+        it has died too often."""
+        if self.stop.is_set() and child.name == "runner":
+            return
         child.deaths = 0 if time.monotonic() - child.started > CALM_S else child.deaths
         if child.deaths >= len(PAUSES_S):
             raise ProcessExitedError(self._death(child))
         pause = PAUSES_S[child.deaths]
         child.deaths += 1
         print(f"started again in {pause:g} s: {self._death(child).splitlines()[0]}", file=sys.stderr, flush=True)
-        if not self.stop.wait(pause):
+        if not self.stop.wait(pause) or child.name == "server":
             self._start_child(child, keep_log=True)
             self._note()
 
@@ -208,7 +213,7 @@ class Launcher:
                 raise ProcessExitedError(self._death(child))
             if self.stop.is_set() and not keep_log:
                 raise RunStateError("told to end while starting")
-            if self.stop.is_set() or child.process.poll() is not None:
+            if child.process.poll() is not None or (self.stop.is_set() and child.name == "runner"):
                 return  # the watch looks after it
             if time.monotonic() - child.started > child.timeout_s:
                 raise ProcessExitedError(f"the {child.name} is not ready after {child.timeout_s:.0f} s, see {log}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
+from lachesis.prefect_api import PrefectApi
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
@@ -65,3 +67,40 @@ def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     run.resume()
     world.current = run
     row(fault="launcher SIGKILL", phase="running", expected="doctor --fix ends all", seen="stopped; resumed", kept=run.kept())
+
+
+def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None]) -> None:
+    """Prefect's own look-out for cancellations gives up while the server is away."""
+    run = world.take("running")
+    run.reach("running")
+    world.restarts += 2
+    first = world.part("server")
+    world.strike(first, KILL)
+    world.wait(
+        lambda: any("deployments.server" in one for pid, one in world.processes().items() if pid != first), 20, "another"
+    )
+    time.sleep(3)
+    second = next(pid for pid, one in world.processes().items() if "deployments.server" in one and pid != first)
+    world.strike(second, KILL)
+    time.sleep(4)
+    world.wait(lambda: PrefectApi().healthy(), 60, "the new server", poll_s=0.2)
+    time.sleep(10)
+    run.advances(1)
+    PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
+    record = run.ended()
+    assert record.status == "stopped", record.error
+    assert run.kept() == run.steps()[-1]
+    row(fault="cancel after the server came back", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+
+
+def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[..., None]) -> None:
+    """It starts the server once more, which the runner needs to end its runs."""
+    run = world.take("running")
+    run.reach("running")
+    world.strike(world.part("server"), KILL)
+    time.sleep(0.2)
+    world.stop_serving()
+    assert world.processes() == {}
+    assert run.record.status == "stopped", run.record.error
+    assert run.kept() == run.steps()[-1]
+    row(fault="launcher SIGTERM, server dead", phase="running", expected="stopped", seen="stopped", kept=run.kept())
