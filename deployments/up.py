@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.cleanup import LAUNCHER_MARK
@@ -133,11 +135,12 @@ class Launcher:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 running = running_server()
-                if running is not None:
+                if running is not None and psutil.pid_exists(running["pid"]):
                     raise RunStateError(f"it is running already: {running['ui_url']}, for {self.home}") from None
                 raise RunStateError(
-                    f"another launcher runs in {self.home}, or a server or runner that a killed one has left; "
-                    "`lachesis doctor` says which, and `lachesis doctor --fix` ends the latter"
+                    f"another launcher runs in {self.home}, or a server and runner that a killed one has left, which nobody "
+                    "starts again when they die; `lachesis doctor` says which, and `lachesis doctor --fix` ends the latter, "
+                    "each run with a checkpoint"
                 ) from None
             self.lock = lock.fileno()
             yield

@@ -41,7 +41,7 @@ RUNNER_PID = os.getppid()
 POLL_S = 0.5
 WATCH_S = 3.0
 RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
-FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, or a signal"
+FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
 """How long the trainer may wait for a batch after the environment has ended well: what it needs is queued by then."""

@@ -37,6 +37,7 @@ def secrets(source: Mapping[str, str]) -> list[str]:
     their names, and passwords in addresses."""
     found = {value for name, value in source.items() if _SECRET.search(name)}
     found |= {password for value in source.values() for password in _IN_ADDRESS.findall(value)}
+    found |= {line for value in found for line in value.splitlines()}  # a log is written line by line
     return sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)
 
 

@@ -2,7 +2,7 @@
 
 processes     that carry the mark of a run or test that does not live, or of a launcher that is gone
 files         that were being written when their writer died
-checkpoints   of runs that have ended, which no manifest names: a save that was cut off
+checkpoints   of runs that have ended, which no manifest names, so that nobody can go on from them: a save that was cut off
 sessions      at a Tinker server whose trainer could not end them; there they would end for want of a heartbeat
 """
 
@@ -40,7 +40,8 @@ class Leftover:
 
 def find(store: RunStore) -> list[Leftover]:
     """Everything that is left of what does not live any more."""
-    found = _launcher_processes(store.home) + _run_processes(store)
+    living = [record.run_id for record in store.all() if store.dir(record.run_id).is_alive()]
+    found = _launcher_processes(store.home, living) + _run_processes(store)
     for place in leftovers.unfinished(store.home / "models"):
         found.append(_file(place))
     for record in store.all():
@@ -54,7 +55,7 @@ def of_run(folder: RunDir, record: RunRecord) -> list[Leftover]:
     """The files and sessions of a run that does not live; the processes of all are found at once."""
     found = [_file(place) for place in leftovers.unfinished(folder.path)]
     if record.ended:
-        found += [_file(place, "a save that was cut off") for place in _unnamed_checkpoints(folder)]
+        found += [_file(place, "saved weights that no checkpoint names") for place in _unnamed_checkpoints(folder)]
         found += _session(folder, record)
     return found
 
@@ -82,8 +83,8 @@ def _run_processes(store: RunStore) -> list[Leftover]:
     return found
 
 
-def _launcher_processes(home: Path) -> list[Leftover]:
-    """The runner before the server, which it needs to tell how its runs ended."""
+def _launcher_processes(home: Path, living: list[str]) -> list[Leftover]:
+    """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
     ours = []
     mark = leftovers.mark(home)
     for process in psutil.process_iter():
@@ -95,19 +96,23 @@ def _launcher_processes(home: Path) -> list[Leftover]:
                 if parent is None or LAUNCHER not in parent.cmdline():
                     ours.append(process)
     ours.sort(key=lambda one: RUNNER not in one.cmdline())
-    return [_server_or_runner(one) for one in ours]
+    return [_server_or_runner(one, living) for one in ours]
 
 
-def _server_or_runner(process: psutil.Process) -> Leftover:
+def _server_or_runner(process: psutil.Process, living: list[str]) -> Leftover:
+    runs = (
+        f"; with it end, each with a checkpoint, the runs {', '.join(living)}" if living and RUNNER in process.cmdline() else ""
+    )
+
     def end() -> str:
-        said = leftovers.describe(process)
+        said = f"{leftovers.describe(process)}{runs}"
         with contextlib.suppress(psutil.Error):
             process.terminate()
             psutil.wait_procs([process], timeout=RUNNER_S)
         leftovers.end_all([process])
         return f"ended {said}"
 
-    return Leftover(f"process {leftovers.describe(process)} of a launcher that was killed", end)
+    return Leftover(f"process {leftovers.describe(process)} of a launcher that was killed{runs}", end)
 
 
 def _unnamed_checkpoints(folder: RunDir) -> list[Path]:
@@ -115,7 +120,7 @@ def _unnamed_checkpoints(folder: RunDir) -> list[Path]:
     name them."""
     named = set()
     try:
-        for file in folder.checkpoints.glob("step-*.json"):
+        for file in folder.checkpoints.glob("step-*"):  # also those that were set aside
             manifest = Manifest.model_validate_json(file.read_bytes())
             named |= {manifest.state, manifest.sampler_weights}
     except (OSError, ValidationError):
@@ -139,7 +144,7 @@ def _session(folder: RunDir, record: RunRecord) -> list[Leftover]:
         try:
             body = {"reason": {"type": "interrupted"}, "detail": "its trainer was killed"}
             answer = httpx.post(f"{url}/api/v1/sessions/{session}/finish", headers={"X-API-Key": key}, json=body, timeout=10)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"session {session} at {url} stays: {type(error).__name__}"
         if answer.status_code >= 400 and answer.status_code not in (404, 410):
             return f"session {session} at {url} stays: HTTP {answer.status_code}"

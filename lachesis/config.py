@@ -233,14 +233,15 @@ class RunConfig(Section):
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or no such day
             raise ConfigError(f"{path} is not YAML: {error}") from error
-        if not isinstance(content, dict):
+        endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
+        endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
+        if not isinstance(content, dict) or not all(isinstance(one or {}, dict) for one in (*content.values(), endpoint)):
             raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
-        meta = content.pop("lachesis", None) or {"environment": content.get("env", {}).get("wandb_name") or path.stem}
-        endpoint = content.pop("openai", {})
+        meta = content.pop("lachesis", None) or {"environment": (content.get("env") or {}).get("wandb_name") or path.stem}
         known = {key: content[key] for key in ("env", "tinker", "limits", "slurm", "testing") if key in content}
-        values = {**known, **meta, "openai": endpoint[0] if isinstance(endpoint, list) else endpoint}
+        values = {**known, **meta, "openai": endpoint}
         return build(values, where=str(path))
 
 

@@ -42,11 +42,16 @@ class Cursor:
         if groups == 0 or not self.file.is_file():
             self.file.unlink(missing_ok=True)
             return 0
-        with self.file.open("r+", encoding="ascii") as file:
+        with self.file.open("r+b") as file:
             whole = self.file.stat().st_size // WIDTH
             file.truncate(min(groups, whole) * WIDTH)
             file.seek(max(0, min(groups, whole) - 1) * WIDTH)
-            return int(file.read(WIDTH) or 0)
+            line = file.read(WIDTH)
+        if line.strip().isdigit():
+            return int(line)
+        log.warning("%s is damaged: the environment begins with its first item again", self.file)
+        self.file.unlink()
+        return 0
 
 
 def watch(cursor: Cursor, cls: Any) -> None:

@@ -65,5 +65,8 @@ def find(store: RunStore, text: str) -> Origin:
             if damaged := checkpoints.changed(manifest):
                 raise CheckpointError(f"checkpoint {text} is damaged: {', '.join(damaged)} has changed since it was written")
             return Origin(record, folder, manifest)
+    if checkpoints.has(step):
+        checkpoints.all(warn=True)
+        raise CheckpointError(f"checkpoint {text} is damaged; the log above says what is wrong with it")
     known = ", ".join(str(one.step) for one in checkpoints.all()) or "none"
     raise RunStateError(f"run {run_id} has no whole checkpoint of step {step!r}; allowed: {known}")

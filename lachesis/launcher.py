@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,12 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from lachesis import paths
 from lachesis.config import setting
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError, UnknownRunError
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
 from lachesis.runs import RunRecord, RunStore, Status, now, seconds_between, storage_errors
+from lachesis.supervision import leftovers
 
 log = logging.getLogger(__name__)
 FLOW = "launch-training"
@@ -144,7 +146,8 @@ def _submitted_or_ended(store: RunStore, record: RunRecord) -> RunRecord:
     """A run whose starter was killed before it could submit it would be pending for ever."""
     if record.ended or record.flow_run_id or record.status != "pending" or seconds_between(record.queued_at) < SUBMIT_S:
         return record
-    return store.end(record.run_id, "failed", "it was never submitted, as what started it was killed; start it again")
+    never = "it was never submitted, as what started it was killed; start it again"
+    return store.end(record.run_id, "failed", never, if_attempt=record.attempt)
 
 
 def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
@@ -175,7 +178,7 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
 def _end(store: RunStore, record: RunRecord, status: Status, error: str | None) -> RunRecord:
     """Into the record; on a full disk at least into the answer."""
     try:
-        return store.end(record.run_id, status, error)
+        return store.end(record.run_id, status, error, if_attempt=record.attempt)
     except StorageError as problem:
         log.warning("the end of run %s cannot be written: %s", record.run_id, problem)
         return record.model_copy(update={"status": status, "phase": status, "error": error})
@@ -207,11 +210,13 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
-        if record.flow_pid is None or not store.dir(record.run_id).is_alive():
+        holders = leftovers.holders(store.dir(record.run_id).lock)
+        flow = next((one for one in holders if one.pid == record.flow_pid), None)
+        if flow is None:
             store.update(record.run_id, stop_reason=record.stop_reason)  # nobody was asked
             raise
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(record.flow_pid, signal.SIGTERM)
+        with contextlib.suppress(psutil.Error):
+            flow.terminate()
 
 
 def next_attempt(record: RunRecord) -> dict[str, Any]:
@@ -230,6 +235,8 @@ def next_attempt(record: RunRecord) -> dict[str, Any]:
         "ended_at": None,
         "earlier_hours": record.earlier_hours + took,
         "queued_at": now(),
+        "flow_run_id": None,  # the flow run of the attempt before it has ended, which says nothing about this one
+        "flow_pid": None,
     }
 
 

@@ -92,6 +92,8 @@ class RunStatus(Report):
     wandb_run_name: str
     wandb_url: str | None = None
     wandb_error: str | None = None
+    checkpoints: list[int]
+    """Steps of those that can be gone on from."""
     resumed: Json | None = None
     """What this attempt went on from."""
     forked_from: str | None = None
@@ -176,6 +178,8 @@ def run_status(
     warning: str | None,
     words: Mapping[str, str] = COMMANDS,
 ) -> RunStatus:
+    checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
+    steps = _of_this_attempt(record, steps, checkpoints)
     last = steps[-1] if steps else {}
     after = record.evaluation.get("after", {})
     minutes = seconds_between(record.started_at or record.created_at, record.ended_at if record.ended else None) / 60
@@ -196,6 +200,7 @@ def run_status(
         progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
+        checkpoints=checkpoints,
         logs=run_logs(record, folder),
         metrics=StatusMetrics(
             step=last.get("step", 0),
@@ -208,6 +213,16 @@ def run_status(
         next_steps=_next_steps(record, words),
         **{key: value for key, value in known.items() if value},
     )
+
+
+def _of_this_attempt(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
+    """Without those after the checkpoint that the attempt begins with, until it makes them again."""
+    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < _seconds(record.queued_at)
+    return [one for one in steps if one["step"] <= max(checkpoints, default=0)] if again else steps
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
 
 
 def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
@@ -297,7 +312,7 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
 
 
 def _eta(record: RunRecord, steps: list[Step]) -> float | None:
-    begun = datetime.fromisoformat(record.started_at or record.created_at).timestamp()
+    begun = _seconds(record.started_at or record.created_at)
     recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
     if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
         return None
@@ -308,7 +323,8 @@ def _eta(record: RunRecord, steps: list[Step]) -> float | None:
 
 def _weights(folder: RunDir) -> Weights:
     try:
-        newest = Checkpoints(folder.checkpoints).newest()
+        checkpoints = Checkpoints(folder.checkpoints)
+        newest = checkpoints.newest()
     except CheckpointError as error:
         return Weights(warning=str(error))
     if newest is None:
@@ -318,6 +334,7 @@ def _weights(folder: RunDir) -> Weights:
         step=newest.step,
         sampler_weights=newest.sampler_weights,
         state=newest.state,
+        warning=checkpoints.passed_over(newest),
         adapter=str(adapter) if adapter else None,
     )
 

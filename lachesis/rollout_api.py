@@ -109,7 +109,7 @@ def complaint(group: Any) -> str | None:
         return f"a group has {len(tokens)} rollouts and {len(group['scores'])} scores"
     for score in group["scores"]:
         if not is_score(score):
-            return f"a score is {str(score)[:40]}; allowed: finite numbers of usual size"
+            return f"a score is {ascii(score)[:40]}; allowed: finite numbers of usual size"
     return None
 
 

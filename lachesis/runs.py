@@ -121,6 +121,8 @@ class RunDir:
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
         self.rollouts = self.path / "rollouts.jsonl"
+        self.lock = self.path / ".alive"
+        """Locked while a flow or a service of the run lives."""
         self.hurry = self.path / ".now"
         """While it is there, processes of the run that shall end are given no time to do so."""
         self.session = self.path / "session.json"
@@ -140,7 +142,7 @@ class RunDir:
         """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
         flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
         until = time.monotonic() + timeout_s
-        with storage_errors(self.path), open(self.path / ".alive", "w", opener=_private) as lock:
+        with storage_errors(self.path), open(self.lock, "w", opener=_private) as lock:
             while not _try_lock(lock):
                 if time.monotonic() > until:
                     raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
@@ -150,7 +152,7 @@ class RunDir:
     def is_alive(self) -> bool:
         """Whether a flow or a service of this run exists. A process id would not do: the system gives it out again."""
         try:
-            with open(self.path / ".alive") as lock:
+            with open(self.lock) as lock:
                 return not _try_lock(lock)
         except OSError:
             return False
@@ -214,12 +216,12 @@ class RunStore:
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
-    def end(self, run_id: str, status: Status, error: str | None = None) -> RunRecord:
+    def end(self, run_id: str, status: Status, error: str | None = None, *, if_attempt: int | None = None) -> RunRecord:
         """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that the flow has written meanwhile
-        stays."""
+        stays, and so does another attempt than `if_attempt`."""
         with self._locked(run_id):
             record = self.load(run_id)
-            if record.ended:
+            if record.ended or if_attempt not in (None, record.attempt):
                 return record
             services = {
                 name: service
@@ -313,7 +315,7 @@ def secret_file(path: Path) -> str:
             os.link(made, path)  # the first of several wins
         made.unlink()
     with storage_errors(path):
-        found = path.read_text().strip()
+        found = path.read_text(errors="replace").strip()
     if not found:
         raise StorageError(f"{path} is empty; delete it, and a new one is made")
     return found

@@ -279,7 +279,7 @@ class Service:
         if not record.ended:
             return record
         if record.status == "completed":
-            raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; start a new run to go on")
+            raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; begin a new one from it to go on")
         check_profile(record.profile, launcher.key_names())
         folder = self.store.dir(run_id)
         Checkpoints(folder.checkpoints).to_resume()  # that none is whole is told before anything changes
@@ -339,10 +339,10 @@ class Service:
         """Ask the run to save a checkpoint and end; returns at once. With `now` its processes are given no time, which also
         ends a stop that takes too long."""
         record = self.get(run_id)
-        if record.resume_wanted:
-            self.store.update(run_id, resume_wanted=False)  # the monitor's wish; who stops a run wants it to stay so
+        if record.resume_wanted or (record.status == "failed" and not record.stop_reason):  # or the monitor would resume it
+            self.store.update(run_id, resume_wanted=False, stop_reason=record.stop_reason or launcher.BY_USER)
         if record.ended:
-            return {"message": f"run {run_id} is not running", "run_id": run_id, "status": record.status}
+            return {"message": f"run {run_id} is not running, and stays so", "run_id": run_id, "status": record.status}
         if now:
             write_private(self.store.dir(run_id).hurry, "")
         launcher.cancel(self.store, record)

@@ -24,11 +24,13 @@ def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
 
 
 def export(record: RunRecord, folder: RunDir, target: Path) -> dict[str, Any]:
-    """Write the newest checkpoint's adapter to `target`, which must be new or empty, with a note of where it comes from.
+    """Write the adapter of the newest whole checkpoint to `target`, which must be new or empty, with a note of where it comes
+    from. `warning` of the note names newer ones that are damaged.
 
     Raises RunStateError when the run has no checkpoint or the target is taken, CheckpointError when the files cannot be had.
     """
-    manifest = Checkpoints(folder.checkpoints).newest()
+    checkpoints = Checkpoints(folder.checkpoints)
+    manifest = checkpoints.to_resume()
     if manifest is None:
         raise RunStateError(f"run {record.run_id} has no complete checkpoint yet (status {record.status})")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -50,6 +52,8 @@ def export(record: RunRecord, folder: RunDir, target: Path) -> dict[str, Any]:
             "exported_at": now(),
             "sha256": {file.name: _sha256(file) for file in sorted(target.iterdir()) if file.is_file()},
         }
+        if warning := checkpoints.passed_over(manifest):
+            note["warning"] = warning
         (target / "lachesis.json").write_text(json.dumps(note, indent=2))
     return {**note, "path": str(target.resolve())}
 

@@ -80,16 +80,17 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
     folder = store.dir(RUN).path
     model = store.home / "models" / f".{'0' * 32}"
     model.mkdir(parents=True)
-    (model / "x.part").touch()
-    young, part, record = folder / ".run.json.123.abcdef", folder / "rollouts.part", folder / ".run.json.99.012345"
-    for place in (young, part, record):
+    (model / "x").touch()
+    young, record = folder / ".run.json.123.abcdef", folder / ".run.json.99.012345"
+    theirs = folder / "buffer.part", folder / ".replay.12", store.home / "models" / "mine.part"
+    for place in (young, record, *theirs):
         place.touch()
-    for place in (part, record, model):
+    for place in (record, model, *theirs):
         old(place)
     found = cleanup.find(store)
-    assert {one.what.split(":")[0] for one in found} == {str(part), str(record), str(model)}
+    assert {one.what.split(":")[0] for one in found} == {str(record), str(model)}
     assert all(one.end().startswith("removed ") for one in found)
-    assert young.exists()
+    assert all(place.exists() for place in (young, *theirs))
     assert store.load(RUN).status == "failed"
     assert not model.exists()
 
@@ -130,5 +131,5 @@ def test_a_session_whose_trainer_was_killed_is_ended(store: RunStore, engine: An
 def test_doctor_lists_it(store: RunStore, sleepers: Any) -> None:
     sleepers(mark(store.dir(RUN).path))
     last = doctor.examine()[-1]
-    assert (last.name, last.ok, last.needed) == ("left by a dead run", False, True)
+    assert (last.name, last.ok, last.needed) == ("left behind", False, True)
     assert last.remedy == "lachesis doctor --fix"

@@ -104,6 +104,27 @@ def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert RunConfig.from_yaml(file) == config
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe\x00junk",
+        b"7",
+        b"lachesis: 5",
+        b"env: [1]",
+        b"env: x",
+        b"openai: [7]",
+        b"a: 2026-99-99",
+        b"a: [",
+        b"[" * 5000,
+        b"",
+    ],
+)
+def test_a_damaged_run_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        RunConfig.from_yaml(tmp_path / "config.yaml")
+
+
 def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
     clean_environment.mkdir()
     (clean_environment / "profiles.yaml").write_text("tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}")

@@ -66,6 +66,13 @@ def test_groups_that_nobody_counted_do_no_harm(tmp_path: Path) -> None:
     assert give(tmp_path / "short.txt", 100, 1) == [3]
 
 
+@pytest.mark.parametrize("content", [b"\xff" * 24, b"-3         \n", b"many\n"])
+def test_a_damaged_cursor_begins_anew(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cursor.txt").write_bytes(content)
+    assert Cursor(tmp_path / "cursor.txt", 2).skip == 0
+    assert "is damaged" in caplog.text
+
+
 def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step(tmp_path: Path) -> None:
     """Atropos asks for the file of exactly that step, and begins without a word at the start when it is not there."""
     loaded: list[str] = []

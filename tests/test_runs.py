@@ -78,6 +78,14 @@ def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
     assert not folder.is_alive()
 
 
+def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """Who saw the old flow run's end may write it only after somebody has resumed the run."""
+    store = RunStore(tmp_path)
+    store.create(record("abcd1234", attempt=2))
+    assert store.end("abcd1234", "stopped", if_attempt=1).status == "pending"
+    assert store.end("abcd1234", "stopped", if_attempt=2).status == "stopped"
+
+
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.create(record())

@@ -16,6 +16,7 @@ from lachesis.inference_tests import TestOptions
 from lachesis.notices import remove_notices, set_notices
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
+from lachesis.trainer.checkpoints import Checkpoints
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +87,8 @@ def train(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     service = Service()
+    if not service.get(args.run).ended:
+        show.notice(f"run {args.run} has not ended; nothing is started")
     return _followed(args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits)))
 
 
@@ -96,10 +99,12 @@ def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> 
         answer = service.results(record.run_id).payload()
         out(args, answer, show.results(answer))
         return 0 if record.status == "completed" else 1
+    newest = Checkpoints(service.store.dir(record.run_id).checkpoints).newest()
     answer = {
         "run_id": record.run_id,
         "status": record.status,
         "environment": record.environment,
+        "begins_with": record.forked_from or (f"the checkpoint of step {newest.step}" if newest else None),
         "config_path": str(service.store.dir(record.run_id).config),
         "ui_url": launcher.ui_url(record),
     }

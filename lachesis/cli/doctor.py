@@ -28,7 +28,7 @@ class Check:
 
 def examine() -> list[Check]:
     own = [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
-    return [*own, *(Check("left by a dead run", False, one.what, "lachesis doctor --fix") for one in leftovers())]
+    return [*own, *(Check("left behind", False, one.what, "lachesis doctor --fix") for one in leftovers())]
 
 
 def leftovers() -> list[cleanup.Leftover]:

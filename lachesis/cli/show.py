@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from lachesis.inference_tests import InferenceTest
 
 Json = dict[str, Any]
-console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(
+    highlight=False, emoji=False, markup=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+)
+_err = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
     "completed": "green",
@@ -120,6 +123,7 @@ def started(answer: Json) -> RenderableType:
         [
             ("run", run),
             ("status", _status_text(answer["status"])),
+            ("begins with", answer["begins_with"]),
             ("page", answer["ui_url"]),
             ("configuration", answer["config_path"]),
             ("next", f"lachesis status {run} · lachesis logs {run} -f · lachesis stop {run}"),
@@ -145,7 +149,10 @@ def status(answer: Json) -> RenderableType:
             ("environment", answer["environment"]),
             ("status", _status_text(answer["status"])),
             ("phase", answer["phase"]),
+            ("began with", answer.get("forked_from")),
+            ("resumed", f"from the checkpoint of step {answer['resumed']['step']}" if answer.get("resumed") else None),
             ("step", f"{progress['step']} of {progress['total']}{_left(progress['eta_seconds'])}"),
+            ("checkpoints", f"of steps {', '.join(map(str, answer['checkpoints']))}" if answer["checkpoints"] else None),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
             *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
@@ -161,7 +168,7 @@ def status(answer: Json) -> RenderableType:
 def _reason(answer: Json) -> tuple[str, Any]:
     """Why it ended; a stop that somebody or a budget asked for is no error."""
     if answer["status"] == "stopped":
-        return ("stopped because of", answer.get("error"))
+        return ("stopped", answer.get("error"))
     return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
 
 
@@ -262,7 +269,7 @@ def results(answer: Json) -> RenderableType:
                 ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or _unevaluated(answer["status"]),
             ),
             ("took", _took(answer)),
-            ("W&B sync", f"wandb sync {answer['wandb_dir']}" if answer.get("wandb_dir") else None),
+            ("W&B sync", f"wandb sync {Path(answer['wandb_dir']).parent}/offline-run-*" if answer.get("wandb_dir") else None),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
         ]
     )
@@ -287,12 +294,13 @@ def _number(value: float | None) -> str:
 
 def exported(note: Json) -> RenderableType:
     code = f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({note['base_model']!r}), {note['path']!r})"
-    return _pairs([("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"]), ("load", code)])
+    warning = [("warning", note["warning"])] if "warning" in note else []
+    return _pairs([("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"]), ("load", code), *warning])
 
 
 def checks(found: Sequence[Check]) -> RenderableType:
     table = _table("", "what", "found", "how to get it")
     for check in found:
-        mark = Text("ok", style="green") if check.ok else Text("missing", style="red") if check.needed else Text("optional")
+        mark = Text("ok", style="green") if check.ok else Text("not ok", style="red") if check.needed else Text("optional")
         table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
     return table

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request,
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
+from lachesis import refusals
 from lachesis.engine import rest_routes, wire
 from lachesis.engine.core import Engine
 from lachesis.engine.futures import Future, Futures, Payload
@@ -195,13 +196,14 @@ def create_app(engine: Engine, token: str) -> FastAPI:
     rest_routes.add(guarded, engine)
     app.include_router(guarded)
     app.include_router(rest_routes.downloads(engine))
+    refusals.add(app)
     app.add_exception_handler(EngineRequestError, _bad_request)
     app.add_exception_handler(StorageError, _bad_request)
     return app
 
 
 async def _bad_request(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, 400)
+    return JSONResponse({"detail": refusals.writable(error)}, 400)
 
 
 def _add_session_routes(router: APIRouter, service: Service) -> None:

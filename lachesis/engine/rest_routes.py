@@ -103,7 +103,7 @@ def downloads(engine: Engine) -> APIRouter:
     @router.get("/download/{signature}/{run_id}/{kind}/{name}/{file}")
     async def download(signature: str, run_id: str, kind: str, name: str, file: str) -> FileResponse:
         path = CheckpointPath.parse(f"tinker://{run_id}/{kind}/{name}")
-        if not hmac.compare_digest(signature, _signature(path)):
+        if not hmac.compare_digest(signature.encode(), _signature(path).encode()):
             raise HTTPException(403, "the address is not one that this engine signed")
         target = engine.store.folder(path) / file
         if file != target.name or not target.is_file():

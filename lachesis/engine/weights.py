@@ -160,6 +160,6 @@ class WeightsStore:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:6]}")
     temporary.write_text(json.dumps(content, indent=2))
     os.replace(temporary, path)

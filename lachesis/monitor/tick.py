@@ -86,7 +86,10 @@ class Monitor:
             log.warning("%s", warning)
         mine = [record for record in records if self._matters(record)]
         seen = self._all_judged(mine)
-        self._end_leftovers(seen)
+        try:
+            self._end_leftovers(seen)
+        except Exception as error:
+            log.warning("what dead runs have left was not ended: %s", error)
         for one in seen:
             try:
                 self._act(one)
@@ -149,8 +152,9 @@ class Monitor:
     def _act(self, seen: Watched) -> None:
         record, look = seen.record, seen.look
         if record.ended:
-            crashed = record.status == "failed" and record.healthy_at is not None and look.limits.on_crash == "resume"
-            if record.resume_wanted or (crashed and record.auto_resumes < MOST_RESUMES):
+            crashed = record.status == "failed" and record.healthy_at is not None and record.stop_reason is None
+            wanted = crashed and look.limits.on_crash == "resume" and record.auto_resumes < MOST_RESUMES
+            if record.resume_wanted or wanted:
                 self._resume(seen)
         elif record.status == "running":
             over = exceeded(look.limits, look.spent)

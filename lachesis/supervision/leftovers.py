@@ -20,7 +20,7 @@ from lachesis.runs import secret_file
 MARK = "LACHESIS_RUN"
 TOKEN_FILE = ".mark"
 PATIENCE_S = 5.0
-UNFINISHED = re.compile(r"\.[^/]+\.\d+(\.[0-9a-f]{6})?|\.[0-9a-f]{32}|.*\.part")
+UNFINISHED = re.compile(r"\.[^/]+\.\d+\.[0-9a-f]{6}|\.[0-9a-f]{32}")
 """Names under which files and folders of this project are written, before they take their own."""
 UNFINISHED_S = 600.0
 """Nothing takes longer to write."""
@@ -37,7 +37,7 @@ def processes_under(root: Path) -> dict[Path, list[psutil.Process]]:
     """The living processes of each run and inference test in this folder, by its own. One walk over all processes of this
     user."""
     found: dict[Path, list[psutil.Process]] = {}
-    tokens: dict[Path, str] = {}
+    tokens: dict[Path, bytes] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             name, _, token = process.environ().get(MARK, "").rpartition(":")
@@ -45,8 +45,8 @@ def processes_under(root: Path) -> dict[Path, list[psutil.Process]]:
             if not name or not folder.is_relative_to(root) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if folder not in tokens:
-                tokens[folder] = (folder / TOKEN_FILE).read_text().strip()
-            if secrets.compare_digest(tokens[folder].encode(), token.encode()):
+                tokens[folder] = (folder / TOKEN_FILE).read_bytes().strip()
+            if secrets.compare_digest(tokens[folder], token.encode(errors="replace")):
                 found.setdefault(folder, []).append(process)
     return found
 

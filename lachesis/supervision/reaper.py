@@ -53,18 +53,21 @@ class Log(threading.Thread):
     def run(self) -> None:
         rest = b""
         while chunk := os.read(self.source, 65536):
-            rest += chunk
+            rest = self.redacted(rest + chunk)
             cut = rest.rfind(b"\n") + 1
             if not cut and len(rest) > LONGEST_LINE:
-                cut = len(rest) - max(map(len, self.secrets), default=0)  # a secret may lie across the cut
+                cut = len(rest) - max(map(len, self.secrets), default=0)  # a secret may have begun
             self.write(rest[:cut])
             rest = rest[cut:]
         self.write(rest)
         os.close(self.source)
 
-    def write(self, text: bytes) -> None:
+    def redacted(self, text: bytes) -> bytes:
         for secret in self.secrets:
             text = text.replace(secret, b"***")
+        return text
+
+    def write(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not stop the service
             if self.file.tell() + len(text) > self.most_bytes // 2:
                 os.replace(self.path, f"{self.path}.1")

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.errors import CheckpointError
-from lachesis.runs import now, write_private
+from lachesis.runs import now, storage_errors, write_private
 
 log = logging.getLogger(__name__)
 ENGINE = "engine"
@@ -93,10 +93,29 @@ class Checkpoints:
         written = sorted(file.name for file in self.folder.glob("step-*.json"))
         if written:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} is whole ({', '.join(written[-5:])}); the trainer's log says what "
-                "is wrong with each. Remove them to begin at step 0, or start a new run"
+                f"none of the checkpoints in {self.folder} is whole ({', '.join(written[-5:])}); the log above says what is "
+                "wrong with each. Put its files back from a copy; or begin a new run, also from a checkpoint of another one; "
+                "or remove these manifests, and the run begins at step 0"
             )
         return None
+
+    def passed_over(self, manifest: Manifest) -> str | None:
+        """That it is not the newest one, as those after it are damaged."""
+        later = [file.stem for file in sorted(self.folder.glob("step-*.json")) if file.stem > self._file(manifest.step).stem]
+        return f"damaged, and passed over: {', '.join(later)}; this is step {manifest.step}" if later else None
+
+    def set_aside(self, after: int) -> None:
+        """Those of later steps are damaged, or training would not go on from here. They keep their files, under a name that
+        counts no more: as the newest ones they would have what is saved from now on deleted."""
+        for file in self.folder.glob("step-*.json"):
+            if file.stem > self._file(after).stem:
+                log.warning("%s is set aside, as training goes on from step %d", file.name, after)
+                with storage_errors(file):
+                    file.rename(file.with_suffix(".damaged"))
+
+    def has(self, step: str) -> bool:
+        """Whether one of this step was ever written and not superseded, whole or not."""
+        return step.isdecimal() and self._file(int(step)).is_file()
 
     def changed(self, manifest: Manifest) -> list[str]:
         """Its files that are not what was written, hash by hash."""

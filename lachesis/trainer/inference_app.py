@@ -21,6 +21,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lachesis import refusals
 from lachesis.config import LimitsSection, RunConfig
 from lachesis.limits import Spent, exceeded
 from lachesis.trainer.batch import collapse_doubled_eos
@@ -68,8 +69,8 @@ class Sampling(BaseModel):
 
     n: int = Field(1, ge=1, le=MOST_SAMPLES)
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = Field(None, allow_inf_nan=False)
+    top_p: float | None = Field(None, allow_inf_nan=False)
     top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | list[int] | None = None
@@ -151,7 +152,9 @@ class Inference:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return list(self.tokenizer.encode(prompt))
+            return list(
+                self.tokenizer.encode(prompt.encode().decode())
+            )  # refuses what is no Unicode, which the tokenizer hides
         if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
             return prompt
         raise BadRequest("prompt must be one text or one list of token ids")
@@ -189,6 +192,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, base in (("", False), ("/base", True)):
         app.include_router(_router(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix)
+    refusals.add(app)
     app.add_exception_handler(BadRequest, _answer(400))
     app.add_exception_handler(ValidationError, _answer(400))
     app.add_exception_handler(tinker.RequestFailedError, _answer(400))
@@ -200,7 +204,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
 def _answer(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         kind = "invalid_request_error" if status == 400 else "server_error"
-        return JSONResponse({"error": {"message": str(error), "type": kind}}, status)
+        return JSONResponse({"error": {"message": refusals.writable(error), "type": kind}}, status)
 
     return answer
 

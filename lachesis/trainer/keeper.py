@@ -43,6 +43,7 @@ class Keeper:
     def __init__(self, policy: Policy, checkpoints: Checkpoints, *, keep: int, newest: Manifest | None) -> None:
         self.policy, self.checkpoints, self.keep = policy, checkpoints, keep
         self.checkpoints.folder.mkdir(exist_ok=True)
+        self.checkpoints.set_aside(after=newest.step if newest else 0)
         self.step = newest.step if newest else 0
         self.groups = newest.groups if newest else 0
         self._text: list[int] = newest.reference.tokens if newest and newest.reference else []

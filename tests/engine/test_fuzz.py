@@ -39,6 +39,16 @@ def test_strangers_are_refused(own: Any) -> None:
         assert came == (400 if signed else owed), (method, path, headers)
 
 
+def test_text_that_nobody_can_encode_is_refused(own: Any) -> None:
+    headers = {"X-API-Key": own.token, "content-type": "application/json"}
+    with httpx.Client(base_url=own.url, trust_env=False, headers=headers) as client:
+        assert client.post("/api/v1/retrieve_future", content=b'{"request_id": "\\ud800"}').status_code < 500
+        assert client.post("/api/v1/create_session", content=b'{"session_id": ["\\ud800"], "tags": 7}').status_code < 500
+        assert client.post("/api/v1/get_info", content=b'{"model_id": "\\ud800"}').status_code == 404
+        assert client.post("/api/v1/get_info", content=b'{"model_id": ["\\ud800"]}').status_code == 422
+        assert client.get("/download/%C3%A9/a/weights/b/c").status_code == 403
+
+
 def test_damaged_bodies_of_a_training_step_are_refused(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a fault of the client, at once or through its future; and the same client goes on."""
     sent: list[tuple[bytes, dict[str, str]]] = []

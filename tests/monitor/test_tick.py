@@ -259,6 +259,14 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
     assert store.load("4567abcd").status == "failed"
 
 
+def test_a_crashed_run_that_its_user_stopped_stays_so(store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now(), alive=False, status="failed", ended_at=now())
+    assert "stays so" in Service(store.home).stop("0123abcd")["message"]
+    Monitor(store).tick()
+    assert store.load("0123abcd").status == "failed"
+
+
 DAMAGE: dict[str, Callable[[RunStore], object]] = {
     "a metric that is no float": lambda store: store.dir(BAD).metrics.write_text(
         '{"step": 1, "reward/mean": 1' + "0" * 400 + "}"

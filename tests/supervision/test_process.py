@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from lachesis.child import child_environment, chosen, redact
+from lachesis.child import child_environment, chosen, redact, secrets
 from lachesis.errors import PortInUseError
 from lachesis.supervision.process import check_port, free_ports
 
@@ -47,6 +47,11 @@ def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "abcdefgh")
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2hunter2@proxy:3128")
     assert redact("abcdefgh hunter2hunter2 me") == "*** *** me"
+
+
+def test_each_line_of_a_secret_is_one() -> None:
+    """A log is written line by line."""
+    assert set(secrets({"MY_KEY": "first line\nsecond line\n}"})) == {"first line\nsecond line\n}", "first line", "second line"}
 
 
 def test_free_ports_differ_and_are_free() -> None:

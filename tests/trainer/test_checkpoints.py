@@ -66,6 +66,19 @@ def test_damaged_ones_are_passed_over_with_a_warning(checkpoints: Checkpoints, c
         checkpoints.to_resume()
 
 
+def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoints: Checkpoints) -> None:
+    """Whose size is right would count as the newest one, and have each new one deleted."""
+    save(checkpoints, 10)
+    for step in (20, 30):
+        save(checkpoints, step).write_bytes(b"x" * 100)
+    assert resumed(checkpoints) == 10
+    checkpoints.set_aside(after=10)
+    save(checkpoints, 12)
+    assert [one.step for one in checkpoints.superseded(keep=1)] == [10]
+    assert resumed(checkpoints) == 12
+    assert len(list(checkpoints.folder.glob("*.damaged"))) == 2
+
+
 def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints: Checkpoints) -> None:
     checkpoints.write(Manifest(step=1, state="tinker://cloud/weights/a", sampler_weights="tinker://cloud/sampler_weights/a"))
     assert resumed(checkpoints) == 1

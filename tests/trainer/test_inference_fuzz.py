@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -62,10 +63,24 @@ def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str
         {"input_ids": [], "sampling_params": {}},
         {"text": "x", "sampling_params": {"stop": 7}},
         {},
+        {"text": "\ud800", "sampling_params": {"max_new_tokens": 2}},
+        {"text": "x", "sampling_params": {"stop": "\ud800"}},
+        {"prompt": "\ud800"},
     ],
 )
 def test_wrong_samplings_are_faults_of_the_client(server: str, body: dict[str, Any]) -> None:
-    answer = httpx.post(f"{server}/generate", json=body, headers=TOKEN, trust_env=False, timeout=20)
+    headers = {**TOKEN, "content-type": "application/json"}
+    answer = httpx.post(f"{server}/generate", content=json.dumps(body), headers=headers, trust_env=False, timeout=20)
+    assert 400 <= answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize(
+    "change", [{"prompt": "\ud800"}, {"stop": "\ud800"}, {"temperature": float("nan")}, {"model": "\ud800", "n": "x"}]
+)
+def test_wrong_completions_are_faults_of_the_client(server: str, change: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "1+1=", "max_tokens": 2, **change})
+    headers = {**TOKEN, "content-type": "application/json"}
+    answer = httpx.post(f"{server}/v1/completions", content=body, headers=headers, trust_env=False, timeout=20)
     assert 400 <= answer.status_code < 500, answer.text
 
 
