@@ -1,0 +1,86 @@
+"""What a look at a run may write, and who is told to end when the server does not answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lachesis import launcher
+from lachesis.errors import ServerDownError
+from lachesis.reports import run_status
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.trainer.checkpoints import Checkpoints, Manifest
+
+RUN = "0123abcd"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    found = RunStore(tmp_path)
+    values = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m", "flow_run_id": "f"}
+    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "status": "running"}
+    found.create(RunRecord.model_validate({"run_id": RUN, **values}))
+    return found
+
+
+def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: RunStore) -> None:
+    """Somebody looks, another one writes the end and resumes the run, and the first one goes on with what it saw."""
+    seen = store.load(RUN)
+    store.end(RUN, "stopped")
+    store.update(RUN, **launcher.next_attempt(store.load(RUN)))
+    cancelled = {"state": {"type": "CANCELLED"}}
+    assert launcher._as_served(store, seen, "u", cancelled).status == "pending"
+    assert launcher._as_served(store, store.load(RUN), "u", cancelled).status == "pending"
+    assert store.load(RUN).attempt == 2
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_without_a_server_only_who_holds_the_run_is_told(store: RunStore, sleeper: subprocess.Popen[bytes]) -> None:
+    """The system may have given the flow's number to somebody else, while the reaper still ends the services."""
+    store.update(RUN, flow_pid=sleeper.pid)
+    with store.dir(RUN).living(), pytest.raises(ServerDownError):
+        launcher.cancel(store, store.load(RUN))
+    assert sleeper.poll() is None
+    assert store.load(RUN).stop_reason is None, "nobody was asked"
+
+
+def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
+    code = "import sys, time\nfile = open(sys.argv[1], 'w')\nprint('open', flush=True)\ntime.sleep(60)"
+    command = [sys.executable, "-c", code, str(store.dir(RUN).lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as flow:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == b"open\n"
+        store.update(RUN, flow_pid=flow.pid)
+        launcher.cancel(store, store.load(RUN))
+        assert flow.wait(10) == -15
+    assert store.load(RUN).stop_reason == launcher.BY_USER
+
+
+def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:
+    folder = store.dir(RUN)
+    folder.checkpoints.mkdir(exist_ok=True)
+    Checkpoints(folder.checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
+    steps = [{"step": step, "time": time.time() - 100 + step, "reward/mean": 0.5} for step in range(1, 49)]
+
+    def step_of(record: RunRecord) -> int:
+        return run_status(record, folder, steps, ui_url=None, queue=None, warning=None).progress.step
+
+    first = store.load(RUN)
+    assert step_of(first) == 48
+    again = first.model_copy(update={"attempt": 2, "queued_at": now()})
+    assert step_of(again) == 25
+    steps[25:] = [{"step": 26, "time": time.time() + 1, "reward/mean": 0.5}]
+    assert step_of(again) == 26
