@@ -22,7 +22,7 @@ from lachesis.launcher import BY_USER, is_submission, next_attempt
 from lachesis.limits import exceeded, spent
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
-from lachesis.runs import RunRecord, RunStore, Status, now
+from lachesis.runs import RunRecord, RunStore, Status, exited, now
 from lachesis.supervision import leftovers
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
@@ -174,7 +174,9 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
     if status == "stopped":
         asked = store.load(run_id).stop_reason or FROM_OUTSIDE
         reason = None if asked == BY_USER else asked
-    store.update(run_id, status=status, phase=status, error=reason, failed_service=service, ended_at=now())
+    services = exited(store.load(run_id).services)  # a second signal may have come before their ends were noted
+    ended = {"status": status, "phase": status, "error": reason, "failed_service": service, "ended_at": now()}
+    store.update(run_id, **ended, services=services)
 
 
 class _Run:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lachesis.config import RunConfig
 from lachesis.errors import CheckpointError, ConfigError, RunStateError
-from lachesis.runs import RunDir, RunRecord, RunStore, storage_errors
+from lachesis.runs import RunDir, RunRecord, RunStore, private, storage_errors
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
 
 
@@ -38,7 +38,7 @@ class Origin:
     def plant(self, folder: RunDir) -> None:
         """Make it the first checkpoint of the run in `folder`, which goes on from there as after a resume. Raises
         StorageError."""
-        with storage_errors(folder.path):
+        with storage_errors(folder.path), private():
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             for name in self.manifest.files:
                 target = folder.path / name

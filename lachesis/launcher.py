@@ -228,6 +228,7 @@ def next_attempt(record: RunRecord) -> dict[str, Any]:
         "error": None,
         "stop_reason": None,
         "resume_wanted": False,
+        "resumed": None,
         "health": None,
         "attempt": record.attempt + 1,
         "services": {},

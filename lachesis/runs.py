@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
@@ -223,13 +223,7 @@ class RunStore:
             record = self.load(run_id)
             if record.ended or if_attempt not in (None, record.attempt):
                 return record
-            services = {
-                name: service
-                if service.state.startswith("exited")
-                else service.model_copy(update={"state": "exited (unknown)"})
-                for name, service in record.services.items()
-            }
-            ended = {"status": status, "phase": status, "error": error, "ended_at": now(), "services": services}
+            ended = {"status": status, "phase": status, "error": error, "ended_at": now(), "services": exited(record.services)}
             record = record.model_copy(update=ended)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
@@ -302,6 +296,16 @@ def write_private(path: Path, text: str) -> None:
             raise
 
 
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """What is made in the block is for its owner only, also in the process of somebody who uses this as a library."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
@@ -319,6 +323,12 @@ def secret_file(path: Path) -> str:
     if not found:
         raise StorageError(f"{path} is empty; delete it, and a new one is made")
     return found
+
+
+def exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
+    """Of a run that has ended; how those ended that nobody saw is not known."""
+    unknown = {"state": "exited (unknown)"}
+    return {name: one if one.state.startswith("exited") else one.model_copy(update=unknown) for name, one in services.items()}
 
 
 def _try_lock(file: IO[str]) -> bool:

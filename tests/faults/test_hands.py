@@ -93,7 +93,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now()}}
     again = {"state": state, "force": True}
     httpx.post(f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False).raise_for_status()
-    world.wait(lambda: run.record.resumed, 120, "the resume")
+    world.wait(lambda: run.record.attempt > attempt and run.record.resumed, 120, "the resume")
     assert (run.record.attempt, run.record.flow_run_id) == (attempt + 1, flow_run_id)
     assert (run.record.resumed or {})["step"] == kept
     run.advances()
@@ -118,6 +118,7 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
     world.service.stop(run.run_id)
     record = run.ended()
     assert record.status == "stopped", record.error
+    assert all(one.state.startswith("exited") for one in record.services.values())
     late = {name for name in record.services if name not in begun}
     assert len(late) <= 1, f"{late} started after the stop; one may have been on its way"
     row(fault="stop", phase=phase, expected="stopped", seen=f"stopped after {time.monotonic() - asked:.0f} s", kept=run.kept())
