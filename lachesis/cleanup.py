@@ -85,25 +85,20 @@ def _run_processes(store: RunStore) -> list[Leftover]:
 
 def _launcher_processes(home: Path, living: list[str]) -> list[Leftover]:
     """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
-    ours = []
+    runners, servers = [], []
     mark = leftovers.mark(home)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(LAUNCHER_MARK) == mark and any(
-                one.startswith("deployments.") for one in process.cmdline()
-            ):
+            command = process.cmdline()
+            if process.environ().get(LAUNCHER_MARK) == mark and any(one.startswith("deployments.") for one in command):
                 parent = process.parent()
                 if parent is None or LAUNCHER not in parent.cmdline():
-                    ours.append(process)
-    ours.sort(key=lambda one: RUNNER not in one.cmdline())
-    return [_server_or_runner(one, living) for one in ours]
+                    (runners if RUNNER in command else servers).append(process)
+    with_them = f"; with it end, each with a checkpoint, the runs {', '.join(living)}" if living else ""
+    return [*(_server_or_runner(one, with_them) for one in runners), *(_server_or_runner(one) for one in servers)]
 
 
-def _server_or_runner(process: psutil.Process, living: list[str]) -> Leftover:
-    runs = (
-        f"; with it end, each with a checkpoint, the runs {', '.join(living)}" if living and RUNNER in process.cmdline() else ""
-    )
-
+def _server_or_runner(process: psutil.Process, runs: str = "") -> Leftover:
     def end() -> str:
         said = f"{leftovers.describe(process)}{runs}"
         with contextlib.suppress(psutil.Error):

@@ -81,10 +81,11 @@ def processes_under(home: Path) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in it.
-            text = (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes() + os.readlink(folder / "cwd").encode()
+            command = (folder / "cmdline").read_bytes()
+            text = (folder / "environ").read_bytes() + command + os.readlink(folder / "cwd").encode()
             state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
         if str(home).encode() in text and state != "Z" and int(folder.name) != os.getpid():
-            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found[int(folder.name)] = command.replace(b"\0", b" ").decode()
     return found

@@ -201,7 +201,8 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
     world.strike(run.pid("environment"), signal.SIGKILL)
     run.advances()
     assert run.stop().status == "stopped"
-    left = [one for one in psutil.process_iter() if one.pid not in before and "time.sleep(3600)" in " ".join(one.cmdline())]
+    found = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
+    left = [one for one in found if "time.sleep(3600)" in " ".join(one.info["cmdline"] or [])]
     assert left == []
     row(fault="environment forks", phase="running", expected="no process left", seen="none", kept=run.kept())
 
