@@ -85,7 +85,8 @@ def _run_processes(store: RunStore) -> list[Leftover]:
 
 def _launcher_processes(home: Path, living: list[str]) -> list[Leftover]:
     """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
-    runners, servers = [], []
+    runners: list[psutil.Process] = []
+    servers: list[psutil.Process] = []
     mark = leftovers.mark(home)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
