@@ -15,6 +15,8 @@ from lachesis.guard import Guard
 
 MOST_BYTES = 600_000_000
 """Of one request; the SDK sends a batch in chunks of at most 500 MB."""
+GRACEFUL_S = 3
+"""For answers under way when it is told to end; a long poll would hold it for half a minute."""
 
 
 def main() -> int:
@@ -57,7 +59,7 @@ def serve(args: argparse.Namespace) -> None:
             ) from error
         engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed)
         app = Guard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, most_bytes=MOST_BYTES)
-        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120)
+        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=GRACEFUL_S)
         uvicorn.Server(config).run(sockets=[listener])
 
 

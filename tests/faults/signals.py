@@ -38,14 +38,13 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     made, attempt = (run.steps() or [0])[-1], run.record.attempt
     world.restarts += case.part in ("runner", "server") and case.number != STOP
     pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
-    began = time.monotonic()
     noticed = 0.0
     if case.number == STOP:
         with frozen(pid, FROZEN_S):
             pass
     else:
         world.strike(pid, case.number)
-        noticed = _noticed(world, run, case, began)
+        noticed = _noticed(world, run, case, pid)
     if case.status == "running":
         run.advances()
         assert run.record.attempt == attempt, "the attempt went on"
@@ -68,8 +67,9 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     row(fault=signal_, phase=case.phase, expected=expected, seen=seen, noticed=told, kept=kept)
 
 
-def _noticed(world: World, run: Run, case: Case, began: float) -> float:
-    """Seconds until the run's record shows the death of a service; of other parts, until it shows anything."""
+def _noticed(world: World, run: Run, case: Case, pid: int) -> float:
+    """Seconds until the run's record shows the death of a service; 0 for other parts."""
+    began = time.monotonic()
 
     def shown() -> bool:
         record = run.record
@@ -78,6 +78,9 @@ def _noticed(world: World, run: Run, case: Case, began: float) -> float:
         return restarted or record.ended or (one is not None and one.state.startswith("exited"))
 
     if case.part in SERVICES:
+        if case.number == TERM:  # it may finish what it is doing; from its end on it must be noticed
+            world.wait(lambda: pid not in world.processes(), 60, f"the end of {case.part}", poll_s=0.02)
+            began = time.monotonic()
         world.wait(shown, NOTICED_S, f"the run to notice the end of {case.part}", poll_s=0.02)
         return time.monotonic() - began
     return 0.0

@@ -72,7 +72,10 @@ class World:
         return {**os.environ, **own}
 
     def serve(self, *before: str, **env: str) -> None:
-        if self.served or (self.launcher is not None and self.launcher.poll() is None and self.restarts < 3):
+        if self.served:
+            return
+        if self.launcher is not None and self.launcher.poll() is None and self.restarts < 3:
+            self.wait(self._is_whole, 90, "server and runner to be there again", poll_s=0.5)
             return
         self.stop_serving()
         server_file(self.home).unlink(missing_ok=True)
@@ -82,6 +85,9 @@ class World:
                 command, cwd=ROOT, env={**self.env(), **env}, stdout=log, stderr=log, start_new_session=True
             )
         self.wait(lambda: server_file(self.home).exists(), 90, "the launcher to be ready")
+
+    def _is_whole(self) -> bool:
+        return set(json.loads(server_file(self.home).read_text())["pids"].values()) <= set(self.processes())
 
     def part(self, name: str) -> int:
         """The process id of `server` or `runner`."""
