@@ -12,6 +12,8 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
+LONGEST_FAULTS := tests/faults/test_services.py tests/faults/test_orchestration.py
+
 .PHONY: install demo test faults serve lint bench clean
 
 install: $(INSTALLED)
@@ -23,8 +25,8 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest tests/faults/test_services.py tests/faults/test_orchestration.py tests/faults tests/e2e \
-	    -m 'matrix or fault' --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/e2e -m 'matrix or fault' \
+	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve
