@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -98,11 +99,19 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
             run.evaluate()
             return phase
         finally:
+            _hear_no_more()
             store.update(record.run_id, status="stopping", phase="stopping")
             _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
             _close(group, store.dir(record.run_id).hurry)
             _note_exits(store, record.run_id, group)
             _end_strays(store.dir(record.run_id).path)
+
+
+def _hear_no_more() -> None:
+    """The run is being ended: a signal that asks for it once more, as the runner's after our own look at the flow run's state,
+    must not cut that short. Prefect puts its handler back by itself."""
+    if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def _close(group: ServiceGroup, hurry: Path) -> None:
