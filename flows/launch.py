@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -229,9 +230,9 @@ class _Run:
         total, watched = self.plan.config.env.total_steps, time.monotonic()
         moved, last_step = time.monotonic(), -1
         while True:
-            health = trainer_health(self.plan)
+            health = self.group.unless_death(lambda: trainer_health(self.plan), {})
             step = int(health.get("step") or 0)
-            progress.publish(step, total)
+            self.group.unless_death(functools.partial(progress.publish, step, total), None)
             if step != last_step or self.group.running("environment"):
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
@@ -244,7 +245,7 @@ class _Run:
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 self._check_budget()
-                _require_wanted(self.store, self.run_id)
+                self.group.unless_death(lambda: _require_wanted(self.store, self.run_id), None)
             time.sleep(POLL_S)
 
     def _check_budget(self) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from lachesis.child import child_environment, secrets
 from lachesis.errors import ProcessExitedError
@@ -22,6 +25,7 @@ from lachesis.supervision.process import ServiceSpec
 LOG_BYTES = 200_000_000
 """Of a service's log and the part before it; an environment may print without end."""
 REAPER = Path(__file__).with_name("reaper.py")
+T = TypeVar("T")
 
 
 @dataclass
@@ -51,6 +55,7 @@ class ServiceGroup:
             start_new_session=True,
         )
         self._states: dict[str, _State] = {}
+        self._told: set[str] = set()
         self._changed = threading.Condition()
         self._closing = self._lost = False
         self._reader = threading.Thread(target=self._read, name="reaper", daemon=True)
@@ -109,7 +114,26 @@ class ServiceGroup:
 
     def exited(self) -> dict[str, int | None]:
         """The services that have ended, with their exit codes."""
-        return {name: state.code for name, state in self._states.items() if state.ended}
+        self._told = self._ended_now()
+        return {name: self._states[name].code for name in self._told}
+
+    def unless_death(self, question: Callable[[], T], otherwise: T) -> T:
+        """What `question` returns or raises, or `otherwise` as soon as there is a death that `exited` has not told: an answer
+        that does not come must not hide it. The question then ends by itself, unheard."""
+        answer: Future[T] = Future()
+        answer.add_done_callback(lambda _: self._notify())
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(_settle, answer, question), daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: answer.done() or self._lost or bool(self._ended_now() - self._told))
+        return answer.result() if answer.done() else otherwise
+
+    def _ended_now(self) -> set[str]:
+        return {name for name, state in self._states.items() if state.ended}
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def require_reaper(self) -> None:
         """Raises ProcessExitedError when the reaper has died, and with it the services."""
@@ -163,6 +187,13 @@ class ServiceGroup:
                         os.killpg(state.pid, signal.SIGKILL)  # the kernel ended the service, but not its own children
                 state.ended = True
             self._changed.notify_all()
+
+
+def _settle(answer: Future[T], question: Callable[[], T]) -> None:
+    try:
+        answer.set_result(question())
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 def death(spec: ServiceSpec, code: int | None) -> ProcessExitedError:

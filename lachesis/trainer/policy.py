@@ -29,6 +29,7 @@ class Policy:
         self.service, self._training, self.config = service, training, config
         self.sampler: tinker.SamplingClient | None = None
         self.base: tinker.SamplingClient | None = None
+        self._rest: tinker.RestClient | None = None
         self._note: Path | None = None
 
     @classmethod
@@ -47,6 +48,7 @@ class Policy:
                 )
             policy = cls(service, training, config)
             policy.base = await service.create_sampling_client_async(base_model=config.openai.model_name)
+            policy._rest = await asyncio.to_thread(tinker.RestClient)  # it asks the server, and blocks meanwhile
         return policy
 
     @classmethod
@@ -119,7 +121,8 @@ class Policy:
 
     async def delete(self, path: str) -> None:
         """Remove a checkpoint from the server."""
-        await tinker.RestClient().delete_checkpoint_from_tinker_path(path)
+        assert self._rest is not None, "this policy is the base model alone"
+        await self._rest.delete_checkpoint_from_tinker_path(path)
 
     def note_session(self, file: Path) -> None:
         """Keep where the session is, so that it can be ended when this process cannot do it. Raises StorageError."""

@@ -153,6 +153,21 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
             group.require("environment")
 
 
+def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
+    with ServiceGroup() as group:
+        pid = group.start(spec("engine", tmp_path, "sleep"))
+        assert group.unless_death(lambda: "answer", "none") == "answer"
+        with pytest.raises(ValueError, match="of the question"):
+            group.unless_death(lambda: int("of the question"), 0)
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        started = time.monotonic()
+        assert group.unless_death(lambda: time.sleep(20) or "late", "a death") == "a death"
+        assert group.unless_death(lambda: time.sleep(20) or "late", "a death") == "a death", "until somebody looks at it"
+        assert time.monotonic() - started < 5
+        assert group.exited() == {"engine": -9}
+        assert group.unless_death(lambda: "answer", "none") == "answer"
+
+
 def said(tmp_path: Path, code: str, **env: str) -> str:
     """The log of a program that ends by itself, and the part before it."""
     with ServiceGroup() as group:
