@@ -151,7 +151,7 @@ def test_a_frozen_environment_is_named_and_the_run_resumed(
     wait_until(lambda: record(served_home, run)["status"] == "stopped", 90, "the end, with a checkpoint")
     before = len(steps(served_home, run))
     server.tick()
-    wait_until(lambda: len(steps(served_home, run)) > before + 5, 90, "steps after the resume")
+    wait_until(lambda: len(steps(served_home, run)) > before + 5, 180, "steps after the resume")
     again = record(served_home, run)
     assert (again["status"], again["attempt"], again["auto_resumes"]) == ("running", 2, 1)
 
