@@ -76,15 +76,22 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
     except StopRequested as request:
         _end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {store.load(run_id).stop_reason or request}")
-    except TerminationSignal:
-        _end(store, run_id, "stopped")
-        raise
     except BaseException as error:
+        if signalled := told_to_end(error):
+            _end(store, run_id, "stopped")
+            raise signalled from None
         _end(store, run_id, "failed", error)
         raise
     store.update(run_id, status="completed", phase=phase, ended_at=now())
     publish_report(store, run_id)
     return None
+
+
+def told_to_end(error: BaseException | None) -> TerminationSignal | None:
+    """The signal behind an error: one that meets Prefect between two of its own steps comes to us as another error."""
+    while error is not None and not isinstance(error, TerminationSignal):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
