@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from prefect.client.orchestration import get_client
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import PrefectException
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from lachesis import paths
 from lachesis.errors import ConfigError
@@ -87,7 +89,7 @@ async def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # after start(), which installs handlers that kill
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(READY_LINE, flush=True)
-    heeding = asyncio.create_task(_heed_cancellations(runners))
+    heeding = asyncio.create_task(_heed_cancellations(runners, deployment_ids))
     await asyncio.wait([asyncio.create_task(stop.wait()), *serving], return_when=asyncio.FIRST_COMPLETED)
     heeding.cancel()
     lost = [task for task in serving if task.done()]
@@ -104,24 +106,45 @@ async def main() -> int:
 async def _reconcile(deployment_ids: list[object]) -> None:
     """This is the only runner of its deployments (one launcher and one deployment name per home), so a run that is still
     called running has lost its own. A flow process that survived sees the new state and ends its services."""
-    states = FlowRunFilterState(type=FlowRunFilterStateType(any_=["RUNNING", "PENDING", "CANCELLING"]))
     async with get_client() as client:
-        lost = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids), state=states)
-        )
-        for run in lost:
+        for run in await client.read_flow_runs(flow_run_filter=_of(deployment_ids, "RUNNING", "PENDING", "CANCELLING")):
             log.warning("%s had lost its runner; it is marked as crashed", run.name)
             await client.set_flow_run_state(run.id, Crashed(message="its runner was gone"), force=True)
 
 
-async def _heed_cancellations(runners: list[Runner]) -> None:
+def _of(deployment_ids: list[object], *states: str) -> FlowRunFilter:
+    """The flow runs of these deployments in one of these states."""
+    types = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
+    return FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids), state=types)
+
+
+async def _heed_cancellations(runners: list[Runner], deployment_ids: list[object]) -> None:
     """Prefect's look-out for cancellations ends for good after three polls that the server did not answer."""
-    while True:
-        await asyncio.sleep(HEED_S)
-        for observer in (runner._cancelling_observer for runner in runners):
-            polling = observer._polling_task
-            if polling is not None and polling.done() and not polling.cancelled() and observer._consumer_task is not None:
-                observer._start_polling_task(observer._consumer_task)
+    without: set[object] = set()
+    async with get_client() as client:
+        while True:
+            await asyncio.sleep(HEED_S)
+            for observer in (runner._cancelling_observer for runner in runners):
+                polling = observer._polling_task
+                if polling is not None and polling.done() and not polling.cancelled() and observer._consumer_task is not None:
+                    observer._start_polling_task(observer._consumer_task)
+            without = await _end_cancelled(client, runners, deployment_ids, without)
+
+
+async def _end_cancelled(
+    client: PrefectClient, runners: list[Runner], deployment_ids: list[object], before: set[object]
+) -> set[object]:
+    """A run that is cancelled after it was claimed and before it has a process has nobody who would tell of its end; Prefect's
+    server gives it up after five minutes. Those that have no process now; the ones that had none `before` either are over."""
+    try:
+        found = {run.id for run in await client.read_flow_runs(flow_run_filter=_of(deployment_ids, "CANCELLING"))}
+        found -= {one for runner in runners for one in runner._process_manager.flow_run_ids()}
+        for flow_run_id in found & before:
+            await client.set_flow_run_state(flow_run_id, Cancelled(message="it was cancelled before it began"), force=True)
+    except (httpx.HTTPError, PrefectException) as error:  # a server that is away is asked again
+        log.warning("cancelled runs were not looked at: %r", error)
+        return set()
+    return found
 
 
 async def _cancel_all(runner: Runner) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 
-from lachesis.prefect_api import PrefectApi
+from lachesis.prefect_api import PrefectApi, server_file
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
@@ -91,6 +93,22 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     assert record.status == "stopped", record.error
     assert run.kept() == run.steps()[-1]
     row(fault="cancel after the server came back", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+
+
+def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[..., None]) -> None:
+    """As when the stop comes while the runner claims it; Prefect's server gives it up after five minutes."""
+    url = json.loads(server_file(world.home).read_text())["api_url"]
+    with httpx.Client(base_url=url, trust_env=False) as prefect:
+        deployment = prefect.get("/deployments/name/launch-training/local").json()["id"]
+        later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}
+        body = {"parameters": {"run_id": "none", "home": str(world.home)}, "state": later}
+        flow_run = prefect.post(f"/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        for state in ("PENDING", "CANCELLING"):
+            prefect.post(f"/flow_runs/{flow_run}/set_state", json={"state": {"type": state}, "force": True})
+        assert prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLING"
+        began = time.monotonic()
+        world.wait(lambda: prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLED", 40, "its end", 0.2)
+    row(fault="cancel without a process", phase="queued", expected="cancelled", seen=f"after {time.monotonic() - began:.0f} s")
 
 
 def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[..., None]) -> None:
