@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.config import LimitsSection
 from lachesis.runs import RunRecord, seconds_between
+
+KINDS = ("prefill", "sampled", "trained")
+"""Of tokens, each with its own price."""
 
 
 class Spent(BaseModel):
@@ -21,13 +26,35 @@ class Spent(BaseModel):
     cost_usd: float | None
 
 
-def spent(record: RunRecord, last: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Spent:
-    """What a run has taken, from the last line of its metrics, or from what its trainer tells (`told`), which is newer."""
+def kept(file: Path) -> dict[str, float]:
+    """What an attempt had taken when it ended, over all attempts: tokens per kind, and `cost` where there is a price. It counts
+    what came after the last step, which the metrics do not. Empty where nothing was written, or nothing readable."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
+
+
+def spent(
+    record: RunRecord,
+    last: Mapping[str, Any],
+    *,
+    told: Mapping[str, Any] | None = None,
+    at_end: Mapping[str, float] | None = None,
+) -> Spent:
+    """What a run has taken, the most that is known, because it never becomes less: from the last line of its metrics, from what
+    its trainer tells now (`told`), or from what was written `at_end` of an attempt (see `kept`)."""
     begun = seconds_between(record.started_at, record.ended_at if record.ended else None) if record.started_at else 0.0
-    known = dict(told or {})
-    tokens = known.get("tokens") or sum(last.get(f"tokens/{kind}_total") or 0 for kind in ("prefill", "sampled", "trained"))
-    cost = known["cost_usd"] if known.get("cost_usd") is not None else last.get("cost/total")
-    return Spent(hours=round(record.earlier_hours + begun / 3600, 4), tokens=tokens, cost_usd=cost)
+    now, end = dict(told or {}), dict(at_end or {})
+    tokens = [
+        now.get("tokens") or 0,
+        sum(last.get(f"tokens/{kind}_total") or 0 for kind in KINDS),
+        sum(end.get(k, 0) for k in KINDS),
+    ]
+    costs = [cost for cost in (now.get("cost_usd"), last.get("cost/total"), end.get("cost")) if cost is not None]
+    hours = round(record.earlier_hours + begun / 3600, 4)
+    return Spent(hours=hours, tokens=max(tokens), cost_usd=max(costs, default=None))
 
 
 def exceeded(limits: LimitsSection, spent: Spent) -> str | None:

@@ -21,7 +21,7 @@ from lachesis.inference_tests import (
     InferenceTests,
     TestOptions,
 )
-from lachesis.limits import exceeded, spent
+from lachesis.limits import exceeded, kept, spent
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
@@ -285,7 +285,7 @@ class Service:
         Checkpoints(folder.checkpoints).to_resume()  # that none is whole is told before anything changes
         config = _with_limits(RunConfig.from_yaml(folder.config), limits or {})
         steps = MetricsFile(folder.metrics).tail(1)
-        used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}))
+        used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
         if used_up:
             raise RunStateError(
                 f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis resume {run_id} --set "

@@ -51,7 +51,7 @@ class Look:
 
     @property
     def spent(self) -> Spent:
-        return spent(self.record, self.steps[-1] if self.steps else {}, (self.trainer or {}).get("spent"))
+        return spent(self.record, self.steps[-1] if self.steps else {}, told=(self.trainer or {}).get("spent"))
 
 
 def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:

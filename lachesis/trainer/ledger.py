@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from lachesis import tally as tallies
+from lachesis.limits import KINDS, kept
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices, Tokens
 from lachesis.runs import RunDir, write_private
 from lachesis.trainer.usage import Usage
 
-KINDS = ("prefill", "sampled", "trained")
 FROM_TALLY = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}
 """Of the environment's own counts, per step: rollouts without a usable score, groups that raised, and rollouts that it made and
 did not send, for their length, their size, or equal scores."""
@@ -43,9 +42,9 @@ class Ledger:
     def __init__(self, folder: RunDir, prices: Prices | None) -> None:
         self.prices, self._file, self._tally = prices, folder.spent, folder.tally
         last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
-        kept = _kept(self._file)
-        self.total = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, kept.get(kind) or 0) for kind in KINDS})
-        self.cost = max(float(last.get("cost/total") or 0.0), float(kept.get("cost") or 0.0))
+        before = kept(self._file)
+        self.total = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in KINDS})
+        self.cost = max(float(last.get("cost/total") or 0.0), float(before.get("cost") or 0.0))
         self._seen = Tokens()
         self._completions = self._truncated = 0
         self._counted: dict[str, Any] = tallies.read(self._tally) or {}
@@ -95,11 +94,3 @@ class Ledger:
         found = {name: float(counted.get(key, 0)) - float(self._counted.get(key, 0)) for name, key in FROM_TALLY.items()}
         self._counted = counted
         return found
-
-
-def _kept(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}

@@ -48,7 +48,7 @@ class Policy:
                 )
             policy = cls(service, training, config)
             policy.base = await service.create_sampling_client_async(base_model=config.openai.model_name)
-            policy._rest = await asyncio.to_thread(tinker.RestClient)  # it asks the server, and blocks meanwhile
+            policy._rest = await asyncio.to_thread(tinker.RestClient, base_url=resolve_base_url())  # asks, and blocks meanwhile
         return policy
 
     @classmethod

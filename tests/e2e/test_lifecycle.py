@@ -69,7 +69,7 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     assert record(served_home, run_id)["error"].startswith("budget: ")
     made = steps(served_home, run_id)
     assert 2 < made[-1] < 30
-    assert 5000 <= _tokens(served_home, run_id) < 5000 + 4 * _tokens(served_home, run_id) / made[-1]
+    assert 5000 <= _spent(served_home, run_id) < 5000 + 4 * _spent(served_home, run_id) / made[-1]
     assert cli("results", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
     refused = cli("resume", run_id, expect=1)
     assert refused["code"] == "run_state"
@@ -89,10 +89,10 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     assert not run_processes(dead)
 
 
-def _tokens(home: Path, run_id: str) -> int:
-    """Of all steps."""
-    last = json.loads((home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()[-1])
-    return int(sum(last[f"tokens/{kind}_total"] for kind in ("prefill", "sampled", "trained")))
+def _spent(home: Path, run_id: str) -> float:
+    """Tokens until the end of the attempt, also those after its last step."""
+    kept = json.loads((home / "runs" / run_id / "spent.json").read_text())
+    return sum(kept[kind] for kind in ("prefill", "sampled", "trained"))
 
 
 def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from lachesis import config as configuration
+from lachesis import limits
 from lachesis.config import LimitsSection
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices
-from lachesis.runs import RunDir
+from lachesis.runs import RunDir, RunRecord
 from lachesis.trainer.batch import to_batch
 from lachesis.trainer.canary import Canary
 from lachesis.trainer.inference_app import TrainerState
@@ -90,6 +91,11 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     assert state.over_budget(LimitsSection(max_tokens=1500)) == "budget: 1,500 of 1,500 tokens"
     ledger.keep(usage)
     assert Ledger(folder, None).spent(Usage())["tokens"] == 1500
+    record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)
+    last = {"tokens/prefill_total": 900.0, "tokens/sampled_total": 480.0, "cost/total": 0.0057}
+    assert limits.spent(record, last).tokens == 1380
+    used = limits.spent(record, last, at_end=limits.kept(folder.spent))
+    assert (used.tokens, used.cost_usd) == (1500, 0.006), "what came after the last step counts against the budget of a resume"
     folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
     assert Ledger(folder, None).total.sampled == 700, "the last line may be cut off"
 
