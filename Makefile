@@ -58,4 +58,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
 	fi
 	@$(BIN)/pip install -qq --constraint constraints.txt --editable '.[embedded,dev]'
+	@$(BIN)/pip install -qq --no-deps --constraint constraints.txt tinker-cookbook  # tests need few of its own packages
 	@touch $@

@@ -18,160 +18,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from lachesis import paths
 from lachesis.errors import ConfigError, FieldValueError, StorageError, shorten
-from lachesis.prices import Prices, price_of
+from lachesis.prices import price_of
+from lachesis.sections import INFRASTRUCTURE, EnvSection, LimitsSection, OpenAISection, Section, TinkerSection
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 
 
-@dataclass(frozen=True)
-class Locked:
-    """Marks a field that users may not change, with the reason that they are shown."""
-
-    reason: str
-
-
-INFRASTRUCTURE = Locked("infrastructure: set by the profile or for each run")
-COST = Locked("bounds what a run can cost")
-VETTED = Locked("a value that is known to train well")
-
-
-class Section(BaseModel):
-    """Frozen; a wrong type, a wrong range or an unknown field cannot be built."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
-
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the time."""
-
-
-class EnvSection(Section):
-    """Fields of every Atropos environment; an environment's own fields come beside them."""
-
-    model_config = ConfigDict(extra="allow")
-
-    group_size: int = Field(16, ge=2, le=1024)
-    """Rollouts per prompt; advantages are centred inside this group."""
-    batch_size: int = Field(128, ge=2)
-    """Rollouts per training step; a multiple of group_size."""
-    total_steps: Annotated[int, COST] = Field(2500, ge=1)
-    """Training steps before the run completes."""
-    tokenizer_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
-    """Tokenizer of the environment: a Hugging Face name or a folder."""
-    rollout_server_url: Annotated[str, INFRASTRUCTURE] = "http://localhost:8000"
-    """Address of the Atropos API."""
-    use_wandb: Annotated[bool, INFRASTRUCTURE] = True
-    """Whether the environment process logs to W&B itself."""
-    max_token_length: Annotated[int, COST] = Field(8192, ge=8)
-    """Most tokens of one generation."""
-    max_num_workers: Annotated[int, VETTED] = Field(2048, ge=-1)
-    """Groups in flight at once; -1 leaves it to the environment."""
-    worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0)
-    """Seconds before a group that does not end is given up."""
-    steps_per_eval: Annotated[int, VETTED] = 25
-    """Steps between evaluations; 0 or less for none."""
-    max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1)
-    """Batches that may wait for the trainer; 1 is the freshest."""
-    inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0)
-    """Share of this environment where several feed one trainer."""
-    eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
-    """Share of the workers that may go on during an evaluation."""
-    ensure_scores_are_not_same: bool = False
-    """Drop groups whose scores are all equal. Off: they count in reward/mean and carry no gradient, and a solved task cannot
-    starve the trainer."""
-    min_batch_allocation: Annotated[None, INFRASTRUCTURE] = None
-    """Not used: an environment that has gone would hold its share for ever."""
-    data_dir_to_save_evals: Annotated[str | None, INFRASTRUCTURE] = None
-    """Where the environment writes evaluation results."""
-    wandb_name: str | None = None
-    """Name of the environment at the Atropos API; by default {env}-{YYYYmmdd-HHMMSS}."""
-
-    @field_validator("steps_per_eval")
-    @classmethod
-    def _evaluates_or_not(cls, steps: int) -> int:
-        if steps == 1:
-            raise ValueError("that would never evaluate in Atropos; allowed: 2 or more, 0 or less for none")
-        return steps
-
-    @field_validator("max_num_workers")
-    @classmethod
-    def _some_workers(cls, workers: int) -> int:
-        if workers == 0:
-            raise ValueError("that would start no worker; allowed: -1, or 1 or more")
-        return workers
-
-
-class OpenAISection(Section):
-    """The endpoint that environments sample from: the trainer's inference server."""
-
-    model_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
-    """The base model: a Hugging Face name or a folder."""
-    base_url: Annotated[str, INFRASTRUCTURE] = Field("http://localhost:8001/v1", pattern=r"^https?://[^/]+(/.+)?/v1$")
-    """Address, ending in /v1 without a slash behind it."""
-    api_key: Annotated[str | None, INFRASTRUCTURE] = Field("x", min_length=1)
-    """Sent as the bearer token; null leaves it to OPENAI_API_KEY. Never a secret."""
-    weight: Annotated[float, INFRASTRUCTURE] = Field(1.0, gt=0)
-    """Share of the requests, where there are several endpoints."""
-    num_requests_for_eval: Annotated[int, INFRASTRUCTURE] = Field(256, ge=1)
-    """Requests at once during an evaluation."""
-    timeout: Annotated[int, INFRASTRUCTURE] = Field(3600, ge=1)
-    """Seconds before a request is given up."""
-    server_type: Annotated[Literal["vllm", "sglang"], INFRASTRUCTURE] = "vllm"
-    """Dialect of the token-exact endpoint; vllm fails loudly where sglang returns an empty completion."""
-
-
-class TinkerSection(Section):
-    """The trainer."""
-
-    lora_rank: Annotated[int, VETTED] = Field(32, ge=1, le=512)
-    """Rank of the LoRA adapter."""
-    learning_rate: Annotated[float, VETTED] = Field(4e-5, gt=0, lt=1)
-    """Adam's learning rate."""
-    max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16)
-    """A group with a sequence of this many tokens or more is dropped by the environment."""
-    checkpoint_dir: Annotated[str, INFRASTRUCTURE] = "./temp/"
-    """Where checkpoint manifests lie."""
-    save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1)
-    """Steps between checkpoints."""
-    keep_checkpoints: int = Field(3, ge=1, le=10_000)
-    """Newest checkpoints that are kept; the one with the highest reward and the final one stay beside them."""
-    loss_fn: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
-    """Policy-gradient loss."""
-    seed: int = Field(0, ge=0)
-    """Seed of the adapter's initialisation and, on the embedded engine, of sampling."""
-    wandb_project: str = Field("atropos-tinker", min_length=1)
-    """W&B project of the run."""
-    wandb_group: str | None = None
-    """W&B group of the run."""
-    prices: Annotated[Prices | None, INFRASTRUCTURE] = None
-    """What the base model's tokens cost at the start of the run; null when nothing is paid or no price is known."""
-    use_wandb: bool = True
-    """Whether the trainer logs to W&B: online with a key, else into the run's folder."""
-    final_evaluation: bool = False
-    """Evaluate the base and the trained model on held-out items when training ends."""
-
-
-class LimitsSection(Section):
-    """What a run may take, and what happens when it stalls. Checked while it runs; null is no limit."""
-
-    max_hours: float | None = Field(None, gt=0)
-    """Most hours from the start of the first process, over all attempts; then it saves a checkpoint and stops."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Most tokens, prefill, sampled and trained together; then it saves a checkpoint and stops."""
-    max_cost_usd: float | None = Field(None, gt=0)
-    """Most US dollars by the price table; then it saves a checkpoint and stops."""
-    on_stall: Literal["warn", "stop", "resume"] = "warn"
-    """When a part of the run stands still: say so; save a checkpoint and stop; or go on from the newest checkpoint."""
-    on_crash: Literal["stop", "resume"] = "stop"
-    """When the run fails while it trains: leave it so; or go on from the newest whole checkpoint, at most three times."""
-    stall_after_s: float = Field(60.0, ge=5)
-    """Seconds without a sign of life of the part that is waited for, before it counts as a stall."""
-    on_broken: Literal["advise", "stop"] = "advise"
-    """When learning is judged broken: say so, or save a checkpoint and stop."""
 
 
 class RunConfig(Section):
@@ -216,6 +74,11 @@ class RunConfig(Section):
                 "token ids would mean different texts to the environment and to the model"
             )
         return self
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether the trainer holds one of the batches that may wait."""
+        return self.env.max_batches_offpolicy > 1
 
     def to_yaml(self) -> str:
         """The file that the trainer and the environment read. The endpoint stands twice: with a single entry, environments

@@ -20,8 +20,10 @@
     │   └── HealthTimeoutError       health_timeout      also TimeoutError
     ├── BatchError                   batch               also ValueError
     ├── CheckpointError              checkpoint
+    ├── CanaryError                  canary
     ├── EngineRequestError           engine_request      also ValueError
     ├── ModelNotFoundError           model_not_found     also FileNotFoundError
+    ├── UnsupportedModelError        unsupported_model
     ├── MissingDependencyError       missing_dependency  also ImportError
     ├── MissingKeyError              missing_key
     ├── ServerDownError              server_down         also ConnectionError
@@ -165,6 +167,12 @@ class CheckpointError(LachesisError):
     code = "checkpoint"
 
 
+class CanaryError(LachesisError):
+    """What environments sample from is not what is trained."""
+
+    code = "canary"
+
+
 class EngineRequestError(LachesisError, ValueError):
     """A request to the embedded engine that cannot be served; the client is told, the engine goes on."""
 
@@ -175,6 +183,12 @@ class ModelNotFoundError(LachesisError, FileNotFoundError):
     """A model name or path that cannot be loaded."""
 
     code = "model_not_found"
+
+
+class UnsupportedModelError(LachesisError):
+    """A model that loads and that the engine cannot sample."""
+
+    code = "unsupported_model"
 
 
 class MissingDependencyError(LachesisError, ImportError):

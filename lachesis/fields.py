@@ -15,19 +15,10 @@ import jsonschema
 import yaml
 from pydantic import ValidationError
 
-from lachesis.config import (
-    INFRASTRUCTURE,
-    PROFILES,
-    EnvSection,
-    LimitsSection,
-    Locked,
-    OpenAISection,
-    RunConfig,
-    Section,
-    TinkerSection,
-)
+from lachesis.config import PROFILES, RunConfig
 from lachesis.discovery import Schema
 from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
+from lachesis.sections import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
 
 SECTIONS: dict[str, type[Section]] = {
     "env": EnvSection,

@@ -44,7 +44,7 @@ class Origin:
                 target = folder.path / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.folder.path / name, target)
-        kept = self.manifest.model_dump(include={"state", "sampler_weights", "reference"})
+        kept = self.manifest.model_dump(include={"state", "sampler_weights", "reference", "probes"})
         Checkpoints(folder.checkpoints).write(Manifest(step=0, borrowed=True, **kept))
 
 

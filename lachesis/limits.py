@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.config import LimitsSection
 from lachesis.runs import RunRecord, seconds_between
+from lachesis.sections import LimitsSection
 
 KINDS = ("prefill", "sampled", "trained")
 """Of tokens, each with its own price."""

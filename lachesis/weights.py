@@ -1,4 +1,4 @@
-"""Hand over a run's weights as a PEFT adapter."""
+"""Hand over a run's weights: as a PEFT adapter, and as one model with the base, verified against what was trained."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lachesis import parity
 from lachesis.errors import CheckpointError, RunStateError
 from lachesis.runs import RunDir, RunRecord, now, storage_errors
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
@@ -23,11 +24,14 @@ def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
     return local if (local / FILES[0]).is_file() else None
 
 
-def export(record: RunRecord, folder: RunDir, target: Path) -> dict[str, Any]:
+def export(record: RunRecord, folder: RunDir, target: Path, *, merged: bool = False, verify: bool = True) -> dict[str, Any]:
     """Write the adapter of the newest whole checkpoint to `target`, which must be new or empty, with a note of where it comes
-    from. `warning` of the note names newer ones that are damaged.
+    from, `merged` also the whole model into its subfolder of that name. With `verify` both are loaded again, and `verified` of
+    the note tells whether they say of some texts what the trained model said. `warning` names newer checkpoints that are
+    damaged.
 
-    Raises RunStateError when the run has no checkpoint or the target is taken, CheckpointError when the files cannot be had.
+    Raises RunStateError when the run has no checkpoint or the target is taken, CheckpointError when the files cannot be had or
+    loaded, MissingDependencyError when nothing is installed that loads them.
     """
     checkpoints = Checkpoints(folder.checkpoints)
     manifest = checkpoints.to_resume()
@@ -50,12 +54,34 @@ def export(record: RunRecord, folder: RunDir, target: Path) -> dict[str, Any]:
             "step": manifest.step,
             "sampler_weights": manifest.sampler_weights,
             "exported_at": now(),
-            "sha256": {file.name: _sha256(file) for file in sorted(target.iterdir()) if file.is_file()},
+            "load": recipe(record.base_model, target),
         }
+        if verify:
+            note |= _verified(record.base_model, target, manifest, merged=merged)
+        note["sha256"] = {str(file.relative_to(target)): _sha256(file) for file in sorted(target.rglob("*")) if file.is_file()}
         if warning := checkpoints.passed_over(manifest):
             note["warning"] = warning
         (target / "lachesis.json").write_text(json.dumps(note, indent=2))
     return {**note, "path": str(target.resolve())}
+
+
+def recipe(base_model: str, target: Path) -> list[str]:
+    """Three lines of Python that load the adapter."""
+    return [
+        "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), {str(target.resolve())!r})",
+        f"tokenizer = AutoTokenizer.from_pretrained({base_model!r})",
+    ]
+
+
+def _verified(base_model: str, target: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+    texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
+    whole = target / "merged" if merged else None
+    adapter, model, revision = parity.check_adapter(base_model, target, texts, whole)
+    found: dict[str, Any] = {"base_revision": revision, "parity": adapter.model_dump(), "verified": adapter.verified}
+    if model is not None:
+        found |= {"parity_merged": model.model_dump(), "verified": adapter.verified and model.verified, "merged": str(whole)}
+    return found
 
 
 def _download(manifest: Manifest, target: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from lachesis import models
 from lachesis.supervision.process import free_ports
+from tests.patience import deadline
 from tests.served import endpoint, new_home, served_home, tiny_model  # noqa: F401 - fixtures
 
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -82,7 +83,7 @@ def engine(start_engine: Callable[..., RunningEngine], random_model: str) -> Run
 
 
 def wait_http(url: str, process: subprocess.Popen[bytes], timeout_s: float = 60, **options: object) -> None:
-    until = time.monotonic() + timeout_s
+    until = deadline(timeout_s)
     while time.monotonic() < until:
         assert process.poll() is None, f"the process has ended with {process.returncode}"
         try:

@@ -16,6 +16,7 @@ from lachesis import models
 from lachesis.prefect_api import server_file
 from lachesis.supervision.process import free_ports
 from tests.endpoint import Endpoint, serving
+from tests.patience import deadline
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +65,7 @@ def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Pa
     command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
-    until = time.monotonic() + 120
+    until = deadline(120)
     while not server_file(home).exists():
         assert process.poll() is None, (home / "launcher.log").read_text()
         assert time.monotonic() < until

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from lachesis import config as configuration
-from lachesis.config import PROFILES, EnvSection, Locked, OpenAISection, RunConfig, TinkerSection
+from lachesis.config import PROFILES, RunConfig
 from lachesis.errors import ConfigError, FieldValueError
+from lachesis.sections import EnvSection, Locked, OpenAISection, TinkerSection
 
 LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract
     "env": {

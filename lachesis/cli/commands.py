@@ -190,11 +190,14 @@ def _print_from(path: Path, position: int) -> int:
         return file.tell()
 
 
-def export(args: argparse.Namespace) -> None:
+def export(args: argparse.Namespace) -> int:
+    """Exit code 1 when the weights were looked at and are not those that were trained."""
     service = Service()
     record = service.get(args.run)
-    note = weights.export(record, service.store.dir(args.run), Path(args.to).expanduser())
+    target = Path(args.to).expanduser()
+    note = weights.export(record, service.store.dir(args.run), target, merged=args.merged, verify=not args.no_verify)
     out(args, note, show.exported(note))
+    return 0 if note.get("verified", True) else 1
 
 
 def report(args: argparse.Namespace) -> None:

@@ -293,9 +293,16 @@ def _number(value: float | None) -> str:
 
 
 def exported(note: Json) -> RenderableType:
-    code = f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({note['base_model']!r}), {note['path']!r})"
-    warning = [("warning", note["warning"])] if "warning" in note else []
-    return _pairs([("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"]), ("load", code), *warning])
+    rows = [("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"])]
+    if "merged" in note:
+        rows.append(("merged", note["merged"]))
+    if "verified" in note:
+        parity = note.get("parity_merged") or note["parity"]
+        word = "verified" if note["verified"] else "NOT the trained weights"
+        apart = f"log-probabilities of {parity['tokens']} tokens differ by at most {parity['largest']:.1e} nats"
+        rows.append(("compared", f"{word}: {apart} (allowed: {parity['limit']:g})"))
+    rows.append(("load", "\n".join(note["load"])))
+    return _pairs([*rows, *([("warning", note["warning"])] if "warning" in note else [])])
 
 
 def checks(found: Sequence[Check]) -> RenderableType:

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a further name of this server")
     parser.add_argument("--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)")
     parser.add_argument("--seed", type=int, help="seed of sampling requests that bring none (default: random)")
+    parser.add_argument("--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -49,15 +50,19 @@ def serve(args: argparse.Namespace) -> None:
         except OSError as error:
             raise PortInUseError(f"port {args.port} on {args.host} cannot be used: {error.strerror}") from error
         try:
+            import torch
             import uvicorn
 
+            from lachesis.engine import threads
             from lachesis.engine.app import create_app
             from lachesis.engine.core import Engine
         except ImportError as error:
             raise MissingDependencyError(
                 f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
             ) from error
-        engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed)
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
+        engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed, dtype=dtype)
+        threads.choose(engine.base)
         app = Guard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, most_bytes=MOST_BYTES)
         config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=GRACEFUL_S)
         uvicorn.Server(config).run(sockets=[listener])

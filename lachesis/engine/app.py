@@ -9,22 +9,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from lachesis import refusals
 from lachesis.engine import rest_routes, wire
+from lachesis.engine.bodies import (
+    Body,
+    CreateModel,
+    CreateSampler,
+    CreateSession,
+    LoadWeights,
+    OfModel,
+    OptimStep,
+    Retrieve,
+    Sample,
+    SaveForSampler,
+    check_sdk,
+)
 from lachesis.engine.core import Engine
-from lachesis.engine.futures import Future, Futures, Payload
-from lachesis.engine.sampler import SampleRequest
-from lachesis.engine.worker import ModelThread
+from lachesis.engine.futures import Futures, Payload
+from lachesis.engine.requests import MOST_SAMPLES
+from lachesis.engine.worker import CANCELLED, ModelThread, Work, refusal
 from lachesis.errors import EngineRequestError, StorageError
 
 LONG_POLL_S = 30.0
+MOST_WAITING = 10_000
+"""Requests for samples that may wait; the client of one more pauses for a second, and asks again."""
 PROTOBUF = "application/x-protobuf"
 CLIENT_CONFIG = {
     # Chunks sent one after the other arrive in the order of their numbers, and a call is one chunk.
@@ -37,64 +52,6 @@ CLIENT_CONFIG = {
 }
 
 
-class Body(BaseModel):
-    """A JSON request; fields that this engine does not use are let through."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-
-class CreateModel(Body):
-    session_id: str
-    model_seq_id: int
-    base_model: str
-    lora_config: dict[str, Any] | None = None
-    optimizer_config: dict[str, Any] | None = None
-    user_metadata: dict[str, Any] | None = None
-
-
-class OfModel(Body):
-    model_id: str
-    seq_id: int | None = None
-    path: str | None = None
-
-
-class LoadWeights(Body):
-    path: str
-    optimizer: bool
-    model_id: str | None = None
-    seq_id: int | None = None
-    session_id: str | None = None
-    model_seq_id: int | None = None
-    user_metadata: dict[str, Any] | None = None
-
-
-class SaveForSampler(OfModel):
-    sampling_session_seq_id: int | None = None
-
-
-class CreateSampler(Body):
-    session_id: str
-    sampling_session_seq_id: int
-    base_model: str | None = None
-    model_path: str | None = None
-
-
-class Sample(Body):
-    sampling_session_id: str
-    seq_id: int
-    prompt: dict[str, Any]
-    num_samples: int = 1
-    sampling_params: dict[str, Any]
-    prompt_logprobs: bool | None = False
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
-    target_prompt_logprobs: dict[str, Any] | None = None
-
-
-class Retrieve(Body):
-    request_id: str
-
-
 class Service:
     """The engine, its thread and its futures, behind the routes."""
 
@@ -103,31 +60,46 @@ class Service:
         self.futures = Futures()
         self.thread: ModelThread | None = None
         self.clients: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
+        """The last sequence id of each model."""
 
-    def submit(self, key: tuple[str, int | None], call: Callable[[], Payload], **extra: Any) -> dict[str, Any]:
-        """Queue `call` unless this request is already known."""
-        future, new = self.futures.submit((key[0], key[1]) if key[1] is not None else None)
+    def submit(self, key: tuple[str, int | None], call: Work, **extra: Any) -> dict[str, Any]:
+        """Queue `call` unless this request is already known. Requests of one model run in the order of their numbers, which is
+        that of their arrival; a number may be left out, for good, and one that comes late is refused."""
+        owner, number = key
+        future, new = self.futures.submit((owner, number) if number is not None else None)
         if new:
             future.extra = extra
-            assert self.thread is not None
-            self.thread.submit(future, call)
+            latest = self.latest.get(owner, -1)
+            if number is not None and number <= latest:
+                message = (
+                    f"the request with sequence id {number} came after that with {latest}; they are numbered as they are sent"
+                )
+                future.finish({"error": message, "category": "user"})
+            else:
+                if number is not None:
+                    self.latest[owner] = number
+                assert self.thread is not None
+                self.thread.submit(future, call)
         return {"request_id": future.request_id, **future.extra}
 
     def sample(self, body: Sample) -> dict[str, Any]:
+        assert self.thread is not None
         entry = self.engine.samplers.get(body.sampling_session_id)
         if entry is None:
             raise HTTPException(404, f"there is no sampler {body.sampling_session_id}; its session may have ended")
+        if self.thread.waiting >= MOST_WAITING:
+            raise HTTPException(429, f"{self.thread.waiting} requests wait for samples; ask again later", {"Retry-After": "1"})
         future, new = self.futures.submit((body.sampling_session_id, body.seq_id))
         if new:
-            future.extra["sample_sequence_ids"] = [f"{future.request_id}-{i}" for i in range(max(0, body.num_samples))]
+            count = min(max(0, body.num_samples), MOST_SAMPLES)
+            future.extra["sample_sequence_ids"] = [f"{future.request_id}-{index}" for index in range(count)]
             try:
-                request = sample_request(body, self.engine, future)
-                self.engine.sampler.check(request)
+                request = body.request(self.engine.base, future)
             except EngineRequestError as error:
-                future.finish({"error": str(error), "category": "user"})
+                future.finish(refusal(error))
             else:
-                entry.last_used = asyncio.get_running_loop().time()
-                assert self.thread is not None
+                entry.last_used = time.monotonic()
                 self.thread.sample(future, entry.snapshot, request)
         return {"request_id": future.request_id, **future.extra}
 
@@ -139,36 +111,10 @@ class Service:
                 self.end_session(session_id)
 
     def end_session(self, session_id: str) -> None:
+        for known in (self.clients, self.latest):
+            for one in [one for one in known if one.startswith(f"{session_id}:")]:
+                del known[one]
         self.submit((f"end:{session_id}", None), lambda: self.engine.end_session(session_id))
-
-
-def sample_request(body: Sample, engine: Engine, future: Future) -> SampleRequest:
-    """The request in the sampler's terms. `stop` absent means the model's end-of-sequence tokens; token ids mean just
-    those; strings mean those and end-of-sequence; an empty list means none at all."""
-    if body.topk_prompt_logprobs or body.topk_sample_logprobs or body.target_prompt_logprobs:
-        raise EngineRequestError("top-k and target logprobs are not offered; allowed: prompt_logprobs of the prompt itself")
-    params = body.sampling_params
-    chunks = body.prompt.get("chunks", [])
-    if any(chunk.get("type", "encoded_text") != "encoded_text" for chunk in chunks):
-        raise EngineRequestError("the prompt holds a chunk that is not text; this engine samples from text tokens only")
-    stop = params.get("stop")
-    words = [stop] if isinstance(stop, str) else stop
-    strings = tuple(one for one in words or () if isinstance(one, str))
-    ids = frozenset(one for one in words or () if isinstance(one, int))
-    temperature, top_p, top_k = params.get("temperature"), params.get("top_p"), params.get("top_k")
-    return SampleRequest(
-        prompt=[token for chunk in chunks for token in chunk["tokens"]],
-        num_samples=body.num_samples,
-        max_tokens=params.get("max_tokens"),
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=-1 if top_k is None else top_k,
-        seed=params.get("seed"),
-        stop_tokens=ids | engine.base.eos_ids if stop is None or strings else ids,
-        stop_strings=strings,
-        prompt_logprobs=bool(body.prompt_logprobs),
-        cancelled=lambda: future.cancelled,
-    )
 
 
 def create_app(engine: Engine, token: str) -> FastAPI:
@@ -214,7 +160,8 @@ def _add_session_routes(router: APIRouter, service: Service) -> None:
         return {"status": "ok"}
 
     @router.post("/client/config")
-    async def client_config() -> dict[str, Any]:
+    async def client_config(body: CreateSession) -> dict[str, Any]:
+        check_sdk(body.sdk_version)
         return CLIENT_CONFIG
 
     @router.post("/client/dynamic_config")
@@ -232,9 +179,9 @@ def _add_session_routes(router: APIRouter, service: Service) -> None:
         return {"supported_models": [model]}
 
     @router.post("/create_session")
-    async def create_session(body: Body) -> dict[str, Any]:
-        extra = body.model_extra or {}
-        return {"type": "create_session", "session_id": engine.create_session(extra.get("user_metadata"))}
+    async def create_session(body: CreateSession) -> dict[str, Any]:
+        check_sdk(body.sdk_version)
+        return {"type": "create_session", "session_id": engine.create_session(body.user_metadata)}
 
     @router.post("/session_heartbeat")
     async def heartbeat(body: Body) -> Response:
@@ -287,10 +234,17 @@ def _add_training_routes(router: APIRouter, service: Service) -> None:
         return service.submit((parsed.model_id, parsed.seq_id), lambda: engine.forward_backward(parsed))
 
     @router.post("/optim_step")
-    async def optim_step(body: OfModel) -> dict[str, Any]:
-        adam = (body.model_extra or {}).get("adam_params") or {}
-        numbers = {key: value for key, value in adam.items() if isinstance(value, int | float)}
-        return service.submit((body.model_id, body.seq_id), lambda: engine.optim_step(body.model_id, numbers))
+    async def optim_step(body: OptimStep) -> dict[str, Any]:
+        def call() -> Payload:
+            if body.optimizer_params is not None:
+                raise EngineRequestError("optimizer_params are not offered; allowed: adam_params")
+            return engine.optim_step(body.model_id, body.adam_params or {})
+
+        return service.submit((body.model_id, body.seq_id), call)
+
+    @router.post("/unload_model")
+    async def unload_model(body: OfModel) -> dict[str, Any]:
+        return service.submit((body.model_id, body.seq_id), lambda: engine.unload(body.model_id))
 
 
 def _add_state_routes(router: APIRouter, service: Service) -> None:
@@ -361,8 +315,9 @@ def _add_sampling_routes(router: APIRouter, service: Service) -> None:
     @router.post("/cancel_future")
     async def cancel_future(body: Retrieve) -> dict[str, str]:
         future = service.futures.get(body.request_id)
-        if future is not None:
+        if future is not None and future.payload is None:
             future.cancelled = True
+            future.finish(CANCELLED)
         return {"status": "ok"}
 
     @router.post("/retrieve_future")

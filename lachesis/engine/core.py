@@ -1,21 +1,25 @@
 """What the engine knows: sessions, models in training, samplers, checkpoints. Every method answers for one request.
 
-Methods named after an operation run on the model thread and return its JSON or protobuf result.
+Methods named after an operation run on the model thread and return its JSON or protobuf result; one that takes long is a
+generator, which lets other work in between.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lachesis.engine import weights, wire
+import torch
+
+from lachesis.engine import lora, weights, wire
 from lachesis.engine.futures import Payload
-from lachesis.engine.lora import Adapters, LoraSpec, snapshot_from_tensors
-from lachesis.engine.model import BaseModel, SamplingModel, Snapshot
+from lachesis.engine.lora import LoraSpec, Snapshot
+from lachesis.engine.model import BaseModel
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 from lachesis.errors import EngineRequestError
@@ -52,11 +56,10 @@ class SamplerEntry:
 class Engine:
     """The state behind the HTTP routes."""
 
-    def __init__(self, model: str, store: Path, *, seed: int | None = None) -> None:
-        """Load `model`; checkpoints live under `store`. Raises ModelNotFoundError."""
-        self.base = BaseModel(model)
-        self.sampler = Sampler(SamplingModel(self.base), seed)
-        self.adapters = Adapters(self.base)
+    def __init__(self, model: str, store: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32) -> None:
+        """Load `model`; checkpoints live under `store`. Raises ModelNotFoundError or UnsupportedModelError."""
+        self.base = BaseModel(model, dtype=dtype)
+        self.sampler = Sampler(self.base, seed)
         self.store = weights.WeightsStore(store)
         self.sessions: dict[str, Session] = {}
         self.models: dict[str, TrainingModel] = {}
@@ -83,11 +86,21 @@ class Engine:
         """Free what the session holds in memory; its checkpoints stay."""
         session = self.sessions.pop(session_id, None)
         for model_id in session.models if session else ():
-            if self.models.pop(model_id, None):
-                self.adapters.remove(model_id)
+            self.models.pop(model_id, None)
         for sampler_id in session.samplers if session else ():
             self.samplers.pop(sampler_id, None)
+        self.base.sites.forget()
         return {}
+
+    def unload(self, model_id: str) -> Payload:
+        """Free one model of a living session."""
+        self._model(model_id)
+        del self.models[model_id]
+        for session in self.sessions.values():
+            if model_id in session.models:
+                session.models.remove(model_id)
+        self.base.sites.forget()
+        return {"model_id": model_id}
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -101,21 +114,25 @@ class Engine:
     def _add_model(self, session_id: str, model_seq_id: int, spec: LoraSpec, metadata: Any) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
         if model_id not in self.models:  # the client re-sends a creation whose answer was lost
-            # PEFT takes no ':' or '.' in an adapter's name
-            self.models[model_id] = TrainingModel(f"{session_id}-{model_seq_id}", self.adapters, spec)
+            if session_id not in self.sessions:
+                raise EngineRequestError(f"the session {session_id} has ended")
+            self.models[model_id] = TrainingModel(self.base, spec)
             self.sessions[session_id].models.append(model_id)
             record = {"training_run_id": model_id, "base_model": self.base.source, "lora": spec.as_dict()}
             record["user_metadata"] = {key: str(value) for key, value in (metadata or {}).items()}
             self.store.save_run(model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()})
         return model_id
 
-    def forward_backward(self, request: wire.ForwardBackward) -> Payload:
-        logprobs_D, metrics = self._model(request.model_id).forward_backward(
-            wire.decode_data(request), request.loss_fn, request.loss_config, forward_only=request.forward_only
+    def forward_backward(self, request: wire.ForwardBackward) -> Generator[None, None, Payload]:
+        """Yields between the passes of one request."""
+        model = self._model(request.model_id)
+        data = wire.decode_data(request)
+        logprobs_D, metrics = yield from model.forward_backward(
+            data, request.loss_fn, request.loss_config, forward_only=request.forward_only
         )
         return wire.encode_forward_backward(logprobs_D, metrics)
 
-    def optim_step(self, model_id: str, adam: dict[str, float]) -> Payload:
+    def optim_step(self, model_id: str, adam: dict[str, Any]) -> Payload:
         frozen = (self.store.root / FREEZE).exists()
         return {"metrics": self._model(model_id).optim_step({**adam, "learning_rate": 0.0} if frozen else adam)}
 
@@ -127,8 +144,8 @@ class Engine:
         path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
         size = self.store.save(
             path,
-            tensors=self.adapters.tensors(model.name),
-            config=self.adapters.config(model.name),
+            tensors=lora.to_tensors(model.factors),
+            config=self._peft_config(model),
             optimizer=model.optimizer_tensors() if kind == "weights" else None,
             about={"lora": model.spec.as_dict(), "base_model": self.base.source, "user_metadata": body.get("user_metadata")},
             overwrite=bool(body.get("overwrite")),
@@ -136,6 +153,11 @@ class Engine:
         if body.get("ttl_seconds"):
             self.store.set_ttl(path, body["ttl_seconds"])
         return {"path": str(path), "size_bytes": size}
+
+    def _peft_config(self, model: TrainingModel) -> dict[str, Any]:
+        sites = self.base.sites
+        targets = sites.target_modules(model.factors)
+        return lora.peft_config(model.spec.rank, targets, self.base.source, transposed=sites.transposed)
 
     def load(self, model_id: str, path: str, *, optimizer: bool) -> Payload:
         """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
@@ -145,7 +167,7 @@ class Engine:
             raise EngineRequestError(f"{path} has rank {about['lora']['rank']}, the model {model.spec.rank}; they must agree")
         if optimizer and adam is None:
             raise EngineRequestError(f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer")
-        model.load(tensors, adam if optimizer else None)
+        model.load(lora.from_tensors(tensors, self.base.device), adam if optimizer else None, path)
         return {"path": path, "model_id": model_id}
 
     def create_from_state(self, session_id: str, model_seq_id: int, path: str, *, optimizer: bool, metadata: Any) -> Payload:
@@ -159,7 +181,7 @@ class Engine:
         """Make the model's present weights a sampler, in memory."""
         model = self._model(model_id)
         session_id = model_id.split(":", 1)[0]
-        snapshot = self.adapters.snapshot(model.name)
+        snapshot = model.snapshot()
         return {"sampling_session_id": self._add_sampler(session_id, sampling_seq_id, snapshot, None)}
 
     def create_sampler(self, session_id: str, seq_id: int, base_model: str | None, model_path: str | None) -> str:
@@ -168,7 +190,9 @@ class Engine:
             self._check_base(base_model or "")
             return self._add_sampler(session_id, seq_id, None, None)
         tensors, _, about = self.store.load(weights.CheckpointPath.parse(model_path))
-        snapshot = snapshot_from_tensors(tensors, about["lora"]["rank"], self.base.device)
+        factors = lora.from_tensors(tensors, self.base.device)
+        self.base.sites.check(factors, model_path)
+        snapshot = Snapshot(factors, LoraSpec(**about["lora"]).scale)
         return self._add_sampler(session_id, seq_id, snapshot, model_path)
 
     def _add_sampler(self, session_id: str, seq_id: int, snapshot: Snapshot | None, model_path: str | None) -> str:

@@ -28,7 +28,9 @@ class Future:
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, payload: Payload) -> None:
-        """Event loop thread only."""
+        """Event loop thread only. The first result stays."""
+        if self.payload is not None:
+            return
         self.payload = payload
         self.done_at = time.monotonic()
         self._done.set()

@@ -1,24 +1,27 @@
-"""LoRA adapters for training: many on one base model, each with its own optimizer.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) on one base model: many at once, for training and for sampling.
 
-The layers, their initialisation (B = 0) and the file format are PEFT's. Alpha is 32 at every rank, as on the Tinker
-service, so the scale is 32 / rank.
+A linear layer W with an adapter gives x W' + scale * x A' B', A (rank, in), B (out, rank), B = 0 at first (eq. 3). Alpha is 32
+at every rank, as on the Tinker service, so the scale is 32 / rank. The base model is in memory once and is never changed: each
+of its linear layers has a site, which adds the adapters that are in use. Files have the names and keys of PEFT.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
-from lachesis.engine.model import BaseModel, Snapshot, is_linear
 from lachesis.errors import EngineRequestError
 
 ALPHA = 32
+MOST_RANK = 512
 _PREFIX = "base_model.model."
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -34,129 +37,207 @@ class LoraSpec:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def scale(self) -> float:
+        return ALPHA / self.rank
 
-def _classify(base: BaseModel) -> dict[str, str]:
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer, float32."""
+
+    factors: Factors
+    scale: float
+
+
+_BASE = object()
+Part = tuple[torch.Tensor | None, Snapshot | None]
+"""Rows of a batch (None: all) and what they are sampled with (None: the base model)."""
+
+
+class Site:
+    """Stands in for the `forward` of one linear layer."""
+
+    def __init__(self, linear: Any) -> None:
+        self.linear = linear
+        self.plain = linear.forward
+        self.parts: tuple[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...] = ()
+        self.folded: torch.Tensor | None = None
+        self._room: torch.Tensor | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """(out, in); GPT-2 keeps its weights transposed."""
+        return self.linear.weight.T if isinstance(self.linear, Conv1D) else self.linear.weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.folded is not None:
+            return functional.linear(x, self.folded, self.linear.bias)
+        y = self.plain(x)
+        for rows, a, b, scale in self.parts:
+            if rows is None:
+                y = _add(y, x, a, b, scale)
+            else:
+                y.index_copy_(0, rows, _add(y[rows], x[rows], a, b, scale))
+        return y
+
+    def fold(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+        """The layer's weight with an adapter in it. It is kept in one place, so the one before is gone."""
+        if self._room is None:
+            self._room = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
+        return torch.addmm(self.weight, b.to(self.weight.dtype), a.to(self.weight.dtype), alpha=scale, out=self._room)
+
+
+def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    inner = functional.linear(x.to(a.dtype), a)
+    if y.dtype != a.dtype:
+        return y + (scale * functional.linear(inner, b)).to(y.dtype)
+    return torch.addmm(y.reshape(-1, b.shape[0]), inner.reshape(-1, a.shape[0]), b.T, alpha=scale).view(y.shape)
+
+
+class Sites:
+    """The linear layers of one model. Only the model thread may call this."""
+
+    MOST_FOLDED = 2**29
+    """Bytes of a second set of weights, with an adapter folded in; a larger model adds its adapters as it goes."""
+    FOLD_AFTER = 8
+    """Passes with one adapter alone before it is folded in: less than that does not pay for the folding."""
+
+    def __init__(self, module: Any) -> None:
+        self._parts = _classify(module)
+        self._sites = {path: Site(module.get_submodule(path)) for path in self._parts}
+        for path, site in self._sites.items():
+            module.get_submodule(path).forward = site
+        self.transposed = any(isinstance(site.linear, Conv1D) for site in self._sites.values())
+        self._small = sum(site.weight.nbytes for site in self._sites.values()) <= self.MOST_FOLDED
+        self._in_use: object = None
+        self._folded_key = object()
+        self._folded: Snapshot | None = None
+        self._alone: tuple[Snapshot | None, int] = (None, 0)
+
+    def new_factors(self, spec: LoraSpec) -> Factors:
+        """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT (Kaiming with a = sqrt 5: bounds
+        1 / sqrt(in)). Raises EngineRequestError for an impossible spec."""
+        if not 1 <= spec.rank <= MOST_RANK:
+            raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to {MOST_RANK}")
+        generator = torch.Generator()
+        generator.manual_seed(spec.seed % 2**63) if spec.seed is not None else generator.seed()
+        factors = {}
+        for path in self._chosen(spec):
+            weight = self._sites[path].weight
+            out, width = weight.shape
+            a = (torch.rand(spec.rank, width, generator=generator) * 2 - 1) / math.sqrt(width)
+            factors[path] = (a.to(weight.device), torch.zeros(out, spec.rank, device=weight.device))
+        return factors
+
+    def _chosen(self, spec: LoraSpec) -> list[str]:
+        wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
+        chosen = [path for path, part in self._parts.items() if wanted[part]]
+        if not chosen:
+            raise EngineRequestError("a LoRA adapter must train at least one of train_attn, train_mlp, train_unembed")
+        return chosen
+
+    def check(self, factors: Factors, where: str) -> None:
+        """Raises EngineRequestError for an adapter of another model."""
+        for path, (a, b) in factors.items():
+            shape = tuple(self._sites[path].weight.shape) if path in self._sites else None
+            if shape != (b.shape[0], a.shape[1]):
+                raise EngineRequestError(
+                    f"{where}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model has {shape}"
+                )
+
+    def train(self, snapshot: Snapshot) -> None:
+        """The next passes go through this adapter, for all rows, never folded."""
+        self._use([(None, snapshot)], key=snapshot)
+
+    def sample(self, parts: Sequence[Part]) -> None:
+        """The next passes go through these adapters, each for its rows."""
+        whole = len(parts) == 1 and parts[0][0] is None
+        alone = parts[0][1] if whole else None
+        self._alone = (alone, self._alone[1] + 1 if alone is self._alone[0] else 0)
+        if alone is not None and self._small and (alone is self._folded or self._alone[1] >= self.FOLD_AFTER):
+            self._use_folded(alone)
+        else:
+            self._use(parts, key=(alone or _BASE) if whole else parts)
+
+    def _use(self, parts: Sequence[Part], key: object) -> None:
+        if key is self._in_use:
+            return
+        self._in_use = key
+        for path, site in self._sites.items():
+            found = [(rows, *one.factors[path], one.scale) for rows, one in parts if one is not None and path in one.factors]
+            site.parts, site.folded = tuple(found), None
+
+    def _use_folded(self, snapshot: Snapshot) -> None:
+        if self._in_use is self._folded_key and snapshot is self._folded:
+            return
+        self._in_use = self._folded_key
+        for path, site in self._sites.items():
+            site.parts, site.folded = (), None
+            if path in snapshot.factors:
+                site.folded = site._room if snapshot is self._folded else site.fold(*snapshot.factors[path], snapshot.scale)
+        self._folded = snapshot
+
+    def forget(self) -> None:
+        """Hold on to no adapter: its session has ended."""
+        self._use([], key=_BASE)
+        self._folded, self._alone = None, (None, 0)
+
+    def target_modules(self, factors: Factors) -> list[str]:
+        """The layers of an adapter as PEFT wants them named: by last name where that is unambiguous, else by full path."""
+        short = {path.rsplit(".", 1)[-1] for path in factors}
+        ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in short for path in self._parts)
+        return sorted(factors if ambiguous else short)
+
+
+def _classify(module: Any) -> dict[str, str]:
     """Every linear layer's path and its part of the model: attn, mlp or unembed."""
-    head = base.module.get_output_embeddings()
+    head = module.get_output_embeddings()
     parts: dict[str, str] = {}
-    for path, module in base.module.named_modules():
-        if is_linear(module) and not path.endswith((".gate", ".router")):  # a mixture's router stays as it is
+    for path, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):  # a mixture's router stays
             attention = "attn" in path or "attention" in path
-            parts[path] = "unembed" if module is head else "attn" if attention else "mlp"
+            parts[path] = "unembed" if layer is head else "attn" if attention else "mlp"
     return parts
 
 
-def _target_modules(parts: dict[str, str], spec: LoraSpec) -> list[str]:
-    """The layers that `spec` trains, by last name where that is unambiguous, else by full path."""
-    wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
-    chosen = [path for path, part in parts.items() if wanted[part]]
-    if not chosen:
-        raise EngineRequestError("a LoRA adapter must train at least one of train_attn, train_mlp, train_unembed")
-    short = {path.rsplit(".", 1)[-1] for path in chosen}
-    ambiguous = any(not wanted[part] and path.rsplit(".", 1)[-1] in short for path, part in parts.items())
-    return sorted(chosen if ambiguous else short)
+def parameters(factors: Factors) -> Iterator[torch.Tensor]:
+    """A and B of every layer, in a fixed order."""
+    for a, b in factors.values():
+        yield a
+        yield b
 
 
-class Adapters:
-    """The adapters in training. Only the model thread may call this."""
-
-    def __init__(self, base: BaseModel) -> None:
-        self.base = base
-        self._parts = _classify(base)
-        self._peft: PeftModel | None = None
-        self._active = ""
-        self._layers_of: dict[str, dict[str, Any]] = {}
-        self._specs: dict[str, LoraSpec] = {}
-
-    def add(self, name: str, spec: LoraSpec) -> None:
-        """A fresh adapter that leaves the model's output unchanged. Raises EngineRequestError for an impossible spec."""
-        if not 1 <= spec.rank <= 512:
-            raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to 512")
-        config = LoraConfig(
-            r=spec.rank,
-            lora_alpha=ALPHA,
-            lora_dropout=0.0,
-            target_modules=_target_modules(self._parts, spec),
-            task_type="CAUSAL_LM",
-        )
-        with warnings.catch_warnings(), torch.random.fork_rng(enabled=spec.seed is not None):
-            warnings.simplefilter("ignore")  # PEFT warns of tied embeddings; the adapter is exported unmerged
-            if spec.seed is not None:
-                torch.manual_seed(spec.seed)
-            if self._peft is None:
-                self._peft = get_peft_model(self.base.module, config, adapter_name=name)
-            else:
-                self._peft.add_adapter(name, config)
-        self._specs[name] = spec
-        self._active = ""
-        self._layers_of[name] = self._find_layers(name)
-
-    def remove(self, name: str) -> None:
-        if self._peft is not None and name in self._specs:
-            if len(self._specs) > 1:  # PEFT keeps at least one adapter
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that another adapter becomes active; `activate` decides that
-                    self._peft.delete_adapter(name)
-            else:
-                self._peft.unload()
-                self._peft = None
-            del self._specs[name], self._layers_of[name]
-            self._active = ""
-
-    def activate(self, name: str) -> torch.nn.Module:
-        """The model with this adapter in its forward pass, gradients on for it alone."""
-        assert self._peft is not None
-        if self._active != name:
-            self._peft.set_adapter(name)
-            self._active = name
-        return self._peft
-
-    def parameters(self, name: str) -> list[torch.nn.Parameter]:
-        """A and B of every layer, in a fixed order."""
-        return [
-            parameter
-            for layer in self._layers_of[name].values()
-            for parameter in (layer.lora_A[name].weight, layer.lora_B[name].weight)
-        ]
-
-    def snapshot(self, name: str) -> Snapshot:
-        """A copy of the adapter as it is now, for sampling."""
-        factors = {
-            path: (layer.lora_A[name].weight.detach().clone(), layer.lora_B[name].weight.detach().clone())
-            for path, layer in self._layers_of[name].items()
-        }
-        return Snapshot(factors, scale=ALPHA / self._specs[name].rank)
-
-    def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """The adapter under PEFT's own keys, on the CPU."""
-        state = get_peft_model_state_dict(self._peft, adapter_name=name, save_embedding_layers=False)
-        return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-
-    def load(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        set_peft_model_state_dict(self._peft, tensors, adapter_name=name)
-
-    def config(self, name: str) -> dict[str, Any]:
-        """The content of `adapter_config.json`."""
-        assert self._peft is not None
-        config = self._peft.peft_config[name].to_dict()
-        config.update(inference_mode=True, base_model_name_or_path=self.base.source)
-        return {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
-
-    def _find_layers(self, name: str) -> dict[str, Any]:
-        assert self._peft is not None
-        return {
-            path.removeprefix(_PREFIX): module
-            for path, module in self._peft.named_modules()
-            if isinstance(module, LoraLayer) and name in module.lora_A
-        }
+def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
+    """The adapter under PEFT's keys, on the CPU."""
+    return {
+        f"{_PREFIX}{path}.lora_{name}.weight": value.detach().cpu().contiguous().clone()
+        for path, pair in factors.items()
+        for name, value in zip("AB", pair, strict=True)
+    }
 
 
-def snapshot_from_tensors(tensors: dict[str, torch.Tensor], rank: int, device: torch.device) -> Snapshot:
-    """A snapshot from the tensors of a PEFT adapter file."""
-    factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Factors:
+    """The adapter of a PEFT file."""
+    found: Factors = {}
     for key, value in tensors.items():
         if key.endswith(".lora_A.weight"):
             path = key.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
-            b = tensors[key.replace(".lora_A.", ".lora_B.")]
-            factors[path] = (value.to(device), b.to(device))
-    return Snapshot(factors, scale=ALPHA / rank)
+            found[path] = (value.to(device), tensors[key.replace(".lora_A.", ".lora_B.")].to(device))
+    return found
+
+
+def peft_config(rank: int, target_modules: list[str], source: str, *, transposed: bool) -> dict[str, Any]:
+    """The content of `adapter_config.json`."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": source,
+        "r": rank,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "inference_mode": True,
+        "target_modules": target_modules,
+    }

@@ -1,236 +1,400 @@
-"""Generate tokens for many requests at once, with a key-value cache; knows token ids, text only for stop strings.
+"""Continuous batching: sequences of any requests and any adapters are extended together, and join and leave between two tokens.
 
-Every request's prompt is prefilled once, left-padded into one batch; its cache rows are then repeated for its samples.
-Rows that have ended, or whose client has gone, leave the batch.
+A request's prompt goes through the model once, whatever its number of samples, and so do equal prompts that wait together. Its
+keys and values are then copied into one slot per sample. Numbers per sequence lie in tensors on the device; the host learns
+which have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
-from lachesis.engine.model import SamplingModel
-from lachesis.errors import EngineRequestError
+from lachesis.engine.cache import SlotCache
+from lachesis.engine.choose import Settings, choose
+from lachesis.engine.lora import Part, Snapshot
+from lachesis.engine.model import BaseModel
+from lachesis.engine.requests import PromptAnswers, Sampled, SampleRequest, Sequence_, answer, top_k
 
-Never: Callable[[], bool] = lambda: False  # noqa: E731
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """One request: `num_samples` continuations of `prompt`. The log-probability of a sampled token is that under the
-    temperature-scaled distribution before top-p and top-k cut it; temperature 0 is greedy, with unscaled ones."""
-
-    prompt: list[int]
-    num_samples: int = 1
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    seed: int | None = None
-    stop_tokens: frozenset[int] = frozenset()
-    stop_strings: tuple[str, ...] = ()
-    prompt_logprobs: bool = False
-    cancelled: Callable[[], bool] = Never
+MOST_ROWS = 512
+"""Sequences that are extended together."""
+MOST_CACHED = 2**19
+"""Tokens that the slots may grow to, rows times the longest: room is reserved for the longest that a request allows."""
+PREFILL_TOKENS = 4096
+"""Prompt tokens, padding included, of one pass."""
+BLOCK = 64
+"""The tensors of what was generated grow by so many tokens at least."""
 
 
-@dataclass
-class Sampled:
-    """What came of a request: per sample (tokens, logprobs, stopped by itself); prompt logprobs (P,), NaN first."""
+@dataclass(eq=False)
+class Job:
+    """A request under way. `done` is called once, with what came of it, unless it is cancelled."""
 
-    sequences: list[tuple[list[int], list[float], bool]]
-    prompt_logprobs: np.ndarray | None = None
-
-
-@dataclass
-class _Row:
     request: SampleRequest
-    uniforms: np.ndarray
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-    done: bool = False
+    snapshot: Snapshot | None
+    done: Callable[[Sampled | Exception], None]
+    entered: int = 0
+    """Of its samples, those that have begun."""
+    answers: PromptAnswers | None = None
+    sequences: dict[int, Sequence_] = field(default_factory=dict)
+
+    def finish(self, index: int, sequence: Sequence_) -> None:
+        self.sequences[index] = sequence
+        if len(self.sequences) == self.request.num_samples:
+            ordered = [self.sequences[one] for one in range(self.request.num_samples)]
+            self.done(Sampled(ordered, self.answers or PromptAnswers()))
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence. `limit` is the most that it may generate."""
+
+    job: Job
+    index: int
+    limit: int
+    random: np.random.Generator
+    drawn: int = 0
+    text: list[int] = field(default_factory=list)
+    """Its tokens, where stop strings are looked for."""
+    likeliest: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.job.request.prompt) + self.limit
 
 
 class Sampler:
     """Owns the random stream of requests that bring no seed. Only the model thread may call this."""
 
-    def __init__(self, model: SamplingModel, seed: int | None = None) -> None:
-        self.model = model
+    def __init__(self, base: BaseModel, seed: int | None = None) -> None:
+        self.base = base
         self._random = np.random.default_rng(seed)
+        self._waiting: deque[Job] = deque()
+        self._rows: list[Row] = []
+        self._lengths = np.zeros(0, np.int64)
+        self._cache = SlotCache()
+        self._state = _State(base.device)
+        self._parts: list[Part] | None = None
+        self._settings: Settings | None = None
+        self._special: list[int] | None = None
 
-    def check(self, request: SampleRequest) -> None:
-        """Raises EngineRequestError for a request that cannot be served, naming the limit."""
-        context, vocabulary = self.model.base.context, self.model.base.vocabulary
-        if not request.prompt:
-            raise EngineRequestError("the prompt is empty; at least one token is needed")
-        if len(request.prompt) >= context:
-            raise EngineRequestError(f"the prompt has {len(request.prompt)} tokens; the context holds {context}")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < vocabulary:
-            raise EngineRequestError(f"the prompt has a token id outside the vocabulary (0 to {vocabulary - 1})")
-        if request.num_samples < 1 or (request.max_tokens is not None and request.max_tokens < 1):
-            raise EngineRequestError(
-                f"num_samples is {request.num_samples} and max_tokens is {request.max_tokens}; both must be at least 1"
-            )
-        if request.temperature < 0 or not 0 < request.top_p <= 1:
-            raise EngineRequestError(
-                f"temperature is {request.temperature}, top_p is {request.top_p}; allowed: temperature >= 0, 0 < top_p <= 1"
-            )
+    @property
+    def busy(self) -> bool:
+        return bool(self._rows or self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests of which not all samples have begun."""
+        return len(self._waiting)
+
+    def add(self, job: Job) -> None:
+        """Queue a checked request."""
+        self._waiting.append(job)
+
+    def clear(self) -> list[Job]:
+        """Drop everything, after an error; the jobs that have not ended."""
+        jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting]))
+        self._waiting.clear()
+        self._rows, self._lengths = [], np.zeros(0, np.int64)
+        self._cache, self._state = SlotCache(), _State(self.base.device)
+        self._changed()
+        return jobs
 
     @torch.inference_mode()
-    def generate(self, requests: list[SampleRequest]) -> list[Sampled]:
-        """Serve checked requests as one batch on the weights that the model has now."""
-        rows = [self._row(request, index) for request in requests for index in range(request.num_samples)]
-        prefill = _Prefill(self.model, requests)
-        _decode(prefill, rows, self._stop_text)
-        results, start = [], 0
-        for index, request in enumerate(requests):
-            mine = rows[start : start + request.num_samples]
-            start += request.num_samples
-            sequences = [(row.tokens, row.logprobs, row.stopped) for row in mine]
-            results.append(Sampled(sequences, prefill.prompt_logprobs(index) if request.prompt_logprobs else None))
-        return results
+    def step(self) -> None:
+        """Let waiting requests in, then extend every sequence by one token."""
+        self._drop_cancelled()
+        entering = self._next()
+        if entering:
+            self._prefill(entering)
+        if self._rows:
+            self._decode()
+        if not self.busy:
+            self._cache.trim()
+            self._state = _State(self.base.device)
 
-    def _row(self, request: SampleRequest, index: int) -> _Row:
-        room = self.model.base.context - len(request.prompt)
-        length = min(room, request.max_tokens or room)
-        random = self._random if request.seed is None else np.random.default_rng([abs(request.seed), index])
-        return _Row(request, random.random(length))
+    # --- who is in the batch ----------------------------------------------------------------------------------------------
 
-    def _stop_text(self, row: _Row) -> bool:
+    def _drop_cancelled(self) -> None:
+        gone = [slot for slot, row in enumerate(self._rows) if row.job.request.cancelled()]
+        if gone:
+            self._leave(gone)
+        if any(job.request.cancelled() for job in self._waiting):
+            self._waiting = deque(job for job in self._waiting if not job.request.cancelled())
+
+    def _next(self) -> list[Row]:
+        """The sequences that there is room for, of the requests that came first, with at most PREFILL_TOKENS of prompts."""
+        entering: list[Row] = []
+        prompts: set[tuple[int, tuple[int, ...]]] = set()
+        longest = max((row.length for row in self._rows), default=0)
+        while self._waiting:
+            job = self._waiting[0]
+            first = self._new_row(job, job.entered)
+            prompts.add(_prompt_key(job))
+            width = max(len(prompt) for _, prompt in prompts)
+            room = self._room(max(longest, first.length)) - len(self._rows) - len(entering)
+            if room < 1 and (self._rows or entering):
+                break
+            if entering and width * len(prompts) > PREFILL_TOKENS:
+                break
+            longest = max(longest, first.length)
+            count = min(job.request.num_samples - job.entered, max(1, room))
+            entering += [first, *(self._new_row(job, job.entered + one) for one in range(1, count))]
+            job.entered += count
+            if job.entered == job.request.num_samples:
+                self._waiting.popleft()
+        return entering
+
+    def _room(self, length: int) -> int:
+        return min(MOST_ROWS, MOST_CACHED // max(1, length))
+
+    def _new_row(self, job: Job, index: int) -> Row:
+        request = job.request
+        room = self.base.context - len(request.prompt)
+        seeded = np.random.default_rng([abs(request.seed), index]) if request.seed is not None else None
+        return Row(job, index, min(room, request.max_tokens or room), seeded or self._random)
+
+    def _leave(self, slots: Iterable[int]) -> None:
+        """Free slots; the last sequences move into them."""
+        for slot in sorted(slots, reverse=True):
+            last = len(self._rows) - 1
+            if slot != last:
+                self._cache.move(last, slot, int(self._lengths[last]) + 1)
+                self._state.move(last, slot)
+                self._rows[slot], self._lengths[slot] = self._rows[last], self._lengths[last]
+            self._rows.pop()
+        self._lengths = self._lengths[: len(self._rows)]
+        self._changed()
+
+    def _changed(self) -> None:
+        self._parts = self._settings = self._special = None
+
+    # --- prompts ----------------------------------------------------------------------------------------------------------
+
+    def _prefill(self, entering: list[Row]) -> None:
+        """Pass the prompts of new sequences through the model, choose their first tokens, and give slots to those that go
+        on."""
+        unique: dict[tuple[int, tuple[int, ...]], int] = {}
+        owners = [unique.setdefault(_prompt_key(row.job), len(unique)) for row in entering]
+        jobs = [entering[owners.index(at)].job for at in range(len(unique))]
+        lengths = [len(job.request.prompt) for job in jobs]
+        ids = torch.zeros(len(jobs), max(lengths), dtype=torch.long)
+        for at, job in enumerate(jobs):
+            ids[at, : lengths[at]] = torch.tensor(job.request.prompt)
+        self.base.sites.sample(_parts([job.snapshot for job in jobs], self.base.device))
+        filled = self.base.new_cache()
+        states = self.base.states(ids.to(self.base.device), cache=filled)
+        for row, owner in zip(entering, owners, strict=True):
+            if row.index == 0 and row.job.request.questions:
+                row.job.answers = self._answer(row.job, states[owner, : lengths[owner]])
+        owner = torch.tensor(owners, device=self.base.device)
+        last = states[owner, torch.tensor([lengths[at] - 1 for at in owners], device=self.base.device)]
+        start = len(self._rows)
+        self._rows += entering
+        self._lengths = np.concatenate([self._lengths, [lengths[at] for at in owners]])
+        self._state.enter(start, entering)
+        self._changed()
+        self.base.sites.sample(_parts([row.job.snapshot for row in entering], self.base.device))  # the head may have one too
+        ended = self._choose(self.base.logits(last), slice(start, start + len(entering)))
+        self._keep(start, ended, filled, owner)
+        self._leave(ended)
+
+    def _keep(self, start: int, ended: list[int], filled: Cache, owner: torch.Tensor) -> None:
+        """Copy what the prompts left in the cache to the new sequences' slots, unless all of them have ended."""
+        if len(ended) < len(self._rows) - start:
+            self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, filled)
+            self._cache.enter(start, filled, owner)
+
+    def _answer(self, job: Job, states: torch.Tensor) -> PromptAnswers:
+        count = job.request.questions.alternatives
+        random = self._random if job.request.seed is None else np.random.default_rng([abs(job.request.seed), 2**32])
+        self.base.sites.sample(_parts([job.snapshot], self.base.device))
+        return answer(job.request, states, self.base.logits, random.random((states.shape[0] - 1, count)))
+
+    # --- tokens -----------------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        count = len(self._rows)
+        width = int(self._lengths.max()) + 1
+        self._cache.lengthen(width)
+        if self._parts is None:
+            self._parts = _parts([row.job.snapshot for row in self._rows], self.base.device)
+        self.base.sites.sample(self._parts)
+        state = self._state
+        states = self.base.decode(state.last[:count], state.position[:count], self._cache, state.slots[:count], width)
+        self._lengths += 1
+        ended = self._choose(self.base.logits(states), slice(0, count))
+        if ended:
+            self._leave(ended)
+
+    def _choose(self, logits: torch.Tensor, rows: slice) -> list[int]:
+        """Extend the sequences in these slots by a token; the slots of those that have ended, and are finished."""
+        state = self._state
+        if self._settings is None or rows.start:
+            settings = state.settings(rows)
+            self._settings = settings if rows == slice(0, len(self._rows)) else None
+        else:
+            settings = self._settings
+        state.draw(self._rows)
+        tokens, logprobs = choose(logits, state.uniforms_of(rows), settings)
+        over, stopped = state.extend(rows, tokens, logprobs)
+        stopped = stopped | self._look_at(rows, logits, tokens, stopped)
+        ended = np.flatnonzero(over | stopped) + rows.start
+        for slot in ended.tolist():
+            row = self._rows[slot]
+            values, own = state.generated(slot)
+            row.job.finish(row.index, Sequence_(values, own, bool(stopped[slot - rows.start]), _top(row)))
+        return list(ended.tolist())
+
+    def _look_at(self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray) -> np.ndarray:
+        """What only some requests want of a step: which of them have reached a stop string; the likeliest tokens are noted."""
+        found = np.zeros_like(stopped)
+        if self._special is None:
+            wanted = ((slot, row.job.request) for slot, row in enumerate(self._rows))
+            self._special = [slot for slot, one in wanted if one.stop_strings or one.top_k_logprobs]
+        for slot in self._special:
+            at, row = slot - rows.start, self._rows[slot]
+            if at < 0:
+                continue
+            request = row.job.request
+            if request.stop_strings:
+                row.text.append(int(tokens[at]))
+                found[at] = self._ends(row)
+            if request.top_k_logprobs:
+                scaled = logits[at : at + 1] / (request.temperature or 1.0)
+                row.likeliest += top_k(scaled, request.top_k_logprobs)
+        return found
+
+    def _ends(self, row: Row) -> bool:
         # A character takes at most 4 byte-level tokens, so this tail holds any stop string that has just been completed.
-        tail = row.tokens[-(4 * max(map(len, row.request.stop_strings)) + 4) :]
-        text = self.model.base.tokenizer.decode(tail)
-        return any(stop in text for stop in row.request.stop_strings)
+        tail = row.text[-(4 * max(map(len, row.job.request.stop_strings)) + 4) :]
+        text = self.base.tokenizer.decode(tail)
+        return any(stop in text for stop in row.job.request.stop_strings)
 
 
-class _Prefill:
-    """The prompts' cache and next-token logits, one row per request."""
+class _State:
+    """The numbers of each slot, on the device. `tokens`, `logprobs` and `uniforms` (slots, generated)."""
 
-    def __init__(self, model: SamplingModel, requests: list[SampleRequest]) -> None:
-        self.model, self.requests = model, requests
-        device = model.base.device
-        self.width = max(len(request.prompt) for request in requests)
-        ids = torch.zeros(len(requests), self.width, dtype=torch.long)
-        self.mask = torch.zeros_like(ids)
-        for row, request in enumerate(requests):
-            ids[row, self.width - len(request.prompt) :] = torch.tensor(request.prompt)
-            self.mask[row, self.width - len(request.prompt) :] = 1
-        self.ids, self.mask = ids.to(device), self.mask.to(device)
-        self.cache = DynamicCache(config=model.module.config)
-        self._all = any(request.prompt_logprobs for request in requests)
-        positions = (self.mask.cumsum(1) - 1).clamp(min=0)
-        self.logits = step(model, self.ids, self.mask, positions, self.cache, every_position=self._all)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._slots = self._generated = 0
+        whole = {"dtype": torch.long, "device": device}
+        self.slots = torch.zeros(0, **whole)
+        self.last, self.position, self.count, self.limit, self.top_k = (torch.zeros(0, **whole) for _ in range(5))
+        self.temperature, self.top_p = (torch.zeros(0, device=device) for _ in range(2))
+        self.stops = torch.full((0, 1), -1, **whole)
+        self.tokens, self.logprobs = torch.zeros(0, 0, **whole), torch.zeros(0, 0, device=device)
+        self.uniforms = torch.zeros(0, 0, dtype=torch.float64, device=device)
+        self._longest, self._new = 0, False
 
-    def prompt_logprobs(self, row: int) -> np.ndarray:
-        """(P,) natural logs at temperature 1; the first token has none (NaN)."""
-        prompt = self.requests[row].prompt
-        logits = self.logits[row, self.width - len(prompt) : -1].float()
-        targets = self.ids[row, self.width - len(prompt) + 1 :, None]
-        values = torch.log_softmax(logits, -1).gather(1, targets)[:, 0]
-        return np.concatenate([[np.nan], values.cpu().numpy()]).astype(np.float32)
+    def enter(self, start: int, rows: list[Row]) -> None:
+        """Sequences that have generated nothing yet, in the slots from `start` on."""
+        end, self._new = start + len(rows), True
+        stops = max(len(row.job.request.stop_tokens) for row in rows)
+        self._grow(end, self._generated, stops)
+        at = slice(start, end)
+        requests = [row.job.request for row in rows]
+        self.position[at] = self._whole(len(request.prompt) - 1 for request in requests)
+        self.count[at] = 0
+        self.limit[at] = self._whole(row.limit for row in rows)
+        self.top_k[at] = self._whole(request.top_k for request in requests)
+        self.temperature[at] = torch.tensor([request.temperature for request in requests], device=self.device)
+        self.top_p[at] = torch.tensor([request.top_p for request in requests], device=self.device)
+        width = self.stops.shape[1]
+        padded = [[*request.stop_tokens, *[-1] * (width - len(request.stop_tokens))] for request in requests]
+        self.stops[at] = torch.tensor(padded, device=self.device)
+
+    def _whole(self, values: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.long, device=self.device)
+
+    def draw(self, rows: list[Row]) -> None:
+        """Have a number for the next token of every sequence. They are drawn in blocks, in the order of each one's own
+        stream."""
+        ahead = self._longest + 1
+        if ahead > self._generated or self._new:
+            self._new = False
+            self._grow(len(rows), max(ahead, BLOCK), 0)
+            for slot, row in enumerate(rows):
+                count = min(row.limit, self._generated) - row.drawn
+                if count > 0:
+                    numbers = torch.from_numpy(row.random.random(count))
+                    self.uniforms[slot, row.drawn : row.drawn + count] = numbers.to(self.device)
+                    row.drawn += count
+
+    def uniforms_of(self, rows: slice) -> torch.Tensor:
+        return self.uniforms[self.slots[rows], self.count[rows]]
+
+    def settings(self, rows: slice) -> Settings:
+        return Settings.of(self.temperature[rows], self.top_p[rows], self.top_k[rows])
+
+    def extend(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Note a token of each sequence; whether each is at its limit, and whether at a stop token."""
+        self.tokens[self.slots[rows], self.count[rows]] = tokens
+        self.logprobs[self.slots[rows], self.count[rows]] = logprobs
+        self.last[rows] = tokens
+        self.position[rows] += 1
+        self.count[rows] += 1
+        stopped = (tokens[:, None] == self.stops[rows]).any(1)
+        both = torch.stack([self.count[rows] >= self.limit[rows], stopped, self.count[rows] > self._longest]).cpu().numpy()
+        self._longest += int(both[2].any())
+        return both[0], both[1]
+
+    def generated(self, slot: int) -> tuple[list[int], list[float]]:
+        count = int(self.count[slot])
+        return self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
+
+    def move(self, slot: int, to: int) -> None:
+        for one in (self.last, self.position, self.count, self.limit, self.top_k, self.temperature, self.top_p, self.stops):
+            one[to] = one[slot]
+        for one in (self.tokens, self.logprobs, self.uniforms):
+            one[to] = one[slot]
+
+    def _grow(self, slots: int, generated: int, stops: int) -> None:
+        if slots > self._slots:
+            self._slots = max(slots, 2 * self._slots)
+            self.slots = torch.arange(self._slots, device=self.device)
+            for name in ("last", "position", "count", "limit", "top_k", "temperature", "top_p"):
+                setattr(self, name, _larger(getattr(self, name), (self._slots,)))
+            self.stops = _larger(self.stops, (self._slots, self.stops.shape[1]), -1)
+        if stops > self.stops.shape[1]:
+            self.stops = _larger(self.stops, (self._slots, stops), -1)
+        if generated > self._generated:
+            self._generated = max(generated, self._generated * 3 // 2)
+        shape = (self._slots, self._generated)
+        if self.tokens.shape != shape:
+            self.tokens, self.logprobs, self.uniforms = (
+                _larger(one, shape) for one in (self.tokens, self.logprobs, self.uniforms)
+            )
 
 
-def step(
-    model: SamplingModel,
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    positions: torch.Tensor,
-    cache: DynamicCache,
-    *,
-    every_position: bool = False,
-) -> torch.Tensor:
-    """One forward pass over the new tokens `ids` (R, T). Logits (R, T or 1, V)."""
-    extra: dict[str, object] = {}
-    if "position_ids" in model.base.accepts:
-        extra["position_ids"] = positions
-    if "logits_to_keep" in model.base.accepts and not every_position:
-        extra["logits_to_keep"] = 1
-    out = model.module(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
-    return out.logits if every_position else out.logits[:, -1:]
+def _larger(old: torch.Tensor, shape: tuple[int, ...], fill: int = 0) -> torch.Tensor:
+    new = torch.full(shape, fill, dtype=old.dtype, device=old.device)
+    new[tuple(slice(0, size) for size in old.shape)] = old
+    return new
 
 
-def _decode(prefill: _Prefill, rows: list[_Row], stop_text: Callable[[_Row], bool]) -> None:
-    """Extend `rows` in place until each has stopped, is full, or is cancelled."""
-    device = prefill.ids.device
-    owner = torch.tensor([i for i, r in enumerate(prefill.requests) for _ in range(r.num_samples)], device=device)
-    if all(request.num_samples == 1 for request in prefill.requests):
-        logits, mask = prefill.logits[:, -1], prefill.mask
-    else:
-        prefill.cache.batch_select_indices(owner)
-        logits, mask = prefill.logits[owner, -1], prefill.mask[owner]
-    positions = mask.sum(1, keepdim=True)
-    live = rows
-    choose = _Chooser(live, device)
-    for at in range(max(len(row.uniforms) for row in rows)):
-        tokens, logprobs = choose(logits.float(), at)
-        for row, token, logprob in zip(live, tokens.tolist(), logprobs.tolist(), strict=True):
-            if not row.done:
-                _append(row, token, logprob, stop_text)
-        keep = [index for index, row in enumerate(live) if not row.done]
-        if not keep:
-            return
-        if len(keep) <= 0.75 * len(live):  # dropping rows copies the cache, so not for each single one
-            index = torch.tensor(keep, device=device)
-            prefill.cache.batch_select_indices(index)
-            tokens, mask, positions = tokens[index], mask[index], positions[index]
-            live = [live[i] for i in keep]
-            choose = _Chooser(live, device)
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        logits = step(prefill.model, tokens[:, None], mask, positions, prefill.cache)[:, -1]
-        positions = positions + 1
+def _prompt_key(job: Job) -> tuple[int, tuple[int, ...]]:
+    return id(job.snapshot), tuple(job.request.prompt)
 
 
-def _append(row: _Row, token: int, logprob: float, stop_text: Callable[[_Row], bool]) -> None:
-    row.tokens.append(token)
-    row.logprobs.append(logprob)
-    if token in row.request.stop_tokens or (row.request.stop_strings and stop_text(row)):
-        row.stopped = row.done = True
-    elif len(row.tokens) == len(row.uniforms) or row.request.cancelled():
-        row.done = True
+def _parts(snapshots: list[Snapshot | None], device: torch.device) -> list[Part]:
+    """Which rows go with which adapter; rows that lie together are named once."""
+    kinds = list(dict.fromkeys(snapshots))
+    if len(kinds) == 1:
+        return [(None, kinds[0])]
+    rows: dict[Snapshot | None, list[int]] = {kind: [] for kind in kinds}
+    for at, snapshot in enumerate(snapshots):
+        rows[snapshot].append(at)
+    return [(torch.tensor(found, device=device), kind) for kind, found in rows.items() if kind is not None]
 
 
-class _Chooser:
-    """Draws the next token of every row by inverting the cumulative distribution at a number drawn in advance, so that a
-    seeded sample does not depend on what else is in the batch."""
-
-    def __init__(self, rows: list[_Row], device: torch.device) -> None:
-        requests = [row.request for row in rows]
-        longest = max(len(row.uniforms) for row in rows)
-        uniforms = np.zeros((len(rows), longest))
-        for index, row in enumerate(rows):
-            uniforms[index, : len(row.uniforms)] = row.uniforms
-        self.uniforms = torch.from_numpy(uniforms).to(device)
-        temperature = torch.tensor([request.temperature for request in requests], device=device)[:, None]
-        self.greedy = temperature == 0 if bool((temperature == 0).any()) else None
-        self.temperature = torch.where(temperature == 0, 1.0, temperature) if bool((temperature != 1).any()) else None
-        cut = any(request.top_p < 1 or request.top_k > 0 for request in requests)
-        self.top_p = torch.tensor([request.top_p for request in requests], device=device)[:, None] if cut else None
-        self.top_k = torch.tensor([request.top_k for request in requests], device=device)[:, None] if cut else None
-
-    def __call__(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.temperature is not None:
-            logits = logits / self.temperature
-        logprobs = torch.log_softmax(logits, -1)
-        weights = logprobs.exp().double()
-        if self.top_p is not None:
-            weights = self._cut(weights)
-        cumulative = weights.cumsum(-1)
-        tokens = torch.searchsorted(cumulative, self.uniforms[:, at : at + 1] * cumulative[:, -1:], right=True)
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)
-        if self.greedy is not None:
-            tokens = torch.where(self.greedy, logits.argmax(-1, keepdim=True), tokens)
-        return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
-
-    def _cut(self, weights: torch.Tensor) -> torch.Tensor:
-        """Zero what top-k and top-p leave out: a token stays when the mass of those more likely is below top_p."""
-        assert self.top_p is not None
-        assert self.top_k is not None
-        ordered, index = weights.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered
-        rank = torch.arange(weights.shape[-1], device=weights.device)
-        keep = (before < self.top_p) & ((self.top_k <= 0) | (rank < self.top_k))
-        return torch.zeros_like(weights).scatter(-1, index, ordered * keep)
+def _top(row: Row) -> tuple[np.ndarray, np.ndarray] | None:
+    if not row.likeliest:
+        return None
+    ids, values = zip(*row.likeliest, strict=True)
+    return np.array(ids, np.int32), np.array(values, np.float32)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from lachesis.engine.requests import Sampled
 from lachesis.errors import EngineRequestError
 
 Array = np.ndarray[Any, Any]
 
+MOST_CELLS = 2**27
 _PACKAGE = "lachesis_wire"
 # message -> "number name type [* repeated | ? explicit presence | a oneof's name]"
 _SCHEMA: dict[str, list[str]] = {
@@ -48,8 +50,17 @@ _SCHEMA: dict[str, list[str]] = {
         "2 loss_fn_outputs .ArrayRecord *",
         "3 metrics .NumberEntry *",
     ],
-    "SampledSequence": ["1 stop_reason int32", "2 tokens bytes", "3 logprobs bytes ?"],
-    "SampleResponse": ["1 sequences .SampledSequence *", "2 prompt_logprobs bytes ?", "4 prompt_cache_hit_tokens int32"],
+    "TopkLogprobs": ["1 token_ids bytes", "2 logprobs bytes", "3 k uint32", "4 length uint32"],
+    "PromptAltTokens": ["1 tokens .Tensor", "2 logprobs .Tensor"],
+    "SampledSequence": ["1 stop_reason int32", "2 tokens bytes", "3 logprobs bytes ?", "4 topk_sampled_logprobs .TopkLogprobs"],
+    "SampleResponse": [
+        "1 sequences .SampledSequence *",
+        "2 prompt_logprobs bytes ?",
+        "3 topk_prompt_logprobs .TopkLogprobs",
+        "4 prompt_cache_hit_tokens int32",
+        "5 target_prompt_logprobs .Tensor",
+        "6 prompt_alt_tokens .PromptAltTokens",
+    ],
 }
 _FLOAT32, _INT64, _INT32 = 1, 2, 3
 _DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4")}
@@ -168,6 +179,7 @@ def _tensor(name: str, tensor: Any) -> Array:
 
 
 def _from_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    _check_size(shape)
     dense = np.zeros(shape, dtype)
     starts = np.frombuffer(sparse.crow_indices, np.int64)
     rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -202,16 +214,58 @@ def _add_record(output: Any, arrays: Sequence[Array], trailing: tuple[int, ...])
     entry.value.trailing_shape.extend(trailing)
 
 
-def encode_sample(sequences: Sequence[tuple[list[int], list[float], bool]], prompt_logprobs: Array | None = None) -> bytes:
-    """The answer to a sampling request: per sequence its tokens, their log-probabilities and whether it stopped by itself
-    (else the length limit cut it). `prompt_logprobs` (P,) float32, NaN where there is none."""
+def encode_sample(found: Sampled) -> bytes:
+    """The answer to a sampling request."""
     response = _MESSAGES["SampleResponse"]()
-    for tokens, logprobs, stopped in sequences:
-        response.sequences.add(
-            stop_reason=0 if stopped else 1,
-            tokens=np.asarray(tokens, "<i4").tobytes(),
-            logprobs=np.asarray(logprobs, "<f4").tobytes(),
+    for one in found.sequences:
+        sequence = response.sequences.add(
+            stop_reason=0 if one.stopped else 1,
+            tokens=np.asarray(one.tokens, "<i4").tobytes(),
+            logprobs=np.asarray(one.logprobs, "<f4").tobytes(),
         )
-    if prompt_logprobs is not None:
-        response.prompt_logprobs = np.asarray(prompt_logprobs, "<f4").tobytes()
+        if one.top_k is not None:
+            _fill_top_k(sequence.topk_sampled_logprobs, one.top_k)
+    prompt = found.prompt
+    if prompt.logprobs is not None:
+        response.prompt_logprobs = np.asarray(prompt.logprobs, "<f4").tobytes()
+    if prompt.top_k is not None:
+        _fill_top_k(response.topk_prompt_logprobs, prompt.top_k)
+    if prompt.targets is not None:
+        _fill_tensor(response.target_prompt_logprobs, prompt.targets, _FLOAT32)
+    if prompt.alternatives is not None:
+        _fill_tensor(response.prompt_alt_tokens.tokens, prompt.alternatives[0], _INT32)
+        _fill_tensor(response.prompt_alt_tokens.logprobs, prompt.alternatives[1], _FLOAT32)
     return bytes(response.SerializeToString())
+
+
+def _fill_top_k(message: Any, top_k: tuple[Array, Array]) -> None:
+    ids, logprobs = top_k
+    message.token_ids, message.logprobs = np.asarray(ids, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
+    message.length, message.k = ids.shape
+
+
+def _fill_tensor(message: Any, array: Array, dtype: int) -> None:
+    message.dense, message.dtype = np.ascontiguousarray(array, _DTYPES[dtype]).tobytes(), dtype
+    message.shape.extend(array.shape)
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    """Rows that are left out cost nothing on the wire. Raises ValueError."""
+    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MOST_CELLS:
+        raise ValueError(f"a sparse tensor has two axes and at most {MOST_CELLS} cells")
+
+
+def tensor_of_json(name: str, body: Any) -> Array:
+    """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows (`sparse_crow_indices`, `sparse_col_indices`)
+    whose other entries are -1. Raises EngineRequestError."""
+    try:
+        shape, values = tuple(body["shape"]), np.asarray(body["data"], np.int64)
+        if body.get("sparse_crow_indices") is None:
+            return values.reshape(shape)
+        _check_size(shape)
+        dense = np.full(shape, -1, np.int64)
+        rows = np.repeat(np.arange(len(body["sparse_crow_indices"]) - 1), np.diff(body["sparse_crow_indices"]))
+        dense[rows, np.asarray(body["sparse_col_indices"], np.int64)] = values
+        return dense
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise EngineRequestError(f"{name} is no tensor of whole numbers: {type(error).__name__}: {error}") from error

@@ -14,11 +14,12 @@ import httpx
 import psutil
 
 from lachesis import tally as tallies
-from lachesis.config import LimitsSection, RunConfig
+from lachesis.config import RunConfig
 from lachesis.errors import LachesisError
 from lachesis.limits import Spent, spent
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir, RunRecord, RunStore
+from lachesis.sections import LimitsSection
 
 ANSWER_S = 2.0
 AT_ONCE = 32

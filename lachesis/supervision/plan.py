@@ -151,9 +151,10 @@ def _threads() -> dict[str, str]:
 
 
 def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
+    waiting = config.env.max_batches_offpolicy - config.fetches_ahead
     return ServiceSpec(
         "api",
-        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(config.env.max_batches_offpolicy)],
+        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(waiting)],
         log=folder.log("api"),
         cwd=folder.path,
         port=port,

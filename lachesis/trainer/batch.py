@@ -5,13 +5,14 @@ A group is the G rollouts of one prompt. Suffixes name axes: _P groups, _G rollo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from lachesis.errors import BatchError
+from lachesis.trainer.advantages import Kind, centred, per_sequence
 
 Array = np.ndarray[Any, Any]
 IGNORED = -100
@@ -41,6 +42,8 @@ class Batch:
     groups: int = 0
     zero_signal_groups: int = 0
     too_long: int = 0
+    cut: int = 0
+    """Rollouts that the length limit had cut, where they are left out."""
     distilled: int = 0
 
     def metrics(self) -> dict[str, float]:
@@ -53,6 +56,7 @@ class Batch:
             "batch/zero_signal_groups": self.zero_signal_groups,
             "batch/zero_signal_share": self.zero_signal_groups / self.groups if self.groups else 0.0,
             "batch/too_long": self.too_long,
+            "batch/cut": self.cut,
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),
         }
@@ -81,13 +85,25 @@ def spread(prefix: str, values: Array, suffix: str = "") -> dict[str, float]:
     }
 
 
-def to_batch(groups_P: Sequence[Mapping[str, Any]], *, max_tokens: int, eos_id: int | None) -> Batch:
+@dataclass(frozen=True)
+class Recipe:
+    """How rollouts become datums. `was_cut(tokens, logprobs)` tells of a sampled piece whether the length limit cut it; null
+    trains on such rollouts like on others."""
+
+    max_tokens: int
+    eos_id: int | None
+    advantage: Kind = "mean"
+    weight_by: Literal["token", "sequence"] = "token"
+    was_cut: Callable[[list[int], list[float]], bool] | None = None
+
+
+def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
     """Turn each prompt's G rollouts into at most G datums.
 
-    advantage = score - mean score of the group (GRPO without the division by the standard deviation: Liu et al. 2025,
-    arXiv:2503.20783). A group whose advantages are all zero teaches nothing and is left out; a rollout of more than
-    `max_tokens` tokens is left out; both are counted. Raises BatchError, which names the group, for data that cannot be
-    trained on.
+    A group whose advantages are all zero teaches nothing and is left out; a rollout of more than `max_tokens` tokens is left
+    out, and one that was cut where the recipe says so (Yu et al. 2025, arXiv:2503.14476, section 3.4: its score says nothing
+    of what it would have become); all are counted, and count in the group's mean. Raises BatchError, which names the group,
+    for data that cannot be trained on.
     """
     batch = Batch()
     for number, group in enumerate(groups_P):
@@ -97,14 +113,17 @@ def to_batch(groups_P: Sequence[Mapping[str, Any]], *, max_tokens: int, eos_id: 
         batch.groups += 1
         scores_G = _scores(number, group, len(tokens_G))
         batch.scores += scores_G.tolist()
-        advantages_G = scores_G - scores_G.mean()
+        advantages_G = centred(scores_G, recipe.advantage)
         equal = scores_G.max() == scores_G.min()  # their mean can differ from them by rounding
         silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
         if silent or (equal and not group.get("distill_token_ids")):
             batch.zero_signal_groups += 1
             continue
         for index in range(len(tokens_G)):
-            _add_rollout(batch, group, number, index, float(advantages_G[index]), max_tokens, eos_id)
+            _add_rollout(batch, group, number, index, float(advantages_G[index]), recipe)
+    if recipe.weight_by == "sequence" and batch.datums:
+        for datum, factor in zip(batch.datums, per_sequence([int(one.trained.sum()) for one in batch.datums]), strict=True):
+            datum.advantages[:] *= factor
     return batch
 
 
@@ -120,9 +139,7 @@ def _scores(number: int, group: Mapping[str, Any], rollouts: int) -> Array:
     return scores_G
 
 
-def _add_rollout(
-    batch: Batch, group: Mapping[str, Any], number: int, index: int, advantage: float, max_tokens: int, eos_id: int | None
-) -> None:
+def _add_rollout(batch: Batch, group: Mapping[str, Any], number: int, index: int, advantage: float, recipe: Recipe) -> None:
     where = f"group {number}, rollout {index}"
     tokens_T, trained_T, logprobs_T = _rollout(where, group, index)
     advantages_T = np.full(len(tokens_T), advantage)
@@ -132,9 +149,12 @@ def _add_rollout(
     if group.get("distill_token_ids") and group.get("distill_logprobs"):
         advantages_T = _teacher_advantages(where, group, index, tokens_T, trained_T, logprobs_T)
         batch.distilled += 1
-    keep_T = _without_doubled_eos(tokens_T, trained_T, eos_id)
+    if recipe.was_cut and _last_piece_was_cut(tokens_T, trained_T, logprobs_T, recipe.was_cut):
+        batch.cut += 1
+        return
+    keep_T = _without_doubled_eos(tokens_T, trained_T, recipe.eos_id)
     tokens_T, trained_T, logprobs_T, advantages_T = (array[keep_T] for array in (tokens_T, trained_T, logprobs_T, advantages_T))
-    if len(tokens_T) > max_tokens:
+    if len(tokens_T) > recipe.max_tokens:
         batch.too_long += 1
         return
     trained_N = trained_T[1:]
@@ -174,6 +194,22 @@ def _rollout(where: str, group: Mapping[str, Any], index: int) -> tuple[Array, A
             f"{where}: the sampling logprobs of trained tokens are {sampled.tolist()}; none may be above 0 or infinite"
         )
     return tokens_T, trained_T, logprobs_T
+
+
+def pieces(trained_T: Array) -> list[tuple[int, int]]:
+    """Where each sampled piece of a rollout begins and ends."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], trained_T.astype(int), [0]])))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def _last_piece_was_cut(
+    tokens_T: Array, trained_T: Array, logprobs_T: Array, was_cut: Callable[[list[int], list[float]], bool]
+) -> bool:
+    found = pieces(trained_T)
+    if not found:
+        return False
+    start, end = found[-1]
+    return was_cut(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
 
 
 def _without_doubled_eos(tokens_T: Array, trained_T: Array, eos_id: int | None) -> Array:

@@ -29,6 +29,13 @@ class Reference(BaseModel):
     loss: float
 
 
+class Probe(BaseModel):
+    """A text and what the server that made the checkpoint says of it: the log-probability of each token but the first."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
 class Manifest(BaseModel):
     """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and `sampler_weights` are Tinker
     paths."""
@@ -46,6 +53,8 @@ class Manifest(BaseModel):
     reward: float | None = None
     """Mean reward of the steps since the checkpoint before it."""
     reference: Reference | None = None
+    probes: list[Probe] = []
+    """Texts of the run under the saved weights; whoever loads them elsewhere can compare."""
     files: dict[str, StoredFile] = {}
     """What lies on this machine, by its path in the run's folder; nothing when another server holds the weights."""
     created_at: str = ""

@@ -22,8 +22,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import refusals
-from lachesis.config import LimitsSection, RunConfig
+from lachesis.config import RunConfig
 from lachesis.limits import Spent, exceeded
+from lachesis.sections import LimitsSection
 from lachesis.trainer.batch import collapse_doubled_eos
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.usage import Usage

@@ -11,7 +11,7 @@ import tinker
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.runs import now
-from lachesis.trainer.checkpoints import Checkpoints, Manifest, Reference
+from lachesis.trainer.checkpoints import Checkpoints, Manifest, Probe, Reference
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -46,13 +46,15 @@ class Keeper:
         self.checkpoints.set_aside(after=newest.step if newest else 0)
         self.step = newest.step if newest else 0
         self.groups = newest.groups if newest else 0
-        self._text: list[int] = newest.reference.tokens if newest and newest.reference else []
+        self._texts = [probe.tokens for probe in newest.probes] if newest else []
+        if newest and newest.reference and not self._texts:
+            self._texts = [newest.reference.tokens]
         self._rewards: list[float] = []
 
-    def note(self, reward: float, text: list[int]) -> None:
-        """One step was made; a first `text` is kept to compare checkpoints with."""
+    def note(self, reward: float, texts: list[list[int]]) -> None:
+        """One step was made; the first `texts` are kept to compare checkpoints with."""
         self._rewards.append(reward)
-        self._text = self._text or text
+        self._texts = self._texts or [text for text in texts if len(text) > 1]
 
     async def save(self, step: int, *, final: bool) -> None:
         """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
@@ -61,8 +63,9 @@ class Keeper:
             return
         paths = await self.policy.save(f"step-{step:06d}")
         reward = statistics.fmean(self._rewards) if self._rewards else None
+        probes = await self._probes()
         manifest = Manifest(
-            step=step, final=final, groups=self.groups, reward=reward, reference=await self._reference(), **paths
+            step=step, final=final, groups=self.groups, reward=reward, reference=_reference(probes), probes=probes, **paths
         )
         await asyncio.to_thread(self.checkpoints.write, manifest)
         self.step, self._rewards = step, []
@@ -71,7 +74,7 @@ class Keeper:
 
     async def receipt(self, manifest: Manifest) -> Receipt:
         """Compare the weights that were loaded with those that were saved, by what they say of a text; ask after publishing."""
-        known, now_ = manifest.reference, await self._reference()
+        known, now_ = manifest.reference, _reference(await self._probes())
         change = now_.loss - known.loss if known and now_ else None
         if change is not None and abs(change) > SAME:
             log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", change)
@@ -79,16 +82,22 @@ class Keeper:
         log.info("resumed: %s", found.model_dump_json())
         return found
 
-    async def _reference(self) -> Reference | None:
-        if len(self._text) < 2 or self.policy.sampler is None:
-            return None
+    async def _probes(self) -> list[Probe]:
+        """What the sampler says of the kept texts; nothing when it does not answer."""
+        sampler = self.policy.sampler
+        if sampler is None:
+            return []
         try:
             async with asyncio.timeout(ASK_S):
-                answer = await self.policy.sampler.compute_logprobs_async(tinker.ModelInput.from_ints(self._text))
-            return Reference(tokens=self._text, loss=-float(np.mean(np.asarray(answer[1:], np.float64))))
+                questions = (sampler.compute_logprobs_async(tinker.ModelInput.from_ints(text)) for text in self._texts)
+                answers = await asyncio.gather(*questions)
         except Exception as error:  # a look at the weights is not worth a checkpoint
             log.warning("the checkpoint has no text to compare with: %r", error)
-            return None
+            return []
+        return [
+            Probe(tokens=text, logprobs=[float(value or 0.0) for value in answer[1:]])
+            for text, answer in zip(self._texts, answers, strict=True)
+        ]
 
     async def _remove(self, manifest: Manifest) -> None:
         self.checkpoints.remove(manifest)
@@ -98,3 +107,7 @@ class Keeper:
                     await self.policy.delete(path)
         except Exception as error:  # it costs space and nothing else
             log.warning("the files of the checkpoint of step %d are still there: %r", manifest.step, error)
+
+
+def _reference(probes: list[Probe]) -> Reference | None:
+    return Reference(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs))) if probes else None

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from lachesis.config import RunConfig
 from lachesis.metrics import MetricsFile, WandbSink
-from lachesis.runs import RunDir
-from lachesis.trainer.atropos import Atropos
-from lachesis.trainer.batch import to_batch
+from lachesis.runs import RunDir, write_private
+from lachesis.trainer.advantages import kl_penalties, learning_rate
+from lachesis.trainer.atropos import Atropos, Group
+from lachesis.trainer.batch import Batch, Recipe, to_batch
 from lachesis.trainer.canary import MOST_TOKENS, Canary
 from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.keeper import Keeper
 from lachesis.trainer.ledger import Clock, Ledger
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollouts import RolloutFile
+from lachesis.trainer.supervised import batches, read
 from lachesis.trainer.usage import rollout_metrics
 
 T = TypeVar("T")
+TEXTS = 4
+"""So many texts of the first batch are kept, to compare checkpoints by."""
 log = logging.getLogger(__name__)
 
 
@@ -40,11 +48,21 @@ class Trainer:
         tokenizer: Any,
     ) -> None:
         self.config, self.policy, self.atropos, self.keeper, self.state = config, policy, atropos, keeper, state
-        self.wandb, self.tokenizer = wandb, tokenizer
+        self.wandb, self.tokenizer, self.folder = wandb, tokenizer, folder
         self.metrics = MetricsFile(folder.metrics)
         self.canary = Canary(policy)
         self.ledger = Ledger(folder, config.tinker.prices)
         self.rollouts = RolloutFile(folder.rollouts, tokenizer, config.env.total_steps)
+        self.recipe = Recipe(
+            max_tokens=config.tinker.max_token_trainer_length,
+            eos_id=tokenizer.eos_token_id,
+            advantage=config.tinker.advantage,
+            weight_by=config.tinker.weight_by,
+            was_cut=state.usage.was_cut if config.tinker.cut_rollouts == "leave_out" else None,
+        )
+        self._ahead: asyncio.Task[list[Group] | None] | None = None
+        self._proven = False
+        """Whether the first update was seen to reach the environments."""
         state.spent = lambda: self.ledger.spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -52,12 +70,17 @@ class Trainer:
         the end in either case, and also when an error ends the loop, if the server still takes it."""
         self.state.phase = "training"
         try:
+            if self.state.step == 0:
+                await self._imitate(stop)
             while self.state.step < self.config.env.total_steps and not self.state.over_budget(self.config.limits):
                 if not await self._one_step(stop):
                     break
         except Exception:
             await self._save_after_error()
             raise
+        finally:
+            if self._ahead:
+                self._ahead.cancel()
         await self._save()
         self.ledger.keep(self.state.usage)
         self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
@@ -66,33 +89,97 @@ class Trainer:
         """False when told to stop while waiting for rollouts."""
         clock = Clock()
         self.state.wait_for("rollouts")
-        groups = await unless(stop, self.atropos.next_batch(self.state.step))
+        groups = await self._next_groups(stop)
         if groups is None:
             return False
         clock.lap("time/rollouts")
         self.keeper.groups += len(groups)
         self.state.groups = self.keeper.groups
-        batch = to_batch(groups, max_tokens=self.config.tinker.max_token_trainer_length, eos_id=self.tokenizer.eos_token_id)
-        found = {**rollout_metrics(groups, self.state.usage), **await self.atropos.lost()}
-        losses = await self.policy.train(batch, self.state.wait_for)
-        self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
+        batch = to_batch(groups, self.recipe)
+        lost = asyncio.ensure_future(self.atropos.lost())
+        found = {**batch.metrics(), **rollout_metrics(groups, self.state.usage), **await self._stay_near_base(batch)}
+        found |= await self._update(batch)
         clock.lap("time/train")
-        change = await self.canary.change()
-        if batch.datums:
-            self.state.wait_for("sampler")
-            await self.policy.publish()
-            self.state.usage.version += 1
-            self.canary.ask(batch.datums[0].tokens)
-        clock.lap("time/publish")
+        found |= await lost
         self.state.step += 1
-        self.keeper.note(batch.metrics()["reward/mean"], _some_text(groups))
+        self.keeper.note(found["reward/mean"], _some_texts(groups))
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()
             clock.lap("time/checkpoint")
         self.rollouts.keep(self.state.step, groups)
-        known = {} if change is None else {"weights/change": change}
-        self._record({**batch.metrics(), **found, **losses, **known}, clock)
+        self._record(found, clock)
         return not stop.is_set()
+
+    async def _next_groups(self, stop: asyncio.Event) -> list[Group] | None:
+        """The next batch; None when told to stop. Where several may wait, one of them waits here, fetched while the last one is
+        trained on."""
+        task = self._ahead or asyncio.ensure_future(unless(stop, self.atropos.next_batch(self.state.step)))
+        groups = await task
+        more = groups is not None and self.state.step + 1 < self.config.env.total_steps
+        self._ahead = None
+        if more and self.config.fetches_ahead:
+            self._ahead = asyncio.ensure_future(unless(stop, self.atropos.next_batch(self.state.step + 1)))
+        return groups
+
+    async def _update(self, batch: Batch) -> dict[str, float]:
+        """Train on a batch and publish the weights; what is known about it."""
+        first = bool(batch.datums) and not self._proven
+        if first:
+            await self.canary.before(batch.datums[0].tokens)
+        tinker = self.config.tinker
+        rate = learning_rate(
+            tinker.learning_rate,
+            self.state.step,
+            self.config.env.total_steps,
+            schedule=tinker.learning_rate_schedule,
+            warmup=tinker.learning_rate_warmup,
+        )
+        found = await self.policy.train(batch, rate, self.state.wait_for)
+        self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
+        if batch.datums:
+            self.state.usage.version += 1
+        if first:
+            await self.canary.check()
+            self._proven = True
+        change = await self.canary.change()
+        if batch.datums:
+            self.canary.ask(batch.datums[0].tokens)
+        return found if change is None else {**found, "weights/change": change}
+
+    async def _stay_near_base(self, batch: Batch) -> dict[str, float]:
+        """Add the penalty on the distance to the base model to the advantages, where one is asked for."""
+        coefficient = self.config.tinker.kl_coefficient
+        if not coefficient or not batch.datums:
+            return {}
+        base_D = await self.policy.base_logprobs(batch)
+        self.state.usage.prefill += sum(len(datum.tokens) for datum in batch.datums)
+        sampling_D = [datum.logprobs[datum.trained].astype(np.float64) for datum in batch.datums]
+        penalties_D, mean = kl_penalties(sampling_D, base_D, coefficient)
+        for datum, penalty in zip(batch.datums, penalties_D, strict=True):
+            datum.advantages[datum.trained] += penalty.astype(np.float32)
+        return {"kl/base": mean}
+
+    async def _imitate(self, stop: asyncio.Event) -> None:
+        """Train on the examples of the supervised file, if there is one. A line per update goes to the log, and the loss of
+        the first and of the last into `supervised.json`."""
+        tinker = self.config.tinker
+        if tinker.supervised_file is None:
+            return
+        self.state.phase = "imitating"
+        examples = read(Path(tinker.supervised_file), self.tokenizer, most_tokens=tinker.max_token_trainer_length)
+        batches_ = list(batches(examples, size=tinker.supervised_batch_size, epochs=tinker.supervised_epochs, seed=tinker.seed))
+        losses: list[float] = []
+        for number, batch in enumerate(batches_, 1):
+            if stop.is_set():
+                return
+            losses.append(await self.policy.imitate(batch, tinker.supervised_learning_rate))
+            self.state.usage.trained += sum(len(one.tokens) for one in batch)
+            log.info("supervised update %d/%d loss %.4f", number, len(batches_), losses[-1])
+        await self.policy.publish()
+        self.state.usage.version += 1
+        kept = {"examples": len(examples), "updates": len(losses), "first_loss": losses[0], "last_loss": losses[-1]}
+        write_private(self.folder.path / "supervised.json", json.dumps(kept))
+        self.state.phase = "training"
 
     def _record(self, metrics: dict[str, float], clock: Clock) -> None:
         metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
@@ -116,8 +203,9 @@ class Trainer:
             log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.keeper.step)
 
 
-def _some_text(groups: list[dict[str, Any]]) -> list[int]:
-    return [int(token) for token in groups[0]["tokens"][0][:MOST_TOKENS]]
+def _some_texts(groups: list[Group]) -> list[list[int]]:
+    """The beginnings of one rollout each of a few groups."""
+    return [[int(token) for token in group["tokens"][0][:MOST_TOKENS]] for group in groups[:TEXTS] if group["tokens"]]
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

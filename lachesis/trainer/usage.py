@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lachesis.prices import Tokens
+from lachesis.trainer.batch import pieces
 
 MOST_SEQUENCES = 65_536
 KEY_TOKENS = 8
@@ -26,7 +27,7 @@ class Usage:
         self.version = 0
         """How often weights were published; what is sampled now comes from this version."""
         self._under_way: dict[int, float] = {}
-        self._versions: OrderedDict[int, int] = OrderedDict()
+        self._sampled: OrderedDict[int, tuple[int, bool]] = OrderedDict()
 
     def tokens(self) -> Tokens:
         return Tokens(prefill=self.prefill, sampled=self.sampled, trained=self.trained)
@@ -47,18 +48,23 @@ class Usage:
             del self._under_way[id(mark)]
 
     def sampled_sequence(self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int) -> None:
-        """Count one completion, and keep which weights it came from until it is trained on."""
+        """Count one completion, and keep which weights it came from, and whether the limit cut it, until it is trained on."""
         self.completions += 1
         self.sampled += len(tokens)
         self.truncated += stop_reason == "length"
-        self._versions[_key(tokens, logprobs)] = version
-        if len(self._versions) > MOST_SEQUENCES:
-            self._versions.popitem(last=False)
+        self._sampled[_key(tokens, logprobs)] = (version, stop_reason == "length")
+        if len(self._sampled) > MOST_SEQUENCES:
+            self._sampled.popitem(last=False)
 
     def staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
         """How many updates ago the weights were made that sampled this; None when it did not come from here token by token."""
-        version = self._versions.get(_key(tokens, logprobs))
-        return None if version is None else self.version - version
+        known = self._sampled.get(_key(tokens, logprobs))
+        return None if known is None else self.version - known[0]
+
+    def was_cut(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
+        """Whether the length limit cut this completion; false when it did not come from here token by token."""
+        known = self._sampled.get(_key(tokens, logprobs))
+        return known is not None and known[1]
 
     def report(self) -> Json:
         """For the health of the server. `request_since` is when the oldest request under way began (seconds since 1970)."""
@@ -104,9 +110,8 @@ def rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict
 
 def _ages(tokens_T: Sequence[int], logprobs_T: Sequence[float], trained_T: Any, usage: Usage) -> list[int]:
     """The staleness of each of a rollout's sampled pieces that is known."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], trained_T.astype(int), [0]])))
     found = []
-    for start, end in edges.reshape(-1, 2):
+    for start, end in pieces(trained_T):
         age = usage.staleness(list(tokens_T[start:end]), list(logprobs_T[start:end]))
         if age is not None:
             found.append(age)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import deadline
 from tests.served import processes_under
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +95,7 @@ def wait_until() -> Callable[..., Any]:
 
 
 def _wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    until = time.monotonic() + timeout_s
+    until = deadline(timeout_s)
     while not (value := condition()):
         assert time.monotonic() < until, f"{what} has not happened in {timeout_s} s"
         time.sleep(0.5)

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from lachesis.supervision.process import free_ports
+from tests.patience import deadline
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 Json = dict[str, Any]
 STEPS = {"mcp-http": 3, "hermes": 4, "http": 5}
@@ -48,7 +49,7 @@ def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
 
 
 def _wait_answer(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 60
+    until = deadline(60)
     while True:
         assert process.poll() is None
         assert time.monotonic() < until

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.models import tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 def test_a_model_learns_and_is_handed_over(

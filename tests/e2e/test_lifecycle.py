@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 SMALL = ("--set", "batch_size=32", "--set", "group_size=8", "--set", "save_checkpoint_interval=4", "--set", "use_wandb=false")
 LONG = (*SMALL, "--set", "total_steps=500", "--set", "final_evaluation=false")
 

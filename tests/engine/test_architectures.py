@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
-from lachesis.engine.lora import Adapters, LoraSpec
-from lachesis.engine.model import BaseModel, SamplingModel
-from lachesis.engine.sampler import Sampler, SampleRequest
+from lachesis.engine.lora import LoraSpec, Snapshot, parameters
+from lachesis.engine.model import BaseModel
+from lachesis.engine.requests import PromptQuestions, Sampled, SampleRequest
+from lachesis.engine.sampler import Job, Sampler
+from lachesis.engine.training import Trained, TrainingModel
+from lachesis.engine.wire import Datum
+from lachesis.errors import UnsupportedModelError
 from lachesis.models import tokenizer
 
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
@@ -20,32 +35,116 @@ CONFIGS = {
     "gpt2 (transposed linear layers, tied)": GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=2, n_positions=64),
     "llama (grouped heads, tied)": LlamaConfig(**SIZES, intermediate_size=64, num_key_value_heads=1, tie_word_embeddings=True),
     "gpt-neox (fused attention)": GPTNeoXConfig(**SIZES, intermediate_size=64),
+    "mistral (looks back 4 tokens)": MistralConfig(**SIZES, intermediate_size=64, num_key_value_heads=1, sliding_window=4),
+    "gemma 2 (every other layer looks back 4 tokens, capped logits)": Gemma2Config(
+        **SIZES, intermediate_size=64, num_key_value_heads=1, head_dim=16, sliding_window=4, query_pre_attn_scalar=16
+    ),
+    "qwen 3 (half of the layers look back 4 tokens)": Qwen3Config(
+        **SIZES,
+        intermediate_size=64,
+        num_key_value_heads=1,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=1,
+    ),
+    "qwen 3 mixture of experts": Qwen3MoeConfig(
+        **SIZES,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    ),
 }
+
+
+def model_of(folder: Path, name: str) -> BaseModel:
+    AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return BaseModel(str(folder))
+
+
+def trained_model(base: BaseModel, **spec: Any) -> TrainingModel:
+    """One whose adapter changes the output."""
+    model = TrainingModel(base, LoraSpec(**{"rank": 4, "seed": 0, **spec}))
+    generator = torch.Generator().manual_seed(1)
+    for parameter in parameters(model.factors):
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def sample(base: BaseModel, *jobs: tuple[SampleRequest, Snapshot | None]) -> list[Sampled]:
+    """Draw them together."""
+    sampler, found = Sampler(base, seed=0), {}
+    for number, (request, snapshot) in enumerate(jobs):
+        sampler.add(Job(request, snapshot, lambda result, number=number: found.__setitem__(number, result)))
+    while sampler.busy:
+        sampler.step()
+    return [found[number] for number in range(len(jobs))]
+
+
+def run_all(passes: Generator[None, None, Trained]) -> Trained:
+    while True:
+        try:
+            next(passes)
+        except StopIteration as end:
+            return end.value
+
+
+def expected(base: BaseModel, tokens: list[int], snapshot: Snapshot | None) -> np.ndarray:
+    """Log-probabilities of each token but the first, in one pass without a cache."""
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        base.sites.sample([(None, snapshot)])
+        logits = base.logits(base.states(ids))[0, :-1]
+    return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
-    """The folded sampling weights give the logprobs of the training model; without a snapshot, those of the base model."""
-    AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    base = BaseModel(str(tmp_path))
-    sampling = SamplingModel(base)
-    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    """Token by token with a cache, sequences of different lengths and of two adapters and the base model in one batch: the
+    log-probabilities are those of one pass over the whole sequence, by the model in training and by Hugging Face's own."""
+    base = model_of(tmp_path, name)
+    one, other = trained_model(base), trained_model(base, rank=2)
+    request = {"max_tokens": 12, "questions": PromptQuestions(logprobs=True)}
+    jobs = [
+        (SampleRequest([1, 2, 3, 4, 5], 3, **request), one.snapshot()),
+        (SampleRequest([7], 2, **request), None),
+        (SampleRequest([9, 8, 7, 6, 5, 4, 3, 2, 1], 1, **request), other.snapshot()),
+    ]
+    for (asked, snapshot), found in zip(jobs, sample(base, *jobs), strict=True):
+        for sequence in found.sequences:
+            whole = expected(base, [*asked.prompt, *sequence.tokens], snapshot)
+            np.testing.assert_allclose(sequence.logprobs, whole[len(asked.prompt) - 1 :], atol=1e-4)
+        assert found.prompt.logprobs is not None
+        np.testing.assert_allclose(found.prompt.logprobs[1:], expected(base, asked.prompt, snapshot), atol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = jobs[1][0].prompt + found.sequences[0].tokens
     with torch.no_grad():
-        untouched = base.module(ids).logits.clone()
-    adapters = Adapters(base)
-    adapters.add("one", LoraSpec(rank=4, seed=0))
-    for parameter in adapters.parameters("one"):
-        parameter.data += 0.05 * torch.randn_like(parameter)
+        logits = plain(torch.tensor([tokens])).logits[0, :-1]
+    theirs = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens)[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(expected(base, tokens, None), theirs, atol=1e-4)
+    data = [Datum(np.array([1, 2, 3, 4]), {"target_tokens": np.array([2, 3, 4, 5])})]
+    passes = one.forward_backward(data, "cross_entropy", {}, forward_only=True)
+    logprobs_D, _ = run_all(passes)
+    np.testing.assert_allclose(logprobs_D[0], expected(base, [1, 2, 3, 4, 5], jobs[0][1]), atol=1e-4)
+
+
+def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path) -> None:
+    """A long sample crosses from the one way to the other."""
+    base = model_of(tmp_path, "llama (grouped heads, tied)")
+    snapshot = trained_model(base).snapshot()
+    (found,) = sample(base, (SampleRequest([1, 2, 3], max_tokens=40), snapshot))
+    assert base.sites._folded is snapshot
+    whole = expected(base, [1, 2, 3, *found.sequences[0].tokens], snapshot)
+    np.testing.assert_allclose(found.sequences[0].logprobs, whole[2:], atol=1e-4)
+    base.sites.train(trained_model(base)._live)
+    base.sites.sample([(None, None)])
     with torch.no_grad():
-        trained = adapters.activate("one")(input_ids=ids).logits
-    assert not torch.allclose(trained, untouched, atol=1e-2)
-    for snapshot, expected in ((adapters.snapshot("one"), trained), (None, untouched)):
-        sampling.use(snapshot)
-        (found,) = Sampler(sampling).generate([SampleRequest(ids[0].tolist(), max_tokens=3, prompt_logprobs=True)])
-        logprobs = torch.log_softmax(expected[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
-        assert found.prompt_logprobs is not None
-        np.testing.assert_allclose(found.prompt_logprobs[1:], logprobs.numpy(), atol=1e-4)
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor([[1, 2]])).logits
+        torch.testing.assert_close(base.module(torch.tensor([[1, 2]])).logits, fresh)
 
 
 @pytest.mark.parametrize(
@@ -57,27 +156,14 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_client_chooses_what_is_trained(random_model: str, spec: dict[str, Any], trained: set[str]) -> None:
-    adapters = Adapters(BaseModel(random_model))
-    adapters.add("one", LoraSpec(rank=2, **spec))
-    paths = {path for path in adapters.snapshot("one").factors}
+    paths = set(TrainingModel(BaseModel(random_model), LoraSpec(rank=2, **spec)).factors)
     assert paths
     assert all(any(part in path for part in trained) for path in paths)
 
 
-def test_adapters_come_and_go(random_model: str) -> None:
-    """The last one leaves the base model as it was."""
-    base = BaseModel(random_model)
-    ids = torch.tensor([[1, 2, 3]])
-    with torch.no_grad():
-        before = base.module(ids).logits.clone()
-    adapters = Adapters(base)
-    for name in ("one", "two"):
-        adapters.add(name, LoraSpec(rank=2, seed=1))
-        for parameter in adapters.parameters(name):
-            parameter.data += 0.1
-    adapters.remove("one")
-    adapters.remove("two")
-    with torch.no_grad():
-        torch.testing.assert_close(base.module(ids).logits, before)
-    adapters.add("three", LoraSpec(rank=2))
-    assert adapters.snapshot("three").factors
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused_by_name(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"cannot be sampled|token by token"):
+        BaseModel(str(tmp_path))

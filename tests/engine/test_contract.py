@@ -265,7 +265,7 @@ def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> N
     outside = tinker.Datum(model_input=ids([1, 9999]), loss_fn_inputs={"target_tokens": np.array([2, 3])})
     lacking = tinker.Datum(model_input=ids([1, 2]), loss_fn_inputs={"target_tokens": np.array([2, 3])})
     for data, loss, message in (
-        (good, "dro", "'dro' is not offered"),
+        (good, "stable_reinforce", "'stable_reinforce' is not offered"),
         ([short], "importance_sampling", "model_input has 3 tokens, target_tokens has 2"),
         ([outside], "cross_entropy", "datum 0: model_input has a token id outside the vocabulary"),
         ([lacking], "ppo", "datum 0 lacks logprobs, advantages, which ppo needs"),

@@ -7,6 +7,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as public
 
 from lachesis.engine import wire
+from lachesis.engine.requests import PromptAnswers, Sampled, Sequence_
 from lachesis.errors import EngineRequestError
 
 
@@ -77,7 +78,24 @@ def test_answers_are_read_by_the_sdk() -> None:
     assert np.frombuffer(first.fields["logprobs"].offsets, "<i8").tolist() == [0, 8, 12]
     assert list(second.fields["logprobs"].trailing_shape) == [2]
     sampled = public.SampleResponse()
-    sampled.ParseFromString(wire.encode_sample([([1, 2], [-0.5, -0.25], True), ([3], [-1.0], False)], np.array([np.nan, -2.0])))
+    top_k = np.array([[1, 7], [2, 9]]), np.array([[-0.5, -1.5], [-0.25, -3.0]])
+    prompt = PromptAnswers(logprobs=np.array([np.nan, -2.0]), top_k=top_k, targets=np.array([[-4.0]]), alternatives=top_k)
+    one, other = Sequence_([1, 2], [-0.5, -0.25], True, top_k), Sequence_([3], [-1.0], False)
+    sampled.ParseFromString(wire.encode_sample(Sampled([one, other], prompt)))
     assert [one.stop_reason for one in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
     assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])
+    assert sampled.prompt_alt_tokens.tokens.shape == [2, 2]
+    assert np.frombuffer(sampled.target_prompt_logprobs.dense, "<f4").tolist() == [-4.0]
+    for found in (sampled.topk_prompt_logprobs, sampled.sequences[0].topk_sampled_logprobs):
+        assert (found.k, found.length) == (2, 2)
+        assert np.frombuffer(found.token_ids, "<i4").tolist() == [1, 7, 2, 9]
+    assert not sampled.sequences[1].HasField("topk_sampled_logprobs")
+
+
+def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
+    body = {"shape": [2, 2], "data": [5], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [1], "dtype": "int64"}
+    assert wire.tensor_of_json("target", body).tolist() == [[-1, -1], [-1, 5]]
+    for wrong in ({}, {**body, "shape": [2**40, 2**40]}, {**body, "sparse_col_indices": [7]}, {"shape": [3], "data": [1]}):
+        with pytest.raises(EngineRequestError, match="target is no tensor"):
+            wire.tensor_of_json("target", wrong)

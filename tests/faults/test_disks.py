@@ -13,7 +13,7 @@ import pytest
 from lachesis.errors import StorageError
 from tests.faults.world import INTERVAL, World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount the small disk of this case")
 

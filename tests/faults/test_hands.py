@@ -23,7 +23,7 @@ from lachesis.prefect_api import PrefectApi
 from lachesis.runs import now
 from tests.faults.world import INTERVAL, ROOT, World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 

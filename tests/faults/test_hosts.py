@@ -21,7 +21,7 @@ from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
 from tests.faults.world import INTERVAL, Run, World, strangers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 

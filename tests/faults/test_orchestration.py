@@ -13,7 +13,7 @@ from lachesis.prefect_api import PrefectApi, server_file
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 GONE = "the runner of this run was killed"
 OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 CASES = [

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.signals import KILL, Case, play
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.fault]
 CASES = [
     Case("environment", KILL, "running", "running"),
 ]

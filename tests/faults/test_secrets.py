@@ -12,7 +12,7 @@ import pytest
 from lachesis.runs import RunRecord
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 CASES = [
     Case("engine", KILL, "starting", "failed", "engine was ended by signal 9"),
     Case("engine", TERM, "starting", "failed", "engine was ended by signal 15"),

@@ -24,6 +24,7 @@ from lachesis.runs import RunDir, RunRecord
 from lachesis.service import Launch, Service
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.checkpoints import Checkpoints
+from tests.patience import deadline
 from tests.served import ROOT, processes_under
 
 INTERVAL = 2
@@ -115,7 +116,7 @@ class World:
         return run or self.start()
 
     def wait(self, condition: Callable[[], Any], timeout_s: float, what: str, poll_s: float = 0.05) -> Any:
-        until = time.monotonic() + timeout_s
+        until = deadline(timeout_s)
         while not (value := condition()):
             if self.launcher is not None and self.launcher.poll() is not None and "launcher" in what:
                 raise AssertionError((self.home / "launcher.log").read_text()[-3000:])

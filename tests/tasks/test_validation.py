@@ -27,7 +27,7 @@ from tasks.inference import Bench, ask_model
 from tasks.stages import Check
 from tests.endpoint import Endpoint, serving
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
 Make = Callable[..., Bench]
 

@@ -13,11 +13,11 @@ import pytest
 
 from lachesis import config as configuration
 from lachesis import limits
-from lachesis.config import LimitsSection
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices
 from lachesis.runs import RunDir, RunRecord
-from lachesis.trainer.batch import to_batch
+from lachesis.sections import LimitsSection
+from lachesis.trainer.batch import Recipe, to_batch
 from lachesis.trainer.canary import Canary
 from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.ledger import Ledger
@@ -130,15 +130,14 @@ async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytes
     logprobs = [-5.0] * 4
     rollouts = [group([3, 4, 5, 6], logprobs, 1.0), group([9, 9, 9, 9], logprobs, 0.0)]
     merged = {key: [one[key][0] for one in rollouts] for key in rollouts[0]}
-    batch = to_batch([merged], max_tokens=64, eos_id=None)
+    batch = to_batch([merged], Recipe(max_tokens=64, eos_id=None))
     canary, switch = Canary(policy), engine.store / "freeze-weights"
     changes = []
     try:
         for number in range(4):
             if number == 2:
                 switch.touch()
-            await policy.train(batch)
-            await policy.publish()
+            await policy.train(batch, 1e-3)
             canary.ask(batch.datums[0].tokens)
             changes.append(await canary.change())
     finally:

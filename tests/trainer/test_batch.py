@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lachesis.errors import BatchError
-from lachesis.trainer.batch import collapse_doubled_eos, to_batch
+from lachesis.trainer.batch import Recipe, collapse_doubled_eos, to_batch
 
 EOS = 99
 
@@ -25,8 +25,8 @@ def group(scores: list[float], **extra: Any) -> dict[str, Any]:
     }
 
 
-def batch(*groups: dict[str, Any], max_tokens: int = 100) -> Any:
-    return to_batch(groups, max_tokens=max_tokens, eos_id=EOS)
+def batch(*groups: dict[str, Any], max_tokens: int = 100, **options: Any) -> Any:
+    return to_batch(groups, Recipe(max_tokens=max_tokens, eos_id=EOS, **options))
 
 
 def test_targets_are_the_tokens_shifted_and_prompts_carry_nothing() -> None:
@@ -125,3 +125,34 @@ def test_metrics_have_the_names_of_the_contract() -> None:
         assert name in metrics
     assert metrics["logprobs/mean"] == pytest.approx(-0.375)
     assert metrics["logprobs/min"] == -0.5
+
+
+def test_each_rollout_can_count_the_same_whatever_its_length() -> None:
+    """Three trained tokens and one: 2 on average."""
+    one = group([1.0, 0.0])
+    one["tokens"][0], one["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
+    one["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
+    one["tokens"][1], one["masks"][1], one["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -0.5]
+    first, second = batch(one, weight_by="sequence").datums
+    np.testing.assert_allclose(first.advantages, [0.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(second.advantages, [0.0, -1.0])
+
+
+def test_rollouts_that_were_cut_can_be_left_out_and_still_count_in_the_mean() -> None:
+    """The last sampled piece decides, by its tokens and its logprobs."""
+    seen = []
+
+    def was_cut(tokens: list[int], logprobs: list[float]) -> bool:
+        seen.append((tokens, logprobs))
+        return tokens[0] == 3
+
+    found = batch(group([1.0, 0.0]), was_cut=was_cut)
+    assert (found.cut, len(found.datums)) == (1, 1)
+    assert found.datums[0].advantages.tolist() == [0.0, -0.5, -0.5]
+    assert seen[0] == ([3, EOS], [-0.5, -0.25])
+    assert found.metrics()["batch/cut"] == 1
+
+
+def test_the_advantage_of_the_configuration_is_taken() -> None:
+    (first, _) = batch(group([1.0, 0.0]), advantage="leave_one_out").datums
+    assert first.advantages.tolist() == [0.0, 1.0, 1.0]

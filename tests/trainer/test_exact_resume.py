@@ -18,8 +18,9 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.plan import make_plan, trainer_health
 from lachesis.trainer.checkpoints import Checkpoints
+from tests.patience import deadline
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(600)
 REPLAY = Path(__file__).resolve().parents[1] / "environments" / "replay.py"
 STEPS, INTERVAL = 14, 4
 
@@ -54,7 +55,7 @@ class Run:
                 pids[spec.name] = group.start(spec)
                 wait_healthy(group, spec)
             self.resumed = trainer_health(plan).get("resumed")
-            until = time.monotonic() + 90
+            until = deadline(90)
             while group.running("trainer") and not (kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at):
                 assert time.monotonic() < until
                 time.sleep(0.01)

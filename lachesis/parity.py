@@ -1,0 +1,102 @@
+"""Whether exported weights are those that were trained: load them with `transformers` and `peft`, and compare what they say of
+some texts with what the server said that made the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.errors import CheckpointError, MissingDependencyError
+
+MOST = 1e-3
+"""Nats. Weights in float32 on one machine differ by some 1e-6."""
+
+
+class Parity(BaseModel):
+    """Differences of log-probabilities, in nats, between two ways to the same weights."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    texts: int
+    tokens: int
+    largest: float
+    mean: float
+    limit: float = MOST
+    verified: bool
+    """Whether the largest is within the limit."""
+
+
+Texts = Sequence[tuple[list[int], list[float]]]
+"""Token ids (T,), and the log-probabilities (T - 1,) of all but the first."""
+
+
+def check_adapter(base_model: str, adapter: Path, texts: Texts, merged: Path | None) -> tuple[Parity, Parity | None, str]:
+    """Compare the adapter on its base model; with `merged`, write both as one model to that folder and compare that, as it is
+    loaded from there. The third result is the revision of the base model. Raises MissingDependencyError, or CheckpointError
+    when something cannot be loaded or there is no text."""
+    if not any(logprobs for _, logprobs in texts):
+        raise CheckpointError("the checkpoint holds no text to compare with; it cannot be verified")
+    try:
+        import torch
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"comparing needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+        ) from error
+    try:
+        base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+        revision = _revision(base_model, base.config)
+        _untie(base)
+        model = PeftModel.from_pretrained(base, str(adapter)).eval()
+        found = _compare(model, texts)
+        if merged is None:
+            return found, None, revision
+        model.merge_and_unload().save_pretrained(merged)
+        AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
+        return found, _compare(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval(), texts), revision
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the weights in {adapter} cannot be loaded on {base_model}: {error}") from error
+
+
+def _untie(model: Any) -> None:
+    """An adapter of the output layer must not reach the embedding, which may be the same tensor."""
+    import torch
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = False
+        model.config.tie_word_embeddings = False
+
+
+def _compare(model: Any, texts: Texts) -> Parity:
+    import torch
+
+    differences = []
+    for tokens, logprobs in texts:
+        ids = torch.tensor([tokens])
+        with torch.inference_mode():
+            values = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1)
+        differences.append((values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs())
+    whole = torch.cat(differences)
+    largest = float(whole.max())
+    return Parity(
+        texts=len(texts), tokens=len(whole), largest=largest, mean=float(whole.mean()), verified=largest <= MOST
+    )  # NaN is not within the limit
+
+
+def _revision(name: str, config: Any) -> str:
+    """The commit on the Hub, or for a folder the SHA-256 of its weights."""
+    commit = getattr(config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    whole = hashlib.sha256()
+    for file in sorted(Path(name).expanduser().glob("*.safetensors")):
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256:{whole.hexdigest()}"
