@@ -1,160 +1,151 @@
-"""The embedded engine through the real SDK, beside what the same model does in this process without a server.
+"""The embedded engine beside what a user could take instead, on one machine, in one run: ratios of ours to the other.
 
-python bench/engine.py [--model FOLDER] [--repeat 20]
+python bench/engine.py [--model FOLDER …] [--skyrl PYTHON]
 
-The bound is a plain Hugging Face loop on the merged model, with a cache and nothing around it. The references are SkyRL-tx
-0.x on the CPU of such a machine.
+Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million parameters. `--skyrl` is
+the interpreter of an environment of its own, in which SkyRL-tx is installed (`pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax`). On
+a machine with a GPU the same script measures there. See `bench/work.py` for what is done.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
+import psutil
 from table import show
 
-from lachesis import models
+from lachesis import models, paths
 from lachesis.supervision.process import free_ports
 
 TOKEN = "tml-bench"
-PROMPT = [256, 18, 10, 19, 28, 258, 257]
-SAMPLES, TOKENS = 16, 16
+WORK = str(Path(__file__).with_name("work.py"))
+ROWS = ("sample 1", "sample 16", "sample 128", "sample 8x16", "train")
+Found = dict[str, float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--model", type=Path, action="append", default=[])
+    parser.add_argument("--skyrl", metavar="PYTHON")
     args = parser.parse_args()
-    model = str(args.model or models.build(models.Recipe()))
-    with tempfile.TemporaryDirectory() as folder:
-        measured = engine_times(model, Path(folder), args.repeat)
-    bound = bound_times(model, args.repeat)
-    rows = []
-    for name, target, reference in (
-        ("server start to first sample", 8.0, 25.0),
-        ("16 samples x 16 tokens, warm", 0.06, 0.125),
-        ("16 samples x 16 tokens, new weights", 0.06, 0.27),
-        ("train step of 16 short sequences", 0.1, 0.286),
-    ):
-        value = measured[name]
-        against = f"{value / bound[name]:.2f}" if name in bound else "–"
-        rows.append([name, f"{value:.3f}", target, against, f"{reference / value:.1f}"])
-    rows.append(["peak memory, GB", f"{measured['peak memory']:.2f}", 1.5, "–", "–"])
-    show("engine", ["what (seconds, median)", "measured", "target", "x of the bound", "times faster than SkyRL-tx"], rows)
+    for model in args.model or [models.build(models.Recipe()), medium()]:
+        compare(str(model), args.skyrl)
 
 
-def median(call: Callable[[], Any], repeat: int) -> float:
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(repeat):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+def medium() -> Path:
+    """A Qwen3 of 48 million parameters with random weights, made once; its tokenizer is that of the tiny model."""
+    folder = paths.models_dir() / "bench-48m"
+    if not (folder / "config.json").exists():
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=10, num_attention_heads=8,
+            num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=258,
+        )  # fmt: skip
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+        models.tokenizer().save_pretrained(folder)
+    return folder
 
 
-def engine_times(model: str, folder: Path, repeat: int) -> dict[str, float]:
-    import tinker  # before the clock starts: the client's import is not the server's
+def compare(model: str, skyrl: str | None) -> None:
+    contenders = {"Lachesis": ours(model), "torch by hand": work(sys.executable, "torch", model)}
+    contenders["generate per request"] = work(sys.executable, "generate", model)
+    if skyrl:
+        contenders["SkyRL-tx"] = theirs(model, skyrl)
+    mine, others = contenders["Lachesis"], {name: one for name, one in contenders.items() if name != "Lachesis"}
+    rows: list[list[object]] = []
+    for name in ROWS:
+        ratios = [f"{mine[name] / one[name]:.2f}" if name in one else "–" for one in others.values()]
+        rows.append([f"{name}, tokens per second", f"{mine[name]:,.0f}", *ratios])
+    for name, unit in (("start to first answer", "s"), ("swap", "s beyond a first token"), ("peak memory", "GB")):
+        ratios = [f"{one[name] / mine[name]:.2f}" if name in one else "–" for one in others.values()]
+        rows.append([f"{name}, {unit}", f"{mine[name]:.3f}", *ratios])
+    columns = ["what", "Lachesis", *(f"times {name}" for name in others)]
+    show(f"engine, {Path(model).name} (above 1: ours is faster, or smaller)", columns, rows)
 
-    port = free_ports(1)[0]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", str(folder)]
+
+def work(python: str, kind: str, *rest: str) -> Found:
+    env = {**os.environ, "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([python, WORK, kind, *rest], env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return {"peak memory": found["memory of this process"], **found} if kind != "server" else found
+
+
+def ours(model: str) -> Found:
+    with tempfile.TemporaryDirectory() as store:
+        port = free_ports(1)[0]
+        command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", store]
+        return measured(command, {"LACHESIS_ENGINE_TOKEN": TOKEN}, f"http://127.0.0.1:{port}", sys.executable, model)
+
+
+def theirs(model: str, python: str) -> Found:
+    with tempfile.TemporaryDirectory() as store:
+        port = free_ports(1)[0]
+        command = [
+            python, "-m", "tx.tinker.api", "--base-model", model, "--port", str(port), "--host", "127.0.0.1",
+            "--checkpoints-base", store, "--database-url", f"sqlite:///{store}/tinker.db",
+        ]  # fmt: skip
+        return measured(command, {"JAX_PLATFORMS": "cpu"}, f"http://127.0.0.1:{port}", python, model)
+
+
+def measured(command: list[str], env: dict[str, str], url: str, python: str, model: str) -> Found:
+    """Start a server, have it do the work, and look at its memory."""
     started = time.perf_counter()
-    server = subprocess.Popen(command, env={**os.environ, "LACHESIS_ENGINE_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"})
+    with running(command, env) as process:
+        ready(url, process)
+        start = time.perf_counter() - started
+        found = work(python, "server", url, TOKEN, model)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        peak = sum(peak_bytes(one.pid) for one in family)
+    return {**found, "start to first answer": start, "peak memory": peak / 1e9}
+
+
+@contextlib.contextmanager
+def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, "HF_HUB_OFFLINE": "1", **env}, stdout=log, stderr=log, start_new_session=True
+        )
     try:
-        while True:
-            try:
-                httpx.get(f"{url}/api/v1/healthz", headers={"X-API-Key": TOKEN}).raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.02)
-        service = tinker.ServiceClient(base_url=url, api_key=TOKEN)
-        sampler = service.create_sampling_client(base_model=model).result()
-        sample(sampler)
-        result = {"server start to first sample": time.perf_counter() - started}
-        training = service.create_lora_training_client(base_model=model, rank=32, seed=0).result()
-        result |= train_and_sample(training, repeat)
-        peak = Path(f"/proc/{server.pid}/status").read_text().split("VmHWM:")[1].split()[0]
-        result["peak memory"] = int(peak) * 1024 / 1e9
-        return result
+        yield process
     finally:
-        server.terminate()
-        server.wait()
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def sample(sampler: Any) -> None:
-    import tinker
-
-    params = tinker.SamplingParams(max_tokens=TOKENS, temperature=1.0, stop=[])
-    answer = sampler.sample(tinker.ModelInput.from_ints(PROMPT), SAMPLES, params).result()
-    assert len(answer.sequences) == SAMPLES
-
-
-def train_and_sample(training: Any, repeat: int) -> dict[str, float]:
-    import numpy as np
-    import tinker
-
-    tokens = np.arange(16) % 250
-    inputs = {"target_tokens": tokens, "logprobs": np.full(16, -5.0, np.float32), "advantages": np.ones(16, np.float32)}
-    data = [tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=inputs)] * SAMPLES
-
-    def step() -> None:
-        forward = training.forward_backward(data, "importance_sampling")
-        optim = training.optim_step(tinker.AdamParams(learning_rate=1e-5))
-        forward.result()
-        optim.result()
-
-    sampler = training.save_weights_and_get_sampling_client().result()
-    warm = median(lambda: sample(sampler), repeat)
-    fresh = []
-    for _ in range(repeat):
-        step()
-        sampler = training.save_weights_and_get_sampling_client().result()
-        started = time.perf_counter()
-        sample(sampler)
-        fresh.append(time.perf_counter() - started)
-    return {
-        "16 samples x 16 tokens, warm": warm,
-        "16 samples x 16 tokens, new weights": statistics.median(fresh),
-        "train step of 16 short sequences": median(step, repeat),
-    }
+def ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args} has ended with {process.returncode}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/api/v1/healthz", headers={"X-API-Key": TOKEN}).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"{process.args} is not ready after 300 s")
 
 
-def bound_times(model: str, repeat: int) -> dict[str, float]:
-    """The same arithmetic in this process: Hugging Face's model and cache, no LoRA, no HTTP, no futures."""
-    import torch
-    from transformers import AutoModelForCausalLM, DynamicCache
-
-    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-
-    @torch.inference_mode()
-    def generate() -> None:
-        ids, cache = torch.tensor([PROMPT] * SAMPLES), DynamicCache(config=module.config)
-        for _ in range(TOKENS):
-            logits = module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            ids = torch.multinomial(torch.softmax(logits, -1), 1)
-
-    def step() -> None:
-        ids = torch.arange(16).repeat(SAMPLES, 1)
-        torch.log_softmax(module(input_ids=ids).logits, -1).sum().backward()
-
-    sampling = median(generate, repeat)
-    return {
-        "16 samples x 16 tokens, warm": sampling,
-        "16 samples x 16 tokens, new weights": sampling,
-        "train step of 16 short sequences": median(step, repeat),
-    }
+def peak_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class BaseModel:
         self._body, self._head = self.module.base_model, self.module.get_output_embeddings()
         self._accepts = set(inspect.signature(self._body.forward).parameters)
         self._two_steps = False
+        self.token_bytes = 1
+        """Keys and values of one token in all layers."""
         self.sites = Sites(self.module)
         self._verify()
 
@@ -134,6 +136,7 @@ class BaseModel:
         filled, cache = self.new_cache(), SlotCache()
         states = self.states(ids[:, :half], cache=filled)[:, -1]
         cache.reserve(1, ids.shape[1], filled)
+        self.token_bytes = sum(layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in filled.layers)
         first = torch.zeros(1, dtype=torch.long, device=ids.device)
         cache.enter(0, filled, first)
         for at in range(half, ids.shape[1]):

@@ -117,7 +117,7 @@ class PromptAnswers:
 
 
 @dataclass
-class Sequence_:
+class Continuation:
     """One sample; `stopped` by itself, else the limit has cut it."""
 
     tokens: list[int]
@@ -130,7 +130,7 @@ class Sequence_:
 class Sampled:
     """What came of a request."""
 
-    sequences: list[Sequence_]
+    sequences: list[Continuation]
     prompt: PromptAnswers = field(default_factory=PromptAnswers)
 
 

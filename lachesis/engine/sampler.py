@@ -19,12 +19,12 @@ from lachesis.engine.cache import SlotCache
 from lachesis.engine.choose import Settings, choose
 from lachesis.engine.lora import Part, Snapshot
 from lachesis.engine.model import BaseModel
-from lachesis.engine.requests import PromptAnswers, Sampled, SampleRequest, Sequence_, answer, top_k
+from lachesis.engine.requests import Continuation, PromptAnswers, Sampled, SampleRequest, answer, top_k
 
 MOST_ROWS = 512
 """Sequences that are extended together."""
-MOST_CACHED = 2**19
-"""Tokens that the slots may grow to, rows times the longest: room is reserved for the longest that a request allows."""
+MOST_CACHE = 2**31
+"""Bytes of keys and values, rows times the longest: room is reserved for the longest that a request allows."""
 PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, of one pass."""
 BLOCK = 64
@@ -41,9 +41,9 @@ class Job:
     entered: int = 0
     """Of its samples, those that have begun."""
     answers: PromptAnswers | None = None
-    sequences: dict[int, Sequence_] = field(default_factory=dict)
+    sequences: dict[int, Continuation] = field(default_factory=dict)
 
-    def finish(self, index: int, sequence: Sequence_) -> None:
+    def finish(self, index: int, sequence: Continuation) -> None:
         self.sequences[index] = sequence
         if len(self.sequences) == self.request.num_samples:
             ordered = [self.sequences[one] for one in range(self.request.num_samples)]
@@ -151,7 +151,7 @@ class Sampler:
         return entering
 
     def _room(self, length: int) -> int:
-        return min(MOST_ROWS, MOST_CACHED // max(1, length))
+        return min(MOST_ROWS, MOST_CACHE // (self.base.token_bytes * max(1, length)))
 
     def _new_row(self, job: Job, index: int) -> Row:
         request = job.request
@@ -248,7 +248,7 @@ class Sampler:
         for slot in ended.tolist():
             row = self._rows[slot]
             values, own = state.generated(slot)
-            row.job.finish(row.index, Sequence_(values, own, bool(stopped[slot - rows.start]), _top(row)))
+            row.job.finish(row.index, Continuation(values, own, bool(stopped[slot - rows.start]), _top(row)))
         return list(ended.tolist())
 
     def _look_at(self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray) -> np.ndarray:

@@ -207,7 +207,9 @@ def test_rl_start_training(ask: Ask) -> None:
     assert all(f":{one['port']}" in plan["config_yaml"] for one in plan["services"] if one["name"] in ("api", "trainer"))
     assert "token" not in json.dumps(plan).lower().replace("token_length", "").replace("tokenizer", "").replace(
         "max_answer_tokens", ""
-    ).replace("max_reasoning_tokens", "").replace("max_tokens", "").replace("max_token_trainer_length", "")
+    ).replace("max_reasoning_tokens", "").replace("max_tokens", "").replace("max_token_trainer_length", "").replace(
+        "weight_by: token", ""
+    )
     down = ask("rl_start_training")
     assert down["code"] == "server_down"
     assert "lachesis serve" in down["error"]

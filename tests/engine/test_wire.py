@@ -7,7 +7,7 @@ import pytest
 from tinker.proto import tinker_public_pb2 as public
 
 from lachesis.engine import wire
-from lachesis.engine.requests import PromptAnswers, Sampled, Sequence_
+from lachesis.engine.requests import Continuation, PromptAnswers, Sampled
 from lachesis.errors import EngineRequestError
 
 
@@ -80,7 +80,7 @@ def test_answers_are_read_by_the_sdk() -> None:
     sampled = public.SampleResponse()
     top_k = np.array([[1, 7], [2, 9]]), np.array([[-0.5, -1.5], [-0.25, -3.0]])
     prompt = PromptAnswers(logprobs=np.array([np.nan, -2.0]), top_k=top_k, targets=np.array([[-4.0]]), alternatives=top_k)
-    one, other = Sequence_([1, 2], [-0.5, -0.25], True, top_k), Sequence_([3], [-1.0], False)
+    one, other = Continuation([1, 2], [-0.5, -0.25], True, top_k), Continuation([3], [-1.0], False)
     sampled.ParseFromString(wire.encode_sample(Sampled([one, other], prompt)))
     assert [one.stop_reason for one in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]

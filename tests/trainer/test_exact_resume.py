@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,18 +29,26 @@ STEPS, INTERVAL = 14, 4
 class Run:
     """All services of a run without Prefect; the groups are always the same ones in the same order."""
 
-    def __init__(self, home: Path, model: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        model: str,
+        *,
+        steps: int = STEPS,
+        env: dict[str, Any] | None = None,
+        tinker: dict[str, Any] | None = None,
+    ) -> None:
         self.store = RunStore(home)
         edits = {
-            "env": {"group_size": 4, "batch_size": 8, "total_steps": STEPS, "max_num_workers": 1,
-                    "ensure_scores_are_not_same": False},
+            "env": {"group_size": 4, "batch_size": 8, "total_steps": steps, "max_num_workers": 1,
+                    "ensure_scores_are_not_same": False, **(env or {})},
             "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3, "keep_checkpoints": 2,
-                       "final_evaluation": False},
+                       "final_evaluation": False, **(tinker or {})},
         }  # fmt: skip
         config = configuration.resolve("replay", "embedded", edits, model=model)
         record = RunRecord(
             run_id="00000001", environment="replay", environment_file=str(REPLAY), profile="embedded", base_model=model,
-            total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n",
+            total_steps=steps, seed=0, wandb_project="p", wandb_run_name="n",
         )  # fmt: skip
         self.folder = self.store.create(record, config.to_yaml())
         self.record, self.config = record, config

@@ -1,0 +1,100 @@
+"""The whole chain to a reward of 0.85, beside a loop by hand in torch and GRPO of TRL: the same model, adapter, batch and
+learning rate.
+
+python bench/chain.py [--seeds 0 1 2] [--trl PYTHON]
+
+Ours is a real run: Prefect, four processes, checkpoints. `--trl` is the interpreter of an environment with TRL (`pip install
+trl==1.16.0 peft` beside a PyTorch for the CPU). Seconds from the first batch; with start-up, from the command to the reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from table import show
+
+from lachesis import launcher, models
+from lachesis.cli import watch
+from lachesis.service import Launch, Service
+
+GOAL = 0.85
+WORK = str(Path(__file__).with_name("reinforce.py"))
+EDITS = (("total_steps", 200), ("use_wandb", False), ("final_evaluation", False), ("save_checkpoint_interval", 50))
+Times = tuple[float, float, int]
+"""Seconds of training, seconds with start-up, steps."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--trl", metavar="PYTHON")
+    args = parser.parse_args()
+    model = str(models.build(models.Recipe()))
+    found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
+    if args.trl:
+        found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
+    with launcher.Serving():
+        found["Lachesis"] = [ours(seed) for seed in args.seeds]
+    mine = middle(found["Lachesis"])
+    rows: list[list[object]] = []
+    for name, times in found.items():
+        own = middle(times)
+        rows.append([name, *(f"{one:.1f}" for one in own), *(f"{mine[at] / own[at]:.2f}" for at in (0, 1))])
+    columns = ["to reward 0.85, medians", "s", "s with start-up", "steps", "Lachesis / this one", "with start-up"]
+    show(f"chain, seeds {args.seeds} (targets: at most 4 times the loop by hand, at most TRL)", columns, rows)
+    outside = statistics.median(share for seed in args.seeds for share in outside_shares(seed))
+    print(f"outside Tinker calls and waits: {100 * outside:.1f} % of a step (target: 5)")
+
+
+RUNS: dict[int, str] = {}
+
+
+def ours(seed: int) -> Times:
+    service = Service()
+    began = time.time()
+    record = service.start(Launch("arithmetic", edits=EDITS, seed=seed))
+    RUNS[seed] = record.run_id
+    record = watch.until_end(service, record.run_id, quiet=True)
+    launcher.wait_gone(service.store, record)
+    steps = service.metrics(record.run_id)
+    first = steps[0]["time"] - steps[0]["time/step"]
+    reached = next(one for one in steps if one["reward/mean"] >= GOAL)
+    end = reached["time"]
+    return end - first, end - began, int(reached["step"])
+
+
+def outside_shares(seed: int) -> list[float]:
+    """Of each step, what was neither a wait for rollouts nor for the server."""
+    waits = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
+    steps = Service().metrics(RUNS[seed])
+    return [1 - sum(one.get(name) or 0.0 for name in waits) / one["time/step"] for one in steps]
+
+
+def by(python: str, kind: str, model: str, seed: int) -> Times:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [python, WORK, kind, model, str(seed)], env=env, cwd=folder, capture_output=True, text=True, check=False
+        )
+    whole = time.perf_counter() - started
+    if done.returncode != 0:
+        raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["seconds"], whole, found["steps"]
+
+
+def middle(times: list[Times]) -> Times:
+    return tuple(statistics.median(column) for column in zip(*times, strict=True))  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Reinforcement of the tiny model on sums without Lachesis, for `bench/chain.py`: the same model, adapter, batch and learning
+rate.
+
+python bench/reinforce.py torch MODEL SEED     a loop by hand: sample, score, update
+python bench/reinforce.py trl MODEL SEED       GRPOTrainer of TRL
+
+Ends when the mean reward of a batch has reached 0.85 and prints, as JSON, the seconds since the first batch was begun and the
+steps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from typing import Any
+
+GOAL, MOST_STEPS = 0.85, 400
+GROUPS, SAMPLES, NEW = 8, 16, 8
+RATE, RANK = 1.5e-3, 32
+LARGEST = 9
+
+
+def sums(seed: int) -> list[tuple[str, str]]:
+    """The training sums of the environment `arithmetic`, in an order of this seed."""
+    numbers = range(LARGEST + 1)
+    items = [(f"{a}+{b}=", str(a + b)) for a in numbers for b in numbers]
+    random.Random("arithmetic").shuffle(items)
+    return random.Random(seed).sample(items[20:], 80)
+
+
+def by_hand(model: str, seed: int) -> tuple[float, int]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+    torch.manual_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    adapted: Any = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear"))
+    optimizer = torch.optim.AdamW((one for one in adapted.parameters() if one.requires_grad), RATE, (0.9, 0.95), 1e-8, 0.0)
+    items, started = sums(seed), time.perf_counter()
+    for step in range(MOST_STEPS):
+        chosen = [items[(step * GROUPS + index) % len(items)] for index in range(GROUPS)]
+        asked = [
+            tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
+            for q, _ in chosen
+        ]
+        prompt = torch.tensor(asked).repeat_interleave(SAMPLES, 0)
+        ids, tokens, cache = prompt, [], DynamicCache(config=base.config)
+        with torch.inference_mode():
+            for _ in range(NEW):
+                logits = adapted(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+                ids = torch.multinomial(torch.softmax(logits, -1), 1)
+                tokens.append(ids)
+        answers = torch.cat(tokens, 1).clone()
+        ended = (answers == tokenizer.eos_token_id).int().cumsum(1)
+        learned = (ended - (answers == tokenizer.eos_token_id).int()) == 0
+        texts = tokenizer.batch_decode(
+            [row[keep] for row, keep in zip(answers, learned, strict=True)], skip_special_tokens=True
+        )
+        scores = torch.tensor([float(text.strip() == chosen[i // SAMPLES][1]) for i, text in enumerate(texts)])
+        if scores.mean() >= GOAL:
+            return time.perf_counter() - started, step + 1
+        advantages = (scores.view(GROUPS, -1) - scores.view(GROUPS, -1).mean(1, keepdim=True)).flatten()
+        whole = torch.cat([prompt, answers], 1)
+        logits = adapted(input_ids=whole[:, :-1], use_cache=False).logits[:, prompt.shape[1] - 1 :]
+        logprobs = torch.log_softmax(logits, -1).gather(2, answers[..., None])[..., 0]
+        (-((logprobs - logprobs.detach()).exp() * advantages[:, None] * learned).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    raise SystemExit(f"the reward is below {GOAL} after {MOST_STEPS} steps")
+
+
+def by_trl(model: str, seed: int) -> tuple[float, int]:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    reached: list[tuple[float, int]] = []
+    started = 0.0
+
+    def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        said = [one[0]["content"] if isinstance(one, list) else one for one in completions]
+        scores = [float(text.strip() == right) for text, right in zip(said, answer, strict=True)]
+        if sum(scores) / len(scores) >= GOAL and not reached:
+            reached.append((time.perf_counter() - started, trainer.state.global_step + 1))
+        return scores
+
+    class Until(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal started
+            started = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = bool(reached)
+
+    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in sums(seed)] * (MOST_STEPS * GROUPS // 80)
+    options = GRPOConfig(
+        output_dir="unused", use_cpu=True, seed=seed, per_device_train_batch_size=GROUPS * SAMPLES, num_generations=SAMPLES,
+        max_completion_length=NEW, temperature=1.0, beta=0.0, learning_rate=RATE, lr_scheduler_type="constant", adam_beta2=0.95,
+        weight_decay=0.0, max_grad_norm=0.0, max_steps=MOST_STEPS, scale_rewards="none", loss_type="dr_grpo",
+        save_strategy="no", report_to="none", logging_strategy="no", disable_tqdm=True, bf16=False,
+        gradient_checkpointing=False, shuffle_dataset=False,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = GRPOTrainer(
+        model, score, options, Dataset.from_list(rows), processing_class=tokenizer, peft_config=lora, callbacks=[Until()]
+    )
+    trainer.train()
+    if not reached:
+        raise SystemExit(f"the reward is below {GOAL} after {MOST_STEPS} steps")
+    return reached[0]
+
+
+def main() -> None:
+    kind, model, seed = sys.argv[1:]
+    seconds, steps = {"torch": by_hand, "trl": by_trl}[kind](model, int(seed))
+    print(json.dumps({"seconds": seconds, "steps": steps}))
+
+
+if __name__ == "__main__":
+    main()

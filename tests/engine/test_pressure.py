@@ -1,0 +1,37 @@
+"""Too many requests at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from lachesis.engine import app
+from lachesis.engine.core import Engine
+
+
+def test_a_client_of_a_full_engine_is_told_to_come_later(
+    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """429 makes the SDK wait a second and send the request again; nobody else notices."""
+    engine = Engine(random_model, tmp_path)
+    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+        session = client.post("/api/v1/create_session", json={}).json()["session_id"]
+        made = client.post(
+            "/api/v1/create_sampling_session",
+            json={"session_id": session, "sampling_session_seq_id": 0, "base_model": random_model},
+        ).json()
+        body = {
+            "sampling_session_id": made["sampling_session_id"],
+            "seq_id": 0,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+            "sampling_params": {"max_tokens": 3},
+        }
+        monkeypatch.setattr(app, "MOST_WAITING", 0)
+        refused = client.post("/api/v1/asample", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        monkeypatch.setattr(app, "MOST_WAITING", 10)
+        accepted = client.post("/api/v1/asample", json=body).json()
+        answer = client.post("/api/v1/retrieve_future", json={"request_id": accepted["request_id"]})
+        assert answer.headers["content-type"] == "application/x-protobuf"

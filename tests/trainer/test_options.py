@@ -1,0 +1,88 @@
+"""A run with every choice of the trainer made otherwise, through real processes; then its weights, handed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lachesis import weights
+from lachesis.errors import CheckpointError
+from tests.trainer.test_exact_resume import Run
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+    folder = tmp_path_factory.mktemp("options")
+    examples = folder / "examples.jsonl"
+    examples.write_text("\n".join(json.dumps({"prompt": f"{n}", "completion": "one"}) for n in range(12)))
+    tinker = {
+        "loss_fn": "auto", "advantage": "leave_one_out", "weight_by": "sequence", "kl_coefficient": 0.05, "grad_clip_norm": 1.0,
+        "cut_rollouts": "leave_out", "learning_rate_schedule": "linear", "learning_rate_warmup": 2, "clip_high_threshold": 1.3,
+        "supervised_file": str(examples), "supervised_epochs": 4, "supervised_batch_size": 4, "supervised_learning_rate": 0.01,
+    }  # fmt: skip
+    made = Run(folder, random_model, steps=STEPS, env={"max_batches_offpolicy": 3}, tinker=tinker)
+    made.attempt()
+    return made
+
+
+def test_every_step_tells_what_was_chosen(run: Run) -> None:
+    steps: list[dict[str, Any]] = run.steps()
+    assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
+    rates = [one["train/learning_rate"] / 1e-3 for one in steps]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+    trained = [one for one in steps if one["batch/datums"]]
+    assert trained
+    for one in trained:
+        assert {"kl/base", "kl/sampling_train", "entropy/training", "loss/clipped_share", "optim/grad_norm"} <= set(one)
+        assert one["kl/sampling_train"] >= 0
+
+
+def test_the_examples_were_learned_first(run: Run) -> None:
+    found = json.loads((run.folder.path / "supervised.json").read_text())
+    assert (found["examples"], found["updates"]) == (12, 12)
+    assert found["last_loss"] < 0.8 * found["first_loss"]
+
+
+def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
+    note = weights.export(run.record, run.folder, tmp_path / "out", merged=True)
+    assert note["verified"] is True
+    for parity in (note["parity"], note["parity_merged"]):
+        assert parity["largest"] < 1e-3
+        assert parity["tokens"] > 10
+    assert {"adapter_config.json", "adapter_model.safetensors", "merged/model.safetensors"} <= set(note["sha256"])
+    assert note["base_revision"].startswith("sha256:")
+    scope: dict[str, Any] = {}
+    exec("\n".join(note["load"]), scope)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "merged", dtype=torch.float32)
+    ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out" / "merged").encode("12")])
+    with torch.no_grad():
+        torch.testing.assert_close(scope["model"](ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
+    local = weights.adapter_folder(run.folder, weights.Checkpoints(run.folder.checkpoints).to_resume())  # type: ignore[arg-type]
+    assert local is not None
+    copy = tmp_path / "adapter"
+    copy.mkdir()
+    tensors = load_file(local / "adapter_model.safetensors")
+    save_file({key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors")
+    (copy / "adapter_config.json").write_text((local / "adapter_config.json").read_text())
+    manifest = weights.Checkpoints(run.folder.checkpoints).to_resume()
+    assert manifest is not None
+    texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
+    found, _, _ = weights.parity.check_adapter(run.record.base_model, copy, texts, None)
+    assert not found.verified
+    assert found.largest > 1e-3
+    with pytest.raises(CheckpointError, match="holds no text to compare with"):
+        weights.parity.check_adapter(run.record.base_model, copy, [], None)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        weights.parity.check_adapter(run.record.base_model, tmp_path, texts, None)
