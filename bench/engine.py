@@ -2,9 +2,12 @@
 
 python bench/engine.py [--model FOLDER …] [--skyrl PYTHON]
 
-Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million parameters. `--skyrl` is
-the interpreter of an environment of its own, in which SkyRL-tx is installed (`pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax`). On
-a machine with a GPU the same script measures there. See `bench/work.py` for what is done.
+Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million parameters. On a
+machine with a GPU the same script measures there. `--skyrl` is the interpreter of an environment of its own, with SkyRL-tx:
+
+pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax
+
+See `bench/work.py` for what is done.
 """
 
 from __future__ import annotations
@@ -94,13 +97,19 @@ def ours(model: str) -> Found:
 
 
 def theirs(model: str, python: str) -> Found:
+    """It starts its engine by `uv`; here that is a script that starts it in the environment which is there."""
     with tempfile.TemporaryDirectory() as store:
         port = free_ports(1)[0]
+        uv = Path(store) / "uv"
+        uv.write_text(f'#!/bin/sh\nwhile [ "$1" != -m ]; do shift; done\nexec {python} "$@"\n')
+        uv.chmod(0o700)
         command = [
             python, "-m", "tx.tinker.api", "--base-model", model, "--port", str(port), "--host", "127.0.0.1",
             "--checkpoints-base", store, "--database-url", f"sqlite:///{store}/tinker.db",
+            "--backend-config", '{"max_lora_adapters": 3, "max_lora_rank": 32}',
         ]  # fmt: skip
-        return measured(command, {"JAX_PLATFORMS": "cpu"}, f"http://127.0.0.1:{port}", python, model)
+        env = {"JAX_PLATFORMS": "cpu", "PATH": f"{store}:{os.environ['PATH']}"}
+        return measured(command, env, f"http://127.0.0.1:{port}", python, model)
 
 
 def measured(command: list[str], env: dict[str, str], url: str, python: str, model: str) -> Found:
@@ -124,7 +133,8 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

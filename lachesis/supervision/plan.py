@@ -136,18 +136,11 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
         [*command, "--store", str(store), "--seed", str(seed)],
         log=log,
         cwd=log.parent,
-        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config), **_threads()},
+        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config)},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
         timeout_s=120.0 if _is_local(config) else 3600.0,  # a model by name is downloaded first
     )
-
-
-def _threads() -> dict[str, str]:
-    """Half of the cores for PyTorch, unless $OMP_NUM_THREADS says otherwise: its threads wait actively, and where there are
-    more of them than free cores, as beside an environment or a second run, each waits for the others up to twenty times as
-    long."""
-    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
 
 
 def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
