@@ -39,6 +39,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/chain.py
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/validation.py

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,10 +65,17 @@ def medium() -> Path:
 
 
 def compare(model: str, skyrl: str | None) -> None:
-    contenders = {"Lachesis": ours(model), "torch by hand": work(sys.executable, "torch", model)}
-    contenders["generate per request"] = work(sys.executable, "generate", model)
+    measures = {
+        "Lachesis": lambda: ours(model),
+        "torch by hand": lambda: work(sys.executable, "torch", model),
+        "generate per request": lambda: work(sys.executable, "generate", model),
+    }
     if skyrl:
-        contenders["SkyRL-tx"] = theirs(model, skyrl)
+        measures["SkyRL-tx"] = lambda: theirs(model, skyrl)
+    contenders = {}
+    for name, measure in measures.items():
+        contenders[name] = measure()
+        print(name, json.dumps(contenders[name]), file=sys.stderr, flush=True)
     mine, others = contenders["Lachesis"], {name: one for name, one in contenders.items() if name != "Lachesis"}
     rows: list[list[object]] = []
     for name in ROWS:
@@ -97,8 +105,14 @@ def ours(model: str) -> Found:
 
 
 def theirs(model: str, python: str) -> Found:
-    """It starts its engine by `uv`; here that is a script that starts it in the environment which is there."""
+    """It starts its engine by `uv`; here that is a script that starts it in the environment which is there. Its transformers
+    is an older one, which knows the tokenizer's class by another name."""
     with tempfile.TemporaryDirectory() as store:
+        copy = Path(store) / "model"
+        shutil.copytree(model, copy)
+        about = json.loads((copy / "tokenizer_config.json").read_text())
+        (copy / "tokenizer_config.json").write_text(json.dumps({**about, "tokenizer_class": "PreTrainedTokenizerFast"}))
+        model = str(copy)
         port = free_ports(1)[0]
         uv = Path(store) / "uv"
         uv.write_text(f'#!/bin/sh\nwhile [ "$1" != -m ]; do shift; done\nexec {python} "$@"\n')
