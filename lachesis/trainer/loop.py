@@ -172,6 +172,7 @@ class Trainer:
         for number, batch in enumerate(batches_, 1):
             if stop.is_set():
                 return
+            self.state.wait_for("forward_backward")
             losses.append(await self.policy.imitate(batch, tinker.supervised_learning_rate))
             self.state.usage.trained += sum(len(one.tokens) for one in batch)
             log.info("supervised update %d/%d loss %.4f", number, len(batches_), losses[-1])
