@@ -111,7 +111,8 @@ def theirs(model: str, python: str) -> Found:
         copy = Path(store) / "model"
         shutil.copytree(model, copy)
         about = json.loads((copy / "tokenizer_config.json").read_text())
-        (copy / "tokenizer_config.json").write_text(json.dumps({**about, "tokenizer_class": "PreTrainedTokenizerFast"}))
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", **{key: about.get(key) for key in ("eos_token", "pad_token")}}
+        (copy / "tokenizer_config.json").write_text(json.dumps(about))
         model = str(copy)
         port = free_ports(1)[0]
         uv = Path(store) / "uv"
