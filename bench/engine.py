@@ -106,13 +106,15 @@ def ours(model: str) -> Found:
 
 def theirs(model: str, python: str) -> Found:
     """It starts its engine by `uv`; here that is a script that starts it in the environment which is there. Its transformers
-    is an older one, which knows the tokenizer's class by another name."""
+    is an older one, which knows the tokenizer's class and one setting by other names."""
     with tempfile.TemporaryDirectory() as store:
         copy = Path(store) / "model"
         shutil.copytree(model, copy)
         about = json.loads((copy / "tokenizer_config.json").read_text())
         about = {"tokenizer_class": "PreTrainedTokenizerFast", **{key: about.get(key) for key in ("eos_token", "pad_token")}}
         (copy / "tokenizer_config.json").write_text(json.dumps(about))
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, "rope_theta": config["rope_parameters"]["rope_theta"]}))
         model = str(copy)
         port = free_ports(1)[0]
         uv = Path(store) / "uv"
