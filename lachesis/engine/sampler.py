@@ -383,7 +383,7 @@ def _prompt_key(job: Job) -> tuple[int, tuple[int, ...]]:
 
 
 def _parts(snapshots: list[Snapshot | None], device: torch.device) -> list[Part]:
-    """Which rows go with which adapter; rows that lie together are named once."""
+    """Which rows go with which adapter; those of the base model are left out, unless all are."""
     kinds = list(dict.fromkeys(snapshots))
     if len(kinds) == 1:
         return [(None, kinds[0])]
