@@ -31,12 +31,14 @@ from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, o
 from lachesis.prefect_api import PrefectApi, auth_string, server_file
 from lachesis.profiles import all_keys
 from lachesis.runs import now, storage_errors, tail, write_private
-from lachesis.supervision.leftovers import mark
+from lachesis.supervision.leftovers import end_all, mark, processes_under
 from lachesis.supervision.process import check_port, free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-SERVER_TIMEOUT_S = 120.0
-RUNNER_TIMEOUT_S = 60.0
+START_S = 180.0
+"""For the server, and for the runner. One that dies is noticed at once; this is for one that hangs."""
+RUNS_S = 240.0
+"""All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint takes the longest."""
 PREFERRED_PORT = 4200
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -154,7 +156,7 @@ class Launcher:
             env["PREFECT_API_AUTH_STRING"] = found
         log = self.logs / "runner.log"
         command = [sys.executable, "-m", "deployments.runner"]
-        runner = Child("runner", command, env, 60.0, lambda: READY_LINE in tail(log, 200), RUNNER_TIMEOUT_S)
+        runner = Child("runner", command, env, RUNS_S, lambda: READY_LINE in tail(log, 200), START_S)
         self._start_child(runner)
         self.api_url = url
         self._note()
@@ -188,7 +190,7 @@ class Launcher:
         if found := auth_string():
             own["PREFECT_SERVER_API_AUTH_STRING"] = found
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._start_child(Child("server", command, {**env, **own}, 10.0, api.healthy, SERVER_TIMEOUT_S))
+        self._start_child(Child("server", command, {**env, **own}, 10.0, api.healthy, START_S))
         return port
 
     def _start_child(self, child: Child, *, keep_log: bool = False) -> None:
@@ -240,6 +242,16 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 os.killpg(child.process.pid, signal.SIGKILL)
                 child.process.wait()
+            if child.name == "runner":
+                self._end_runs()
+
+    def _end_runs(self) -> None:
+        """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint. Whoever
+        does not is ended."""
+        until = time.monotonic() + RUNS_S
+        while (left := [one for run in processes_under(self.home).values() for one in run]) and time.monotonic() < until:
+            time.sleep(0.5)
+        end_all(left)
 
 
 def _preferred_port() -> int:

@@ -26,7 +26,7 @@ from lachesis.trainer.checkpoints import ENGINE, Manifest
 LAUNCHER_MARK = "LACHESIS_LAUNCHER"
 """The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
 LAUNCHER, RUNNER = "deployments.up", "deployments.runner"
-RUNNER_S = 90.0
+RUNNER_S = 240.0
 """The runner ends its runs first, each with a checkpoint."""
 
 

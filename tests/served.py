@@ -57,6 +57,7 @@ def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Pa
         **os.environ,
         "LACHESIS_HOME": str(home),
         "LACHESIS_MAX_RUNS": "3",
+        "LACHESIS_NIGHTLY_ENVIRONMENTS": "arithmetic format_json",
         "OPENAI_BASE_URL": endpoint.url,
         "OPENAI_API_KEY": endpoint.key,
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
@@ -72,7 +73,7 @@ def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Pa
         time.sleep(0.1)
     yield home
     process.send_signal(signal.SIGTERM)
-    assert process.wait(90) == 0, (home / "launcher.log").read_text()
+    assert process.wait(600) == 0, (home / "launcher.log").read_text()
     assert processes_under(home) == {}
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lachesis import launcher
 from lachesis.errors import ServerDownError
 from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
+from lachesis.supervision.leftovers import MARK, mark
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
 
 RUN = "0123abcd"
@@ -84,3 +87,29 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
     assert step_of(again) == 25
     steps[25:] = [{"step": 26, "time": time.time() + 1, "reward/mean": 0.5}]
     assert step_of(again) == 26
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+
+
+def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner does not hear it, and neither does a process of one of its runs."""
+    from deployments import up
+
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    stubborn = [sys.executable, "-c", STUBBORN]
+    env = {**os.environ, MARK: mark(folder)}
+    run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
+    runner = up.Child("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
+    runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
+    for process in (run, runner.process):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+    monkeypatch.setattr(up, "RUNS_S", 0.5)
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children = [runner]
+    launcher_._end()
+    assert runner.process.returncode == -9
+    assert not psutil.pid_exists(run.pid)

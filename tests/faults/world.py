@@ -97,7 +97,7 @@ class World:
     def stop_serving(self) -> None:
         if self.launcher is not None and self.launcher.poll() is None:
             self.launcher.send_signal(signal.SIGTERM)
-            self.launcher.wait(120)
+            self.launcher.wait(600)
         self.launcher, self.restarts = None, 0
 
     # --- runs -------------------------------------------------------------------------------------------------------
