@@ -44,6 +44,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/validation.py
 	$(BIN)/python bench/monitor.py
+	$(BIN)/python bench/environments.py
 	$(BIN)/python bench/learning.py
 
 clean:

@@ -25,11 +25,12 @@ from lachesis.runs import now
 from lachesis.stages import NAMES
 from lachesis.supervision import leftovers
 from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.trial import StageChild
 from lachesis.verdict import Seen, Verdict, judge
 from tasks.history import earlier_pace
 from tasks.inference import Bench, ask_model, build_missing_model, failure_kind, score_model, wandb_run
 from tasks.report import publish_validation
-from tasks.stages import Check, pass_stage
+from tasks.stages import pass_stage
 
 logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 Json = dict[str, Any]
@@ -102,11 +103,12 @@ def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
     line: Json = {}
     with ServiceGroup(hold=(bench.lock,)) as group:
         bench.open.append(group)
-        check = Check(group, record.test, bench.config, folder)
+        test = record.test
+        child = StageChild(group, test.request.environment_file, test.class_name, bench.config, folder)
         for name in NAMES:
             started = time.monotonic()
             try:
-                line = pass_stage(check, name)
+                line = pass_stage(child, name)
             except LachesisError as error:
                 record.stage(name, "failed", started, str(error))
                 return {}, f"{name}: {error}"

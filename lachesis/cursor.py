@@ -3,7 +3,7 @@
 `cursor.txt` has one line per group that was sent, in order: how many items were done with by then. A checkpoint says how many
 groups training had received, and so which line counts. A resumed environment gives its items as at the start of the run and
 passes over as many; what had been queued, or was under way, is asked anew of the newer weights. An environment that keeps
-checkpoints of its own (Atropos' `save_checkpoint`) is left to them.
+checkpoints of its own (Atropos' `save_checkpoint`) is left to them; one with a method `seek(items)` is told the number.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ def _watch_items(cursor: Cursor, cls: Any) -> None:
         skip, cursor.skip = cursor.skip, 0
         if skip:
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    for _ in range(skip):
-                        await get_item(self)
+                if hasattr(self, "seek"):
+                    self.seek(skip)
+                else:
+                    async with asyncio.timeout(PATIENCE_S):
+                        for _ in range(skip):
+                            await get_item(self)
                 log.info("resumed: %d items that training has seen are passed over", skip)
             except Exception as error:
                 log.warning("not all of the %d items that training has seen are passed over: %r", skip, error)
@@ -115,7 +118,8 @@ def _watch_groups(cursor: Cursor, cls: Any) -> None:
 def _keeps_its_own(cls: Any) -> bool:
     from atroposlib.envs.base import BaseEnv
 
-    return any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
+    own = any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
+    return own and not hasattr(cls, "seek")
 
 
 def _offer_nearest(cls: Any) -> None:

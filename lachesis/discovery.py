@@ -1,12 +1,10 @@
-"""Find environments without importing them, and ask one for its configuration in a child process.
+"""One environment: by its name or its file, and what it says about itself in a child process.
 
-A file is read as a syntax tree; a class counts when it inherits, directly or through other scanned classes, from Atropos'
-`BaseEnv`. Whatever an environment does when it is imported (crash, hang, print) happens in the child.
+Whatever an environment does when it is imported (crash, hang, print) happens in the child.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import hashlib
@@ -18,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +24,10 @@ from lachesis import paths
 from lachesis.child import child_environment, chosen
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
 from lachesis.runs import storage_errors, tail, write_private
+from lachesis.scanning import OWN_BASES, ROOT_CLASS, Environment, scan
+from lachesis.sources import fingerprint
 
-ROOT_CLASS = "BaseEnv"
 SCHEMA_TIMEOUT_S = 90.0
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What the source says about one environment."""
-
-    name: str
-    class_name: str
-    file_path: str
-    description: str
-    config_class: str
 
 
 @dataclass(frozen=True)
@@ -53,69 +41,6 @@ class Schema:
     values: dict[str, Any]
     checks: bool = False
     warning: str | None = None
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The environments found, and the files that do not parse with the reason."""
-
-    environments: list[Environment]
-    problems: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Class:
-    """What one class statement says."""
-
-    name: str
-    file: Path
-    bases: frozenset[str]
-    own_name: str | None
-    config_class: str | None
-    description: str
-
-
-@dataclass(frozen=True)
-class _File:
-    classes: tuple[_Class, ...] = ()
-    problem: str | None = None
-
-
-def scan(folders: Iterable[Path] | None = None) -> Scan:
-    """Every environment in `folders` (default: `paths.environment_dirs()`), in order of folder and file name."""
-    classes: list[_Class] = []
-    problems: dict[str, str] = {}
-    for folder in dict.fromkeys(one.resolve() for one in (folders if folders is not None else paths.environment_dirs())):
-        for file in sorted(folder.glob("*.py")):
-            if file.name.startswith("_"):
-                continue
-            try:
-                stat = file.stat()
-                read = _read(file, stat.st_mtime_ns, stat.st_size)
-            except OSError as error:
-                read = _File(problem=f"{type(error).__name__}: {error}")
-            classes += read.classes
-            if read.problem:
-                problems[str(file)] = read.problem
-    found: list[Environment] = []
-    taken: set[str] = set()
-    for one in _leaves(_descendants(classes)):
-        environment = _describe(one, taken)
-        taken.add(environment.name)
-        found.append(environment)
-    return Scan(found, problems)
-
-
-@functools.lru_cache(maxsize=4096)
-def _read(file: Path, changed_ns: int, size: int) -> _File:
-    """The classes of one file as it is since `changed_ns`. Raises OSError."""
-    try:
-        module = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        return _File(problem=f"{type(error).__name__}{line}: {reason}")
-    return _File(_classes(file, module))
 
 
 def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
@@ -135,84 +60,26 @@ def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
     )
 
 
-def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
-    aliases = {
-        alias.asname: alias.name
-        for node in ast.walk(module)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
-    result = []
-    for node in module.body:
-        if isinstance(node, ast.ClassDef):
-            names = {name for base in node.bases if (name := _base_name(base))}
-            text = (ast.get_docstring(node) or ast.get_docstring(module) or "").strip()
-            result.append(
-                _Class(
-                    name=node.name,
-                    file=file,
-                    bases=frozenset(aliases.get(name, name) for name in names),
-                    own_name=_attribute(node, "name"),
-                    config_class=_attribute(node, "env_config_cls"),
-                    description=text.splitlines()[0] if text else "",
-                )
-            )
-    return tuple(result)
-
-
-def _base_name(base: ast.expr) -> str | None:
-    if isinstance(base, ast.Subscript):  # Generic[...]
-        base = base.value
-    return base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else None
-
-
-def _descendants(classes: list[_Class]) -> list[_Class]:
-    """Those that reach BaseEnv through the bases; names are compared across files, as imports are not followed."""
-    known = {ROOT_CLASS}
-    while True:
-        grown = known | {one.name for one in classes if one.bases & known}
-        if grown == known:
-            return [one for one in classes if one.bases & known]
-        known = grown
-
-
-def _leaves(classes: list[_Class]) -> list[_Class]:
-    """Without those that another class of the same file builds on: they are not meant to be run."""
-    return [
-        one
-        for one in classes
-        if not any(other.file == one.file and one.name in other.bases for other in classes if other is not one)
-    ]
-
-
-def _describe(one: _Class, taken: set[str]) -> Environment:
-    name = one.own_name or one.file.stem
-    if name in taken:
-        name = one.file.stem if one.file.stem not in taken else f"{one.file.stem}-{one.name}"
-    return Environment(
-        name=name,
-        class_name=one.name,
-        file_path=str(one.file.resolve()),
-        description=one.description,
-        config_class=one.config_class or "BaseEnvConfig",
-    )
-
-
-def _attribute(node: ast.ClassDef, name: str) -> str | None:
-    for statement in node.body:
-        targets: list[ast.expr] = []
-        if isinstance(statement, ast.Assign):
-            targets = statement.targets
-        elif isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = statement.value  # type: ignore[attr-defined]
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                return value.value
-            if isinstance(value, ast.Name | ast.Attribute):
-                return _base_name(value)
-    return None
+def adopt(text: str) -> str:
+    """The name of an environment that a person gave by its name or by its file, which is found by it from here on in this
+    process. Raises UnknownEnvironmentError for a file that is not there or holds none, EnvironmentLoadError for one that does
+    not parse."""
+    if not text.endswith(".py"):
+        return text
+    file = Path(text).expanduser().resolve()
+    if not file.is_file():
+        raise UnknownEnvironmentError(f"there is no file {file}", available=[])
+    searched = os.environ.get("LACHESIS_ENVIRONMENTS", "")
+    if str(file) not in searched.split(os.pathsep):
+        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(filter(None, (searched, str(file))))
+    found = scan()
+    if str(file) in found.problems:
+        raise EnvironmentLoadError(f"{file} does not parse: {found.problems[str(file)]}")
+    names = [one.name for one in found.environments if one.file_path == str(file)]
+    if not names:
+        bases = ", ".join((ROOT_CLASS, *sorted(OWN_BASES)))
+        raise UnknownEnvironmentError(f"{file} holds no class that inherits from one of {bases}", available=[])
+    return names[-1]
 
 
 def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Schema:
@@ -224,7 +91,7 @@ def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Sch
     kept = _kept(cache)
     if kept is not None:
         return kept
-    answer = _ask_child(environment, {}, timeout_s)
+    answer = _ask_child("describe", environment, {}, timeout_s)
     result = Schema(**answer["schema"])
     if result.warning is None:
         _remember(cache, answer["schema"])
@@ -249,20 +116,15 @@ def check_values(environment: Environment, values: dict[str, Any], timeout_s: fl
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
         return kept
-    errors: list[dict[str, str]] = _ask_child(environment, values, timeout_s)["errors"]
+    errors: list[dict[str, str]] = _ask_child("describe", environment, values, timeout_s)["errors"]
     _remember(cache, {"errors": errors})
     return errors
 
 
 def _cache_file(environment: Environment, question: str) -> Path:
     """Named after all that the answer depends on."""
-    file = Path(environment.file_path)
-    siblings = sorted(file.parent.glob("*.py"))  # the class may inherit its fields from another file
-    source = b""
-    for one in siblings:
-        with contextlib.suppress(OSError):  # an unreadable neighbour is told by the scan
-            source += one.read_bytes()
-    key = hashlib.sha256(source + repr((file, environment.class_name, _versions(), question)).encode()).hexdigest()[:32]
+    about = (environment.file_path, environment.class_name, _versions(), question)
+    key = hashlib.sha256(f"{fingerprint(Path(environment.file_path))} {about!r}".encode()).hexdigest()[:32]
     return paths.home() / "cache" / "schemas" / f"{key}.json"
 
 
@@ -277,12 +139,21 @@ def _remember(cache: Path, content: Any) -> None:
     write_private(cache, json.dumps(content, default=str))
 
 
-def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Run `lachesis.environment describe` and read the file it writes; its output may hold anything, so it goes to a log."""
+def examples(
+    environment: Environment, values: dict[str, Any], *, count: int, share: float, seed: int = 0, timeout_s: float = 600.0
+) -> list[list[dict[str, Any]]]:
+    """Conversations of the environment to warm a model up with, a share of them right. Raises as `schema` does."""
+    request = {"values": values, "count": count, "share": share, "seed": seed}
+    found: list[list[dict[str, Any]]] = _ask_child("examples", environment, request, timeout_s)["examples"]
+    return found
+
+
+def _ask_child(question: str, environment: Environment, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Run `lachesis.environment` and read the file it writes; its output may hold anything, so it goes to a log."""
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out, log = Path(folder) / "answer.json", Path(folder) / "log"
         place = (environment.file_path, environment.class_name, str(out))
-        command = [sys.executable, "-P", "-m", "lachesis.environment", "describe", *place]
+        command = [sys.executable, "-P", "-m", "lachesis.environment", question, *place]
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 command,
@@ -293,7 +164,7 @@ def _ask_child(environment: Environment, values: dict[str, Any], timeout_s: floa
                 start_new_session=True,
             )
             try:
-                child.communicate(json.dumps(values).encode(), timeout=timeout_s)
+                child.communicate(json.dumps(request).encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 raise EnvironmentTimeoutError(
                     f"{environment.file_path} was still being imported after {timeout_s:.0f} s; an environment must load its "

@@ -1,4 +1,5 @@
-"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started on noisy sums.
+"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started on noisy sums, or on the
+examples of another environment.
 
 It knows the form of an answer ("12" to "5+7=") and is right about one time in five; which answer is right is for
 reinforcement learning to teach. The result is an ordinary Hugging Face folder. Nothing is downloaded.
@@ -14,7 +15,7 @@ import os
 import random
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 Progress = Callable[[int, int], None]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,33 @@ class Recipe:
     seed: int = 0
 
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Conversations to imitate in place of sums, all equally often; `name` becomes part of the folder's."""
+
+    name: str
+    conversations: Sequence[Sequence[Message]]
 
 
 def tiny_path(recipe: Recipe, home: Path | None = None) -> Path:
     return paths.models_dir(home) / f"tiny-{recipe.digest()}"
 
 
-def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda done, total: None) -> Path:
+def build(
+    recipe: Recipe, home: Path | None = None, progress: Progress = lambda done, total: None, lessons: Lessons | None = None
+) -> Path:
     """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores), then cached.
 
     `progress(done, total)` is called after each training step. Raises MissingDependencyError without torch and
     transformers, StorageError when the disk refuses.
     """
     target = tiny_path(recipe, home)
+    if lessons:
+        about = {**asdict(recipe), "lessons": [list(one) for one in lessons.conversations]}
+        target = target.with_name(f"tiny-{lessons.name}-{_digest(about)}")
     if (target / "config.json").is_file():
         return target
     with storage_errors(target):  # told before the work, not after it
@@ -73,11 +88,15 @@ def build(recipe: Recipe, home: Path | None = None, progress: Progress = lambda 
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits and finds it made
         if not target.exists():
-            _make(recipe, target, progress)
+            _make(recipe, target, progress, lessons)
     return target
 
 
-def _make(recipe: Recipe, target: Path, progress: Progress) -> None:
+def _digest(about: Any) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _make(recipe: Recipe, target: Path, progress: Progress, lessons: Lessons | None) -> None:
     try:
         import torch
         import transformers
@@ -91,7 +110,7 @@ def _make(recipe: Recipe, target: Path, progress: Progress) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         model = _new_model(recipe)
-        _warm_start(model, recipe, progress)
+        _warm_start(model, recipe, progress, lessons)
     temporary = target.with_name(f".{uuid.uuid4().hex}")
     try:
         with storage_errors(target):
@@ -145,19 +164,23 @@ def _new_model(recipe: Recipe) -> Any:
     )
 
 
-def _warm_start(model: Any, recipe: Recipe, progress: Progress) -> None:
+def _warm_start(model: Any, recipe: Recipe, progress: Progress, lessons: Lessons | None) -> None:
     """Supervised training on noisy answers; the loss covers the answer only."""
     import torch
 
     rng = random.Random(recipe.seed)
     encode = functools.cache(tokenizer().encode)  # a few thousand different texts in all
+
+    def draw() -> Sequence[Message]:
+        return rng.choice(lessons.conversations) if lessons else _sum(rng, recipe)
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     for step in range(recipe.steps):
         rate = recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        ids, labels = _batch(rng, recipe, encode)
+        ids, labels = _batch([draw() for _ in range(recipe.batch)], encode)
         logits = model(input_ids=ids).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
@@ -168,20 +191,28 @@ def _warm_start(model: Any, recipe: Recipe, progress: Progress) -> None:
     model.eval()
 
 
-def _batch(rng: random.Random, recipe: Recipe, encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
-    """Token ids and labels (B, T); labels are -100 on the prompt and the padding."""
+def _sum(rng: random.Random, recipe: Recipe) -> Sequence[Message]:
+    a, b = rng.randint(0, recipe.largest), rng.randint(0, recipe.largest)
+    wrong = rng.random() >= recipe.accuracy
+    answer = max(0, a + b + (rng.choice([-10, -3, -2, -1, 1, 2, 3, 10]) if wrong else 0))
+    return [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(answer)}]
+
+
+def _batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
+    """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on what is not the
+    assistant's, and on the padding."""
     import torch
 
     rows = []
-    for _ in range(recipe.batch):
-        a, b = rng.randint(0, recipe.largest), rng.randint(0, recipe.largest)
-        wrong = rng.random() >= recipe.accuracy
-        answer = max(0, a + b + (rng.choice([-10, -3, -2, -1, 1, 2, 3, 10]) if wrong else 0))
-        rows.append((encode(f"{USER}{a}+{b}={END}{ASSISTANT}"), encode(f"{answer}{END}")))
-    width = max(len(prompt) + len(answer_ids) for prompt, answer_ids in rows)
+    for conversation in conversations:
+        row: list[tuple[int, int]] = []
+        for message in conversation:
+            said = message["role"] == "assistant"
+            row += [(token, -100) for token in encode(ASSISTANT if said else USER)]
+            row += [(token, token if said else -100) for token in encode(f"{message['content']}{END}")]
+        rows.append(row)
+    width = max(map(len, rows))
     ids, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
-    for row, (prompt, answer_ids) in enumerate(rows):
-        whole = prompt + answer_ids
-        ids[row, : len(whole)] = torch.tensor(whole)
-        labels[row, len(prompt) : len(whole)] = torch.tensor(answer_ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], labels[index, : len(row)] = torch.tensor(row).T
     return ids, labels

@@ -40,8 +40,8 @@ def checkout() -> Path:
 
 
 def environment_dirs() -> list[Path]:
-    """The folders that are searched for environments: the checkout's own, then those in `$LACHESIS_ENVIRONMENTS`
-    (separated like `$PATH`)."""
+    """The places that are searched for environments: the checkout's own folder, then the folders and files in
+    `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`)."""
     own = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parent.parent) / "environments"
     named = [Path(p).expanduser() for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep) if p]
-    return [folder for folder in (own, *named) if folder.is_dir()]
+    return [place for place in (own, *named) if place.is_dir() or place.suffix == ".py"]

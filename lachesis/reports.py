@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lachesis import tally as tallies
 from lachesis.errors import CheckpointError
 from lachesis.forecast import Actual, Forecast, compare
 from lachesis.limits import spent
@@ -100,6 +101,9 @@ class RunStatus(Report):
     """RUN@STEP, the checkpoint of another run that this one has begun from."""
     logs: dict[str, str]
     metrics: StatusMetrics
+    rollouts: Json | None = None
+    """Of this attempt's environment, once there is something to say: `scored` and `invalid` rollouts, the reasons of invalid
+    ones (`invalid_reasons`) and of rewards of 0 that have one (`zero_reasons`), each with its count."""
     health: Json | None
     """The monitor's last verdict; null before it has looked."""
     error: str | None = None
@@ -180,13 +184,13 @@ def run_status(
 ) -> RunStatus:
     checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
     steps = _of_this_attempt(record, steps, checkpoints)
-    last = steps[-1] if steps else {}
-    after = record.evaluation.get("after", {})
+    last, after = steps[-1] if steps else {}, record.evaluation.get("after", {})
     minutes = seconds_between(record.started_at or record.created_at, record.ended_at if record.ended else None) / 60
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "last_error": _last_error(record, folder),
+        "rollouts": _rollouts(folder),
         "warning": warning,
     }
     return RunStatus(
@@ -297,6 +301,14 @@ def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
     return {short_name(name): str(folder.log(name)) for name in names}
+
+
+def _rollouts(folder: RunDir) -> Json | None:
+    counted = tallies.read(folder.tally) or {}
+    reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
+    if not any(reasons.values()):
+        return None
+    return {"scored": int(counted.get("rollouts", 0)), "invalid": int(counted.get("invalid", 0)), **reasons}
 
 
 def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:

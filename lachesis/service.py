@@ -10,7 +10,7 @@ from typing import Any
 from lachesis import config as configuration
 from lachesis import discovery, forks, launcher, models, validations
 from lachesis.config import RunConfig
-from lachesis.discovery import Environment, Scan, Schema
+from lachesis.discovery import Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
 from lachesis.fields import TOP, Field, Fields, allowed, editable
 from lachesis.inference_tests import (
@@ -27,6 +27,7 @@ from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
 from lachesis.runs import RunRecord, RunStore, tail, write_private
+from lachesis.scanning import Environment, Scan, scan
 from lachesis.sources import fingerprint
 from lachesis.supervision.plan import Plan, make_plan
 from lachesis.trainer.checkpoints import Checkpoints
@@ -59,7 +60,7 @@ class Service:
     # --- environments -----------------------------------------------------------------------------------------------
 
     def environments(self) -> Scan:
-        return discovery.scan()
+        return scan()
 
     def describe(self, launch: Launch) -> Json:
         """One environment and its fields, with the value that this launch would have, and why it could not start so."""

@@ -1,4 +1,4 @@
-"""Which code an environment is: a hash over its file and the modules beside it that it imports."""
+"""Which code an environment is: a hash over its file and the modules beside it that it imports; and how it is imported."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from pathlib import Path
 from lachesis.errors import EnvironmentLoadError
 
 
+def root(file: Path) -> Path:
+    """The folder that its imports start from: its own, or for a module of a package the one that holds the package."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def module_name(file: Path) -> str | None:
+    """The dotted name of a module of a package; None for a file that stands alone."""
+    place = file.relative_to(root(file)).with_suffix("")
+    return ".".join(place.parts) if len(place.parts) > 1 else None
+
+
 def fingerprint(file: Path) -> str:
-    """16 hexadecimal digits that change when the environment's file changes, or a module in its folder that it imports,
-    directly or through others. Raises EnvironmentLoadError when the file cannot be read."""
+    """16 hexadecimal digits that change when the environment's file changes, or a module in its folder or package that it
+    imports, directly or through others. Raises EnvironmentLoadError when the file cannot be read."""
     digest = hashlib.sha256()
-    for one in sorted(_sources(file.resolve())):
+    for one in sorted(files(file.resolve())):
         try:
             digest.update(one.name.encode() + b"\0" + one.read_bytes() + b"\0")
         except OSError as error:
@@ -21,14 +35,15 @@ def fingerprint(file: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _sources(file: Path) -> set[Path]:
+def files(file: Path) -> set[Path]:
+    """The file, and the modules of its folder or package that it imports, directly or through others."""
     found: set[Path] = set()
     todo = [file]
     while todo:
         one = todo.pop()
         if one not in found:
             found.add(one)
-            todo += _imported(one, file.parent)
+            todo += _imported(one, root(file))
     return found
 
 
@@ -38,13 +53,13 @@ def _imported(file: Path, folder: Path) -> list[Path]:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []  # its bytes are part of the hash all the same
-    names: list[str] = []
+    places: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            places += [start / Path(*alias.name.split(".")) for alias in node.names for start in (folder, file.parent)]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            names += [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
-    places = [root / Path(*name.split(".")) for name in names if name for root in {folder, file.parent}]
-    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
-    return [path for path in candidates if path.is_file() and path.is_relative_to(folder)]
+            starts = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else [folder, file.parent]
+            bases = [start / Path(*(node.module or "").split(".")) for start in starts]
+            places += [*bases, *(base / alias.name for base in bases for alias in node.names)]
+    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if place.name]
+    return [path for path in dict.fromkeys(candidates) if path.is_relative_to(folder) and path.is_file()]

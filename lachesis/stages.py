@@ -6,13 +6,14 @@
     model-free check   answers that are known to be right score as right, spoilt ones as wrong
 
 For the last one an environment offers `gold(item)` and `corrupt(item)`, each a text, and `score_answer(item, answer)`; each may
-be a coroutine. Right is a score above 0, and a spoilt answer must score lower than the right one. An environment that does not
-offer them passes, and the result says so.
+be a coroutine. Right is a score above 0, or of at least `solved` where the class says so, and a spoilt answer must score
+lower than the right one. An environment that does not offer them passes, and the result says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import json
@@ -26,10 +27,13 @@ from typing import Any
 
 import yaml
 
+from lachesis import sources
 from lachesis.tally import is_score
 
 NAMES = ("import", "config", "dataset", "model-free check")
 MOST_ITEMS = 16
+ROUNDING = 1e-9
+"""Parts of a reward may add up to a little less than the whole."""
 Json = dict[str, Any]
 
 
@@ -38,7 +42,10 @@ class StageFailed(Exception):
 
 
 def load(file: Path, class_name: str) -> Any:
-    """The class, from the file imported as a module."""
+    """The class, from the file imported as a module, of its package where it is part of one."""
+    name = sources.module_name(file)
+    if name is not None:
+        return getattr(importlib.import_module(name), class_name)
     spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
@@ -117,18 +124,32 @@ async def _model_free(state: Json) -> Json:
     right = wrong = 0
     for item in state["items"]:
         good, bad = await _value(env.gold(item)), await _value(env.corrupt(item))
-        high, low = await _value(env.score_answer(item, good)), await _value(env.score_answer(item, bad))
-        for answer, score in ((good, high), (bad, low)):
-            if not is_score(score):
-                raise StageFailed(f"score_answer() gave {score!r} for {answer!r}; a score is a finite number")
-        right += float(high) > 0
-        wrong += float(low) < float(high)
-        if float(high) <= 0 and len(faults) < 3:
+        high, low = await _score(env, item, good), await _score(env, item, bad)
+        right += _is_right(env, high)
+        wrong += low < high
+        if not _is_right(env, high) and len(faults) < 3:
             faults.append(f"the right answer {good!r} to {item!r} scores {high}"[:300])
-        elif float(low) >= float(high) and len(faults) < 3:
+        elif low >= high and len(faults) < 3:
             faults.append(f"the wrong answer {bad!r} to {item!r} scores {low}, the right one {good!r} scores {high}"[:300])
     count = len(state["items"])
     return {"offered": True, "items": count, "gold_right": right, "corrupt_wrong": wrong, "faults": faults}
+
+
+async def _score(env: Any, item: Any, answer: str) -> float:
+    """What the answer is worth, as training would have it. Raises StageFailed when it is no number."""
+    if hasattr(env, "scored"):  # lachesis.environment
+        outcome = await env.scored(env.score_answer, item, answer)
+        if outcome.reward is None:
+            raise StageFailed(f"{answer!r}"[:200] + f" could not be scored: {outcome.reason}")
+        return float(outcome.reward)
+    score = await _value(env.score_answer(item, answer))
+    if not is_score(score):
+        raise StageFailed(f"score_answer() gave {score!r} for {answer!r}; a score is a finite number")
+    return float(score)
+
+
+def _is_right(env: Any, score: float) -> bool:
+    return score > 0 if getattr(env, "solved", None) is None else score >= env.solved * (1 - ROUNDING)
 
 
 async def _value(found: Any) -> Any:

@@ -48,6 +48,8 @@ class Tally:
              "completions", "sampled_tokens", "truncated", "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
+        self.zeros: dict[str, int] = {}
+        """Rewards of 0 whose reason the environment tells."""
         self.waiting: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
         self.group_at: float | None = None
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class Tally:
         """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds since 1970)."""
         now = {f"in_{kind}": len(begun) for kind, begun in self.waiting.items()}
         since = {f"{kind}_since": min(begun.values(), default=None) for kind, begun in self.waiting.items()}
-        said = {"errors": self.errors, "group_at": self.group_at, "pid": os.getpid(), "at": time.time()}
+        said = {"errors": self.errors, "zeros": self.zeros, "group_at": self.group_at, "pid": os.getpid(), "at": time.time()}
         detail = {"per_group": self.per_group, "failure": self.failure} if self.per_group is not None else {}
         return {**self.counts, **now, **since, **said, **detail}
 
@@ -128,7 +130,7 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
                 tally.note(problem)
                 tally.write()
                 raise
-        if group and problem is None and (unanswered := failed_requests.get([])):
+        if group and problem is None and len(unanswered := failed_requests.get([])) > len(_marks(group, "invalid")):
             problem = f"the environment scored a group although a request for samples had failed: {unanswered[0]}"
         group = _count_group(tally, group, problem, self.config.group_size)
         row = 0 if group else row + 1
@@ -188,14 +190,26 @@ def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int)
     groups = group if isinstance(group, list) else [group]
     bad = [score for one in groups for score in one["scores"] if not is_score(score)]
     rollouts = sum(len(one["scores"]) for one in groups)
+    for reason in _marks(group, "invalid"):
+        tally.note(reason)
+    for reason in _marks(group, "zero"):
+        tally.zeros[reason[:120]] = tally.zeros.get(reason[:120], 0) + 1
     if bad:
         tally.counts["invalid"] += rollouts
         tally.note(f"a score is {bad[0]!r}, which is no finite number")
         return None
     tally.counts["groups"] += len(groups)
-    tally.counts["rollouts"] += rollouts
+    tally.counts["invalid"] += len(_marks(group, "invalid"))
+    tally.counts["rollouts"] += rollouts - len(_marks(group, "invalid"))
     tally.group_at = time.time()
     return group
+
+
+def _marks(group: Any, name: str) -> list[str]:
+    """The reasons of rollouts that the environment itself marks so; see `lachesis.environment.outcome`."""
+    groups = group if isinstance(group, list) else [group]
+    marks = [mark for one in groups for mark in one.get("overrides") or () if isinstance(mark, dict)]
+    return [str(mark[name]) for mark in marks if mark.get(name)]
 
 
 def is_score(value: Any) -> bool:

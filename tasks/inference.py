@@ -10,7 +10,6 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from lachesis import config as configuration
 from lachesis import tally as tallies
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ServerDownError, StageError
@@ -24,10 +23,11 @@ from lachesis.inference_tests import (
 )
 from lachesis.runs import write_private
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_healthy
-from lachesis.supervision.plan import make_base_server, make_probe
+from lachesis.supervision.health import await_end
+from lachesis.supervision.plan import make_probe
+from lachesis.supervision.trial import serve_base
 from lachesis.verdict import Verdict, judge
-from tasks.processes import await_end, build_tiny_model, is_missing_tiny_model
+from tasks.processes import build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]
 MODEL_TIMEOUT_S = 600.0
@@ -120,16 +120,7 @@ def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig,
     if not model.startswith(EMBEDDED):
         endpoint, key = remote_endpoint(model)
         return config, endpoint, {"OPENAI_API_KEY": key, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"} if key else {}
-    folder = bench.tests.output(bench.test, model).with_suffix("")
-    folder.mkdir(exist_ok=True)
-    values = config.model_dump()
-    values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model.removeprefix(EMBEDDED)
-    plan = make_base_server(configuration.build(values), folder)
-    plan.write()
-    for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
-        group.start(spec)
-    for spec in plan.services:
-        wait_healthy(group, spec)
+    plan = serve_base(group, config, model.removeprefix(EMBEDDED), bench.tests.output(bench.test, model).with_suffix(""))
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis import models
-from lachesis.errors import HealthTimeoutError
 from lachesis.runs import RunStore
-from lachesis.supervision.group import ServiceGroup, death
-from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import await_end, wait_healthy
 from lachesis.supervision.process import ServiceSpec
 
 log = logging.getLogger("lachesis.flow")
@@ -39,22 +37,8 @@ def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, ru
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
 def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
-    """As `await_end`."""
+    """As `await_end`; a task, so that it is seen."""
     await_end(group, spec, needs)
-
-
-def await_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
-    """Wait until a process that ends by itself has ended well; fails at once when a service that it needs dies."""
-    until = time.monotonic() + spec.timeout_s
-    while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
-        for name in needs:
-            group.require(name)
-        if time.monotonic() > until:
-            raise HealthTimeoutError(
-                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
-            )
-    if group.exit_code(spec.name) != 0:
-        raise death(spec, group.exit_code(spec.name))
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:

@@ -108,3 +108,19 @@ def test_an_environment_that_cannot_be_passed_over_goes_on(tmp_path: Path, caplo
     watch(Cursor(tmp_path / "cursor.txt", 3), cls)
     assert asyncio.run(cls().get_next_item()) == 3
     assert "not all of the 4 items that training has seen are passed over: RuntimeError('no more')" in caplog.text
+
+
+def test_an_environment_that_can_seek_is_told_the_number(tmp_path: Path) -> None:
+    give(tmp_path / "cursor.txt", 0, 8)
+    asked: list[int] = []
+
+    def save(self: Any, step: int) -> None: ...
+
+    def seek(self: Any, items: int) -> None:
+        asked.append(items)
+        self.count = items
+
+    cls = environment(seek=seek, save_checkpoint=save)
+    watch(Cursor(tmp_path / "cursor.txt", 3), cls)
+    assert asyncio.run(cls().get_next_item()) == 5
+    assert asked == [4], "although it keeps checkpoints of its own, for Atropos alone"

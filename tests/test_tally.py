@@ -11,7 +11,6 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis import environment
 from lachesis.tally import Tally, watch_environment, watch_servers
 from tests.endpoint import serving
 
@@ -67,16 +66,16 @@ async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[Tall
         assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 1)
 
 
-async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And out of the environment's sight: not into its configuration, nor to a child that it starts."""
-    monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
-    with serving() as ours, serving() as other:
-        monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
-        monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
-        environment._send_token()
-        configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
-        for server in ServerManager(configs).servers:
-            await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])
-        assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
-        assert [one.api_key for one in configs] == ["k", "k"]
-        assert "LACHESIS_INFERENCE_TOKEN" not in environment.os.environ
+async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(tmp_path: Path) -> None:
+    marks = [{"invalid": "the judge is away"}, {"zero": "it rambles"}, {}, None]
+
+    class Marking(Forgiving):
+        async def collect_trajectories(self, item: int) -> Any:
+            return {"tokens": [[1]] * 4, "masks": [[1]] * 4, "scores": [0.5, 0.0, 1.0, 0.5], "overrides": marks}, []
+
+    tally = Tally(tmp_path / "tally.json")
+    watch_environment(tally, Marking)
+    assert (await Marking("http://127.0.0.1:9", "none").collect_trajectories(1))[0]["scores"] == [0.5, 0.0, 1.0, 0.5]
+    assert (tally.counts["rollouts"], tally.counts["invalid"], tally.counts["groups"]) == (3, 1, 1)
+    assert (tally.errors, tally.zeros) == ({"the judge is away": 1}, {"it rambles": 1})
+    assert tally.snapshot()["zeros"] == {"it rambles": 1}

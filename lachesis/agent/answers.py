@@ -24,6 +24,8 @@ class EnvironmentList(Report):
     tips: list[str]
     problems: dict[str, str] | None = None
     """Files that could not be read as Python, with the reason."""
+    clashes: dict[str, str] | None = None
+    """Environments that go by another name than their own because it was taken, with the reason."""
 
 
 class FieldView(Report):

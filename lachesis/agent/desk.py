@@ -326,7 +326,7 @@ class Desk:
                 "rl_test_inference() tries it before anything is trained",
                 "more folders with environments: LACHESIS_ENVIRONMENTS",
             ],
-            **views.known(problems=scan.problems),
+            **views.known(problems=scan.problems, clashes=scan.clashes),
         )
 
     def health(self) -> answers.Health:

@@ -7,10 +7,11 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from lachesis import launcher, models, weights
-from lachesis.cli import demo, doctor, serve, show, watch
+from lachesis import launcher, weights
+from lachesis.cli import demo, doctor, environments, serve, show, watch
+from lachesis.cli.show import out
+from lachesis.discovery import adopt
 from lachesis.fields import parse_assignment
 from lachesis.inference_tests import TestOptions
 from lachesis.notices import remove_notices, set_notices
@@ -24,7 +25,8 @@ def run(args: argparse.Namespace) -> int:
     handler = {
         "demo": demo_command,
         "serve": serve.prefect,
-        "model": model,
+        "model": environments.model,
+        "env": environments.env,
         "envs": envs,
         "train": train,
         "resume": resume,
@@ -44,32 +46,22 @@ def run(args: argparse.Namespace) -> int:
     return handler(args) or 0
 
 
-def out(args: argparse.Namespace, answer: Any, view: Any) -> None:
-    """JSON for a program, else `view` for a person."""
-    if args.json:
-        print(json.dumps(answer, indent=2, default=str))
-    else:
-        show.console.print(view)
-
-
 def demo_command(args: argparse.Namespace) -> int:
     return demo.run(Service(), seed=args.seed, steps=args.steps, as_json=args.json)
-
-
-def model(args: argparse.Namespace) -> None:
-    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-        path = models.build(models.Recipe(), progress=advance)
-    out(args, {"path": str(path)}, f"the model is at {path}")
 
 
 def envs(args: argparse.Namespace) -> None:
     service = Service()
     if args.name:
-        found = service.describe(Launch(args.name, args.profile))
+        found = service.describe(Launch(adopt(args.name), args.profile))
         out(args, found, show.environment(found))
         return
     scan = service.environments()
-    answer = {"environments": [asdict(one) for one in scan.environments], "problems": scan.problems}
+    answer = {
+        "environments": [asdict(one) for one in scan.environments],
+        "problems": scan.problems,
+        "clashes": scan.clashes,
+    }
     out(args, answer, show.environments(scan))
 
 
@@ -77,7 +69,7 @@ def train(args: argparse.Namespace) -> int:
     service = Service()
     edits = tuple(parse_assignment(text) for text in args.edits)
     wanted = Launch(
-        args.environment, args.profile, edits, args.model, args.seed, args.require_validation, start_from=args.start_from
+        adopt(args.environment), args.profile, edits, args.model, args.seed, args.require_validation, start_from=args.start_from
     )
     service.check(wanted)  # wrong input is told before a model is built
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
@@ -118,7 +110,7 @@ def test(args: argparse.Namespace) -> int:
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompted = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
     wanted = TestOptions(num_steps=args.steps, group_size=args.group_size, models=args.model, prompts=args.prompt, **prompted)
-    launch = Launch(args.environment, args.profile, edits)
+    launch = Launch(adopt(args.environment), args.profile, edits)
     service.describe(launch)  # wrong input is told before a model is built
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(launch, advance)

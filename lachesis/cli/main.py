@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
     serve = add("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
     serve.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
-    model = add("model", "Build the tiny model that learns on a laptop.")
-    model.add_argument("action", choices=["build"])
+    _add_model(add("model", "Build a tiny model that learns on a laptop."))
+    _add_env(add("env", "Begin an environment of your own, or check one."))
     envs = add("envs", "List environments; with a name, show its fields.")
     envs.add_argument("name", nargs="?")
     _profile(envs)
@@ -87,13 +87,34 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
     report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
 
 
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["build"])
+    command.add_argument("--for", metavar="ENVIRONMENT", dest="environment", help="taught on its examples instead of on sums")
+    command.add_argument("--share", type=float, default=0.3, help="of the examples that are right (default: %(default)s)")
+    command.add_argument("--steps", type=int, default=900, help="of the teaching, with --for (default: %(default)s)")
+    _edits(command)
+
+
+def _add_env(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    new = actions.add_parser("new", help="write a file that works as it is, for you to change")
+    new.add_argument("name", help="small letters, digits and _")
+    new.add_argument("--to", metavar="DIR", default=".", help="default: this folder")
+    check = actions.add_parser("check", help="all that can be known without training, in half a minute; needs no server")
+    check.add_argument("environment", help="a file, or a name from `lachesis envs`")
+    check.add_argument("--model", help="a folder (default: the tiny one)")
+    _edits(check)
+    for action in (new, check):
+        action.add_argument("--json", action="store_true", help="print JSON for a program")
+
+
 def _profile(command: argparse.ArgumentParser) -> None:
     default = os.environ.get("LACHESIS_PROFILE", "embedded")
     command.add_argument("--profile", default=default, help="embedded, tinker or custom (default: %(default)s)")
 
 
 def _add_train(command: argparse.ArgumentParser) -> None:
-    command.add_argument("environment", help="a name from `lachesis envs`")
+    command.add_argument("environment", help="a name from `lachesis envs`, or a file")
     _edits(command)
     command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
     command.add_argument("--seed", type=int)
@@ -143,7 +164,7 @@ def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
 
 
 def _add_test(command: argparse.ArgumentParser) -> None:
-    command.add_argument("environment", help="a name from `lachesis envs`")
+    command.add_argument("environment", help="a name from `lachesis envs`, or a file")
     command.add_argument("--model", action="append", help="embedded:tiny, embedded:FOLDER or a name; may be repeated")
     command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
     command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +21,8 @@ from lachesis.runs import seconds_between
 
 if TYPE_CHECKING:
     from lachesis.cli.doctor import Check
-    from lachesis.discovery import Scan
     from lachesis.inference_tests import InferenceTest
+    from lachesis.scanning import Scan
 
 Json = dict[str, Any]
 console = Console(
@@ -38,6 +40,14 @@ _COLOURS = {
 }
 STAGES = ("import", "config", "dataset", "model-free check")
 _MARKS = {"passed": "ok", "failed": "FAILED"}
+
+
+def out(args: argparse.Namespace, answer: Any, view: Any) -> None:
+    """JSON for a program, else `view` for a person."""
+    if args.json:
+        print(json.dumps(answer, indent=2, default=str))
+    else:
+        console.print(view)
 
 
 def notice(text: str) -> None:
@@ -98,8 +108,9 @@ def environments(scan: Scan) -> RenderableType:
     table = _table("name", "what it is", "file")
     for one in scan.environments:
         table.add_row(one.name, one.description, one.file_path)
-    problems = [Text(f"{file} does not parse: {reason}", style="red") for file, reason in scan.problems.items()]
-    return Group(table, *problems, Text("lachesis envs NAME shows the fields of one", style="dim"))
+    problems = [Text(f"{file} cannot be read: {reason}", style="red") for file, reason in scan.problems.items()]
+    clashes = [Text(f"{name} is {why}", style="yellow") for name, why in scan.clashes.items()]
+    return Group(table, *problems, *clashes, Text("lachesis envs NAME shows the fields of one", style="dim"))
 
 
 def environment(found: Json) -> RenderableType:
@@ -154,6 +165,7 @@ def status(answer: Json) -> RenderableType:
             ("step", f"{progress['step']} of {progress['total']}{_left(progress['eta_seconds'])}"),
             ("checkpoints", f"of steps {', '.join(map(str, answer['checkpoints']))}" if answer["checkpoints"] else None),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
+            *_rollouts(answer.get("rollouts") or {}),
             *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
             ("processes", ", ".join(f"{name} {state}" for name, state in answer["processes"].items())),
@@ -170,6 +182,13 @@ def _reason(answer: Json) -> tuple[str, Any]:
     if answer["status"] == "stopped":
         return ("stopped", answer.get("error"))
     return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
+
+
+def _rollouts(counted: Json) -> list[tuple[str, Any]]:
+    """Why some were not scored, or with 0."""
+    kinds = (("invalid", "invalid_reasons"), ("worth 0", "zero_reasons"))
+    told = {name: "; ".join(f"{text} ({count})" for text, count in (counted.get(key) or {}).items()) for name, key in kinds}
+    return [(name, text or None) for name, text in told.items()]
 
 
 def _health(health: Json) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import httpx
 
 from lachesis.errors import HealthTimeoutError
 from lachesis.runs import tail
-from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
 
 POLL_S = 0.1
@@ -35,6 +35,20 @@ def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
         f"{tail(spec.log)}",
         service=spec.name,
     )
+
+
+def await_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
+    """Wait until a process that ends by itself has ended well; fails at once when a service that it needs dies."""
+    until = time.monotonic() + spec.timeout_s
+    while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
+        for name in needs:
+            group.require(name)
+        if time.monotonic() > until:
+            raise HealthTimeoutError(
+                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
+            )
+    if group.exit_code(spec.name) != 0:
+        raise death(spec, group.exit_code(spec.name))
 
 
 def http_question(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lachesis.errors import BatchError
+from lachesis.tally import is_score
 from lachesis.trainer.advantages import Kind, centred, per_sequence
 
 Array = np.ndarray[Any, Any]
@@ -45,9 +46,14 @@ class Batch:
     cut: int = 0
     """Rollouts that the length limit had cut, where they are left out."""
     distilled: int = 0
+    invalid: int = 0
+    """Rollouts that their environment could not score; they are not in `scores`."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """The rewards that the scores are the sums of, by name."""
 
     def metrics(self) -> dict[str, float]:
-        """reward/*, advantages/*, logprobs/* of the sampling side, and counts."""
+        """reward/*, with reward/parts/* where the environment names them, advantages/*, logprobs/* of the sampling side, and
+        counts."""
         result = {
             "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
             "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
@@ -56,10 +62,12 @@ class Batch:
             "batch/zero_signal_groups": self.zero_signal_groups,
             "batch/zero_signal_share": self.zero_signal_groups / self.groups if self.groups else 0.0,
             "batch/too_long": self.too_long,
+            "batch/invalid": self.invalid,
             "batch/cut": self.cut,
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),
         }
+        result |= {f"reward/parts/{name}": float(np.mean(values)) for name, values in self.parts.items()}
         if self.distilled:
             result["distil/rollouts"] = self.distilled
         if self.datums:
@@ -69,6 +77,16 @@ class Batch:
             if self.distilled:
                 result["distil/advantage_mean"] = float(advantages.mean())
         return result
+
+    def count(self, scores_G: Array, marks_G: Sequence[Mapping[str, Any]], valid_G: Array) -> None:
+        """Take in the scores of a group."""
+        self.scores += scores_G[valid_G].tolist()
+        self.invalid += int((~valid_G).sum())
+        for mark, valid in zip(marks_G, valid_G, strict=True):
+            parts = mark.get("parts")
+            for name, value in parts.items() if valid and isinstance(parts, Mapping) else ():
+                if is_score(value):
+                    self.parts.setdefault(str(name)[:80], []).append(float(value))
 
     def trained_values(self, name: str) -> Array:
         """The values of a datum's field on all trained positions."""
@@ -100,7 +118,8 @@ class Recipe:
 def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
     """Turn each prompt's G rollouts into at most G datums.
 
-    A group whose advantages are all zero teaches nothing and is left out; a rollout of more than `max_tokens` tokens is left
+    A rollout that its environment marks as invalid takes no part: its score is not in the group's mean. A group whose
+    advantages are all zero teaches nothing and is left out; a rollout of more than `max_tokens` tokens is left
     out, and one that was cut where the recipe says so (Yu et al. 2025, arXiv:2503.14476, section 3.4: its score says nothing
     of what it would have become); all are counted, and count in the group's mean. Raises BatchError, which names the group,
     for data that cannot be trained on.
@@ -111,20 +130,30 @@ def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
         if not tokens_G:
             continue
         batch.groups += 1
+        marks_G = _marks(group, len(tokens_G))
+        valid_G = np.array([not mark.get("invalid") for mark in marks_G])
         scores_G = _scores(number, group, len(tokens_G))
-        batch.scores += scores_G.tolist()
-        advantages_G = centred(scores_G, recipe.advantage)
-        equal = scores_G.max() == scores_G.min()  # their mean can differ from them by rounding
+        batch.count(scores_G, marks_G, valid_G)
+        advantages_G = np.zeros(len(tokens_G))
+        if valid_G.any():
+            advantages_G[valid_G] = centred(scores_G[valid_G], recipe.advantage)
+        equal = len(set(scores_G[valid_G].tolist())) < 2  # their mean can differ from them by rounding
         silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
         if silent or (equal and not group.get("distill_token_ids")):
             batch.zero_signal_groups += 1
             continue
-        for index in range(len(tokens_G)):
+        for index in np.flatnonzero(valid_G).tolist():
             _add_rollout(batch, group, number, index, float(advantages_G[index]), recipe)
     if recipe.weight_by == "sequence" and batch.datums:
         for datum, factor in zip(batch.datums, per_sequence([int(one.trained.sum()) for one in batch.datums]), strict=True):
             datum.advantages[:] *= factor
     return batch
+
+
+def _marks(group: Mapping[str, Any], rollouts: int) -> list[Mapping[str, Any]]:
+    """What the environment says of each rollout beside its score."""
+    overrides = [one if isinstance(one, Mapping) else {} for one in group.get("overrides") or ()]
+    return [*overrides, *({} for _ in range(rollouts))][:rollouts]
 
 
 def _scores(number: int, group: Mapping[str, Any], rollouts: int) -> Array:
@@ -143,8 +172,7 @@ def _add_rollout(batch: Batch, group: Mapping[str, Any], number: int, index: int
     where = f"group {number}, rollout {index}"
     tokens_T, trained_T, logprobs_T = _rollout(where, group, index)
     advantages_T = np.full(len(tokens_T), advantage)
-    overrides = group.get("overrides") or []
-    if index < len(overrides) and (overrides[index] or {}).get("set_advantage_to_zero"):
+    if _marks(group, index + 1)[index].get("set_advantage_to_zero"):
         advantages_T[:] = 0.0
     if group.get("distill_token_ids") and group.get("distill_logprobs"):
         advantages_T = _teacher_advantages(where, group, index, tokens_T, trained_T, logprobs_T)

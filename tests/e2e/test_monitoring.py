@@ -252,13 +252,13 @@ def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
     assert server.ask("POST", "/flow_runs/filter", wanted) == []
 
 
-def test_all_environments_are_validated_at_night(cli: Callable[..., Any], served_home: Path, server: Server) -> None:
-    """Each as a flow run of its own, with a verdict; asked for by hand here."""
+def test_environments_are_validated_at_night(served_home: Path, server: Server) -> None:
+    """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by hand here."""
     known = set((served_home / "inference_tests").glob("*"))
     state = server.ended(server.start("validate-all-environments"))
     assert state["type"] == "COMPLETED", state
     made = {json.loads((one / "test.json").read_text())["request"]["environment"]: one for one in _new(served_home, known)}
-    assert set(made) == {one["name"] for one in cli("envs")["environments"]}
+    assert set(made) == {"arithmetic", "format_json"}
     assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
     result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
     assert [one["scale"] for one in result["models_tested"]] == ["embedded"]

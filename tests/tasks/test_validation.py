@@ -21,10 +21,10 @@ from lachesis.errors import HealthTimeoutError, LachesisError, ServerDownError, 
 from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.trial import StageChild
 from lachesis.verdict import Seen, judge
 from tasks import inference
 from tasks.inference import Bench, ask_model
-from tasks.stages import Check
 from tests.endpoint import Endpoint, serving
 
 pytestmark = pytest.mark.timeout(400)
@@ -57,8 +57,9 @@ def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pyt
 def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
     """The detail of each stage; raises for the one that fails."""
     with ServiceGroup() as group:
-        check = Check(group, bench.test, bench.config, bench.tests.dir(bench.test.test_id))
-        return {name: check.result(name, timeouts_s.get(name, 60.0))["detail"] for name in NAMES}
+        folder = bench.tests.dir(bench.test.test_id)
+        child = StageChild(group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder)
+        return {name: child.result(name, timeouts_s.get(name, 60.0))["detail"] for name in NAMES}
 
 
 def ask(bench: Bench) -> tuple[Any, LachesisError | None]:

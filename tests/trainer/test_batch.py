@@ -156,3 +156,24 @@ def test_rollouts_that_were_cut_can_be_left_out_and_still_count_in_the_mean() ->
 def test_the_advantage_of_the_configuration_is_taken() -> None:
     (first, _) = batch(group([1.0, 0.0]), advantage="leave_one_out").datums
     assert first.advantages.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_an_invalid_rollout_is_left_out_of_the_mean() -> None:
+    """Whatever score it carries."""
+    marks = [None, {"invalid": "the judge is away", "set_advantage_to_zero": True}, {}, {"zero": "it rambles"}]
+    made = batch(group([1.0, 7.0, 0.5, 0.0], overrides=marks))
+    assert [float(datum.advantages[-1]) for datum in made.datums] == [0.5, -0.5], "that of 0.5 is nought"
+    metrics = made.metrics()
+    assert (metrics["reward/mean"], metrics["batch/rollouts"], metrics["batch/invalid"]) == (0.5, 3, 1)
+    silent = batch(group([1.0, 0.0, 1.0], overrides=[{}, {"invalid": "away"}, {}]))
+    assert (silent.zero_signal_groups, silent.datums) == (1, [])
+    assert batch(group([1.0, 0.0], overrides=[{"invalid": "a"}, {"invalid": "b"}])).datums == []
+
+
+def test_the_parts_of_a_reward_are_metrics() -> None:
+    invalid = {"parts": {"form": 9}, "invalid": "x"}
+    marks: list[Any] = [{"parts": {"form": 0.5, "value": 0.5}}, {"parts": {"form": 0.5}}, invalid]
+    metrics = batch(group([1.0, 0.5, 3.0], overrides=marks)).metrics()
+    assert (metrics["reward/parts/form"], metrics["reward/parts/value"]) == (0.5, 0.5)
+    for odd in ({"parts": [1]}, {"parts": {"form": "high", "value": float("nan")}}, "text", 3):
+        assert not [name for name in batch(group([1.0, 0.0], overrides=[odd, odd])).metrics() if "parts" in name]

@@ -1,11 +1,11 @@
 """Run an environment file in this process, which is a child made for it.
 
-`python -m lachesis.environment run FILE serve --config YAML` is `python FILE serve --config YAML`, with one difference:
-`apply_chat_template` returns a list of ids again by default. Since transformers 5 it returns a dict, and environments written
-before that would send the trainer nothing, without an error. `python -m lachesis.environment probe FILE SPEC process --config
-YAML` does so for an inference test; see `lachesis.probe`. `python -m lachesis.environment check FILE CLASS OUT --config YAML`
-goes through the stages of a validation; see `lachesis.stages`. `python -m lachesis.environment describe FILE CLASS OUT` writes
-the configuration's schema as JSON to OUT.
+    run FILE serve --config YAML          as `python FILE serve --config YAML`, with a few things mended; see
+                                          `lachesis.environment.mending`
+    probe FILE SPEC process --config YAML the same for an inference test; see `lachesis.probe`
+    check FILE CLASS OUT --config YAML    the stages of a validation that need no model; see `lachesis.stages`
+    describe FILE CLASS OUT               the configuration's schema as JSON to OUT
+    examples FILE CLASS OUT               conversations to warm a model up with; see `lachesis.environment.examples`
 
 With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
 With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`. With
@@ -22,38 +22,47 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lachesis import cursor, probe, stages, tally
+from lachesis import cursor, probe, sources, stages, tally
 from lachesis.child import redact
+from lachesis.environment import mending
 
 
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
-    sys.path.insert(0, str(file.parent))
+    sys.path.insert(0, str(sources.root(file)))
     if command == "describe":
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        describe(file, class_name=sys.argv[3], out=Path(sys.argv[4]), values=json.loads(sys.stdin.read() or "{}"))
+        answer(file, functools.partial(_described, class_name=sys.argv[3]), out=Path(sys.argv[4]))
+    elif command == "examples":
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        answer(file, functools.partial(_examples, class_name=sys.argv[3]), out=Path(sys.argv[4]))
     elif command == "check":
-        restore_template_default()
+        mending.mend()
         stages.run(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))
     else:
-        restore_template_default()
+        mending.mend()
         _run(command, file, sys.argv[3:])
 
 
 def _run(command: str, file: Path, options: list[str]) -> None:
     """The file as a program, with its own command line."""
     counted = None
-    _send_token()
+    mending.send_token()
     if command == "probe":
         counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
         _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]))
     sys.argv = [str(file), *options]
     try:
-        runpy.run_path(str(file), run_name="__main__")
+        module = sources.module_name(file)
+        if module is None:
+            runpy.run_path(str(file), run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         traceback.print_exc()
         causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in tally.chain(error)]
@@ -61,26 +70,6 @@ def _run(command: str, file: Path, options: list[str]) -> None:
         if counted is not None:
             probe.note_failure(counted, error)
         sys.exit(1)
-
-
-def _send_token() -> None:
-    """To the run's inference server and to no other. Not by the configuration, which environments print and log."""
-    url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
-    if not token:
-        return
-    from atroposlib.envs.server_handling.server_manager import ServerManager
-
-    start = ServerManager.__init__
-
-    @functools.wraps(start)
-    def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
-        def signed(one: Any) -> Any:
-            ours = str(getattr(one, "base_url", None)).startswith(f"{url}/")
-            return one.model_copy(update={"api_key": token}) if ours else one
-
-        start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
-
-    ServerManager.__init__ = with_token
 
 
 def _count(file: Path, place: Path) -> None:
@@ -107,30 +96,27 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def restore_template_default() -> None:
-    """Make `return_dict=False` the default of `apply_chat_template`, as before transformers 5."""
-    from transformers import PreTrainedTokenizerBase
-
-    original = PreTrainedTokenizerBase.apply_chat_template
-
-    def apply_chat_template(self: Any, *args: Any, **options: Any) -> Any:
-        options.setdefault("return_dict", False)
-        return original(self, *args, **options)
-
-    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
-
-
-def describe(file: Path, *, class_name: str, out: Path, values: dict[str, Any]) -> None:
-    """Import the file and write what `config_init()` says, or why it cannot be imported."""
+def answer(file: Path, question: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path) -> None:
+    """Import the file and write what it says to the question, which came on the standard input, or why it says nothing."""
     try:
-        answer = _configuration(stages.load(file, class_name), values)
+        found = question(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # an environment may raise SystemExit at import
-        answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(answer))
+    temporary.write_text(json.dumps(found))
     os.replace(temporary, out)
     sys.stdout.flush()
     os._exit(0)  # threads that the environment has started must not keep the child
+
+
+def _described(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+    return _configuration(stages.load(file, class_name), values)
+
+
+def _examples(file: Path, request: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+    from lachesis.environment import examples
+
+    return {"examples": examples.make(file, class_name, request)}
 
 
 def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""What environments cost: finding many of them, running a program in the sandbox, and the time that an environment adds to the
+engine's.
+
+python bench/environments.py
+
+Ratios in one run on this machine: discovery beside reading the same files alone, the sandbox beside the same program without
+one, and rollouts through a TaskEnv beside the same requests sent by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from table import show
+
+from lachesis import scanning
+from lachesis.environment.sandbox import Sandbox
+from lachesis.scaffold import TEMPLATE
+
+FILES, TOUCHED = 500, 10
+PROGRAM = "print(sum(range(1000)))"
+RUNS = 24
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        discovery(Path(folder))
+    asyncio.run(sandbox())
+
+
+def discovery(folder: Path) -> None:
+    """Environments as `lachesis env new` makes them; the first time, again, and after some of them were changed."""
+    for number in range(FILES):
+        text = TEMPLATE.read_text().replace("CLASS", f"Env{number}").replace("NAME", f"env_{number}")
+        (folder / f"env_{number}.py").write_text(text)
+
+    def look() -> None:
+        assert len(scanning.scan([folder]).environments) == FILES
+
+    def read() -> None:
+        for file in folder.glob("*.py"):
+            file.read_text()
+
+    first, again, alone = seconds(look), seconds(look), seconds(read)
+    for number in range(TOUCHED):
+        (folder / f"env_{number}.py").touch()
+    changed = seconds(look)
+    rows: list[list[object]] = [
+        ["the first time", f"{first:.3f}", f"{first / alone:.1f}"],
+        ["again, in the same process", f"{again:.3f}", f"{again / alone:.1f}"],
+        [f"after {TOUCHED} were changed", f"{changed:.3f}", f"{changed / alone:.1f}"],
+    ]
+    show(f"finding {FILES} environments (target: 0.5 s)", ["", "s", "times reading the files"], rows)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+async def sandbox() -> None:
+    """One program after the other, and as many at once as there are cores; beside the same in a bare child."""
+    jailed = Sandbox()
+
+    async def bare() -> None:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-B", "-c", PROGRAM, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        await child.communicate()
+
+    async def confined() -> None:
+        assert (await jailed.run(PROGRAM)).how == "ended"
+
+    rows: list[list[object]] = []
+    times = {name: await one_by_one(call) for name, call in (("confined", confined), ("bare", bare))}
+    overhead = 1000 * (times["confined"] - times["bare"])
+    whole = 1000 * times["confined"]
+    rows.append(["one, ms", f"{whole:.0f}", f"{times['confined'] / times['bare']:.2f}", f"{overhead:.0f} ms more"])
+    rate = {name: await at_once(call) for name, call in (("confined", confined), ("bare", bare))}
+    rows.append(["a second", f"{rate['confined']:.0f}", f"{rate['bare'] / rate['confined']:.2f}", ""])
+    columns = ["", "sandbox", "times a bare child", "overhead"]
+    show("a program in the sandbox (targets: 80 ms overhead, 8 a second)", columns, rows)
+
+
+async def one_by_one(call: Callable[[], Awaitable[None]]) -> float:
+    found = []
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        await call()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+async def at_once(call: Callable[[], Awaitable[None]]) -> float:
+    started = time.perf_counter()
+    await asyncio.gather(*(call() for _ in range(2 * RUNS)))
+    return 2 * RUNS / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()

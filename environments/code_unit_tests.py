@@ -1,0 +1,98 @@
+"""A function from its description, checked by running it on inputs. What a model writes runs in a sandbox, and the right
+results never enter it: a program that knew them could say them."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import Field
+
+from lachesis.environment import Item, Outcome, TaskEnv, TaskEnvConfig, zero
+from lachesis.environment.sandbox import Limits, Sandbox
+
+KINDS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "plus": ("x+{k}", lambda x, k: x + k),
+    "minus": ("x-{k}", lambda x, k: x - k),
+    "times": ("x*{k}", lambda x, k: x * k),
+    "modulo": ("x%{k}", lambda x, k: x % k),
+}
+INPUTS = (-7, 0, 1, 5, 12, 100)
+RUNS = 0.2
+"""Of the reward, for a function that answers each call without an error; the rest is for right answers."""
+FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+HARNESS = """
+import json, sys
+given = json.load(sys.stdin)
+names = {}
+exec(compile(given["source"], "answer", "exec"), names)
+results = []
+for inputs in given["calls"]:
+    try:
+        results.append({"value": names["f"](*inputs)})
+    except Exception as error:
+        results.append({"error": type(error).__name__})
+sys.stdout.write("\\n" + json.dumps(results, default=repr))
+"""
+
+
+class CodeUnitTestsConfig(TaskEnvConfig):
+    max_answer_tokens: int = Field(40, ge=8, le=4096, description="Most tokens of one answer")
+    largest: int = Field(20, ge=2, le=10_000, description="Numbers in the functions, from 1 to this")
+    seconds: float = Field(2.0, gt=0, le=60, description="Time of one program")
+    memory_mib: int = Field(256, ge=64, le=65_536, description="Memory of one program")
+
+
+class CodeUnitTestsEnv(TaskEnv):
+    """Write a function f(x) in Python: 0.2 when it runs, 0.8 times the share of inputs for which it is right."""
+
+    name = "code_unit_tests"
+    env_config_cls = CodeUnitTestsConfig
+    config: CodeUnitTestsConfig
+
+    async def setup(self) -> None:
+        await super().setup()
+        self.sandbox = Sandbox(Limits(self.config.seconds, self.config.memory_mib))
+
+    def load_dataset(self) -> Iterable[Item]:
+        return [
+            {"question": f"f(x): x {word} {k}", "kind": word, "k": k, "results": [make(x, k) for x in INPUTS]}
+            for word, (_, make) in KINDS.items()
+            for k in range(1, self.config.largest + 1)
+        ]
+
+    async def score_answer(self, item: Item, answer: str) -> Outcome | dict[str, float]:
+        fenced = FENCE.search(answer)
+        given = {"source": fenced[1] if fenced else answer.strip(), "calls": [[x] for x in INPUTS]}
+        ran = await self.sandbox.run(HARNESS, json.dumps(given))
+        if ran.how != "ended":
+            return zero(f"the program: {ran.how}")
+        found = _results(ran.output)
+        if found is None:
+            return zero("the program hid its results")
+        values = [one.get("value") for one in found]
+        right = sum(type(value) is int and value == want for value, want in zip(values, item["results"], strict=True))
+        runs = all("value" in one for one in found)
+        return {"runs": RUNS * runs, "tests": (1 - RUNS) * right / len(INPUTS)}
+
+    def gold(self, item: Item) -> str:
+        return f"def f(x): return {KINDS[item['kind']][0].format(k=item['k'])}"
+
+    def corrupt(self, item: Item) -> str:
+        other = random.choice([kind for kind in KINDS if kind != item["kind"]])
+        return random.choice([f"def f(x): return {KINDS[other][0].format(k=item['k'] + 1)}", f"def f(x) return {item['k']}"])
+
+
+def _results(output: str) -> list[dict[str, Any]] | None:
+    """The last line; None when it is not what the harness writes."""
+    try:
+        found = json.loads(output.rpartition("\n")[2])
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(found, list) and len(found) == len(INPUTS) and all(isinstance(one, dict) for one in found)
+    return found if sound else None
+
+
+if __name__ == "__main__":
+    CodeUnitTestsEnv.cli()

@@ -1,0 +1,81 @@
+"""Guess a number by calling a tool: several turns, a state that the model does not see, calls that may be malformed."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import Field
+
+from lachesis.environment import Chat, ConversationEnv, ConversationEnvConfig, Item, Outcome, zero
+from lachesis.environment.toolcalls import MalformedCall, Tool, described, read
+
+
+class GuessNumberConfig(ConversationEnvConfig):
+    max_answer_tokens: int = Field(64, ge=8, le=4096, description="Most tokens of one answer")
+    max_turns: int = Field(4, ge=1, le=100, description="Guesses of one game")
+    largest: int = Field(9, ge=1, le=10_000, description="Numbers from 0 to this")
+    games: int = Field(200, ge=2, le=100_000, description="Different games")
+    tell_tool: bool = Field(True, description="Whether the prompt describes the tool; for a model that was not taught it")
+
+
+class GuessNumberEnv(ConversationEnv):
+    """Find a number with the tool `guess`, which says higher or lower; fewer guesses are worth more."""
+
+    name = "guess_number"
+    env_config_cls = GuessNumberConfig
+    config: GuessNumberConfig
+
+    def load_dataset(self) -> Iterable[Item]:
+        draw = random.Random("guess_number")
+        return [{"game": game, "number": draw.randint(0, self.config.largest)} for game in range(self.config.games)]
+
+    def identity(self, item: Item) -> str:
+        return str(item["game"])  # all games are asked in the same words
+
+    @property
+    def tool(self) -> Tool:
+        number = {"type": "integer", "minimum": 0, "maximum": self.config.largest}
+        parameters = {"properties": {"number": number}, "required": ["number"], "additionalProperties": False}
+        return Tool("guess", "Guess the number; the answer is higher, lower or right.", parameters)
+
+    def prompt(self, item: Item) -> str:
+        task = f"Find my number, from 0 to {self.config.largest}."
+        return f"{described([self.tool])}\n{task}" if self.config.tell_tool else task
+
+    async def play(self, item: Item, chat: Chat) -> float | Outcome:
+        reply = None
+        for turn in range(self.config.max_turns):
+            answer = await chat.answer(reply)
+            try:
+                calls = read(answer, [self.tool])
+            except MalformedCall as error:
+                reply = {"role": "tool", "content": str(error)}
+                continue
+            if not calls:
+                return zero("no tool was called")
+            guessed = calls[0].arguments["number"]
+            if guessed == item["number"]:
+                return 1 - turn / (2 * self.config.max_turns)
+            reply = {"role": "tool", "content": "higher" if guessed < item["number"] else "lower"}
+        return zero("the number was not found")
+
+    def example(self, item: Item, *, right: bool) -> list[dict[str, Any]]:
+        """A game in the right form; with good guesses or any."""
+        low, high = 0, self.config.largest
+        messages = self.messages(item)
+        for _ in range(self.config.max_turns):
+            guess = (low + high) // 2 if right else random.randint(0, self.config.largest)
+            messages.append({"role": "assistant", "content": call(guess)})
+            if guess == item["number"]:
+                break
+            low, high = (guess + 1, high) if guess < item["number"] else (low, guess - 1)
+            messages.append({"role": "tool", "content": "higher" if guess < item["number"] else "lower"})
+        return messages
+
+
+def call(number: int) -> str:
+    return f'<tool_call>{{"name": "guess", "arguments": {{"number": {number}}}}}</tool_call>'
+
+
+if __name__ == "__main__":
+    GuessNumberEnv.cli()

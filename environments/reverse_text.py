@@ -1,0 +1,49 @@
+"""Words written backwards: what a model can copy, it can learn to turn around. The smallest use of `TaskEnv`."""
+
+import difflib
+import random
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from lachesis.environment import Item, TaskEnv, TaskEnvConfig
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+class ReverseTextConfig(TaskEnvConfig):
+    max_answer_tokens: int = Field(16, ge=2, le=4096, description="Most tokens of one answer")
+    words: int = Field(400, ge=2, le=1_000_000, description="Different words")
+    shortest: int = Field(3, ge=1, le=100, description="Letters of the shortest word")
+    longest: int = Field(4, ge=1, le=100, description="Letters of the longest word")
+    letters: int = Field(8, ge=2, le=26, description="Different letters, from a on")
+
+
+class ReverseTextEnv(TaskEnv):
+    """Write a word backwards: half the reward for the right letters in order, half for the whole word."""
+
+    name = "reverse_text"
+    env_config_cls = ReverseTextConfig
+    config: ReverseTextConfig
+
+    def load_dataset(self) -> Iterable[Item]:
+        draw, config = random.Random("reverse_text"), self.config
+        letters = ALPHABET[: config.letters]
+        lengths = range(config.shortest, max(config.shortest, config.longest) + 1)
+        words = {"".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(config.words)}
+        return [{"question": f"{word}<", "answer": word[::-1]} for word in sorted(words)]
+
+    def score_answer(self, item: Item, answer: str) -> dict[str, float]:
+        said = answer.strip()
+        alike = difflib.SequenceMatcher(None, said, item["answer"], autojunk=False).ratio()
+        return {"letters": alike / 2, "exact": (said == item["answer"]) / 2}
+
+    def gold(self, item: Item) -> str:
+        return str(item["answer"])
+
+    def corrupt(self, item: Item) -> str:
+        return str(item["answer"])[1:] + ALPHABET[random.randrange(self.config.letters)]
+
+
+if __name__ == "__main__":
+    ReverseTextEnv.cli()

@@ -1,0 +1,66 @@
+"""A function `reward(prompt, completion)` and a file of prompts, made an environment: nothing else has to be written.
+
+lachesis train reward_function --set function=$PWD/mine.py:reward --set dataset=$PWD/prompts.jsonl
+
+Each row has a `prompt`, a text or messages; its other fields are given to a function that takes arguments of their names.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lachesis.environment import DatasetError, Item, TaskEnv, TaskEnvConfig, rows
+
+
+class RewardFunctionConfig(TaskEnvConfig):
+    function: str = Field("", description="/…/FILE.py:NAME of a function of `prompt` and `completion` that gives a number")
+    dataset: str = Field("", description="A JSONL file, or a data set of Hugging Face, whose rows have a `prompt`")
+    solved_at: float = Field(1.0, description="A reward of at least this counts as a solution")
+
+
+class RewardFunctionEnv(TaskEnv):
+    """Prompts from a file, scored by a function reward(prompt, completion) of yours."""
+
+    name = "reward_function"
+    env_config_cls = RewardFunctionConfig
+    config: RewardFunctionConfig
+
+    def load_dataset(self) -> Iterable[Item]:
+        self.solved = self.config.solved_at
+        self.function = loaded(self.config.function)
+        if not self.config.dataset:
+            raise DatasetError("the field `dataset` names no file; needed: rows with a `prompt`, as JSONL")
+        return rows(self.config.dataset, needed=("prompt",))
+
+    def prompt(self, item: Item) -> str | list[dict[str, Any]]:
+        return item["prompt"] if isinstance(item["prompt"], list) else str(item["prompt"])
+
+    def score_answer(self, item: Item, answer: str) -> Any:
+        known = {**item, "prompt": item["prompt"], "completion": answer}
+        taken = inspect.signature(self.function).parameters
+        every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+        return self.function(**{name: value for name, value in known.items() if every or name in taken})
+
+
+def loaded(place: str) -> Callable[..., Any]:
+    """The function at FILE.py:NAME. Raises DatasetError when there is none."""
+    file, _, name = place.rpartition(":")
+    path = Path(file).expanduser()
+    if not name.isidentifier() or path.suffix != ".py" or not path.is_absolute() or not path.is_file():
+        raise DatasetError(f"the field function is {place!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise DatasetError(f"{path} holds no function {name!r}")
+    return found
+
+
+if __name__ == "__main__":
+    RewardFunctionEnv.cli()

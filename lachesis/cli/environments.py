@@ -1,0 +1,90 @@
+"""`lachesis env` and `lachesis model`: begin an environment, check it, and teach a tiny model the form of its answers."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.text import Text
+
+from lachesis import checking, discovery, models, scaffold
+from lachesis.checking import Line
+from lachesis.cli import show
+from lachesis.errors import ConfigError
+from lachesis.fields import parse_assignment
+from lachesis.service import Launch, Service
+
+EXAMPLES = 4000
+MOST_TOKENS = 16_384
+"""Of a batch of the teaching."""
+_STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
+
+
+def env(args: argparse.Namespace) -> int:
+    return {"new": _new, "check": _check}[args.action](args)
+
+
+def _new(args: argparse.Namespace) -> int:
+    folder = Path(args.to).expanduser()
+    file = scaffold.new(args.name, folder)
+    view = "\n".join(
+        [
+            f"{file} is written. What is next:",
+            f"  lachesis env check {file}",
+            f"  lachesis model build --for {file}     # a tiny model that knows the form of its answers; prints its folder",
+            f"  lachesis test {file} --model embedded:FOLDER     # `lachesis serve` must run for this and the next",
+            f"  lachesis train {file} --model FOLDER --watch",
+        ]
+    )
+    show.out(args, {"file": str(file)}, view)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Exit code 1 when a check has failed."""
+    service = Service()
+    launch = Launch(
+        discovery.adopt(args.environment), "embedded", tuple(parse_assignment(text) for text in args.edits), args.model
+    )
+    environment, config = service.resolve(launch)
+    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+        service.build_model(launch, advance)
+    folder = Path(tempfile.mkdtemp(prefix=f"lachesis-check-{environment.name}-"))
+    tell = (lambda line: None) if args.json else _show
+    lines = checking.check(environment, config, folder, tell)
+    failed = any(line.status == "failed" for line in lines)
+    answer = {"environment": environment.name, "file_path": environment.file_path, "ok": not failed, "logs": str(folder)}
+    told = f"{environment.name} {'has failed' if failed else 'is sound'}; logs: {folder}"
+    show.out(args, {**answer, "checks": [asdict(line) for line in lines]}, told)
+    return int(failed)
+
+
+def _show(line: Line) -> None:
+    mark = Text(f"{line.status:12}", style=_STYLES[line.status])
+    show.console.print(mark + Text(f"{line.name:17} {line.message}", style=""))
+
+
+def model(args: argparse.Namespace) -> int:
+    recipe, lessons = models.Recipe(), None
+    if args.environment:
+        recipe, lessons = _lessons(args)
+    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+        path = models.build(recipe, progress=advance, lessons=lessons)
+    show.out(args, {"path": str(path)}, f"the model is at {path}")
+    return 0
+
+
+def _lessons(args: argparse.Namespace) -> tuple[models.Recipe, models.Lessons]:
+    if not 0 <= args.share <= 1:
+        raise ConfigError(f"--share is {args.share:g}; allowed: 0 to 1")
+    service = Service()
+    launch = Launch(discovery.adopt(args.environment), "embedded", tuple(parse_assignment(text) for text in args.edits))
+    environment, config = service.resolve(launch)
+    own = {name: value for name, value in (config.env.model_extra or {}).items()}
+    conversations = discovery.examples(environment, own, count=EXAMPLES, share=args.share)
+    longest = max(sum(len(one["content"].encode()) + 2 for one in conversation) for conversation in conversations)
+    batch = max(8, min(models.Recipe.batch, MOST_TOKENS // longest))
+    recipe = models.Recipe(steps=args.steps, accuracy=args.share, context=max(models.Recipe.context, 2 * longest), batch=batch)
+    return recipe, models.Lessons(environment.name, conversations)

@@ -1,0 +1,40 @@
+"""What an environment is written with, and the program that runs one.
+
+    TaskEnv          one question, one answer; write `load_dataset` and `score_answer`
+    ConversationEnv  several turns; write `load_dataset` and `play`
+    TaskEnvConfig    the fields that both have; inherit from it to add some
+    outcome          Invalid (nobody's answer is to blame), zero (the answer is, and why), Outcome
+    data             rows of a JSONL file or of a data set of Hugging Face
+    toolcalls        tools described in a prompt, calls read from an answer
+    sandbox          a program of the model's, run where it can do no harm
+
+Names are imported when they are asked for: Atropos takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lachesis.environment.conversation import Chat, ConversationEnv, ConversationEnvConfig
+    from lachesis.environment.data import DatasetError, Item, rows
+    from lachesis.environment.outcome import Invalid, Outcome, zero
+    from lachesis.environment.task import Rollout, TaskEnv, TaskEnvConfig
+
+_WHERE = {
+    "Chat": "conversation", "ConversationEnv": "conversation", "ConversationEnvConfig": "conversation",
+    "DatasetError": "data", "Item": "data", "rows": "data",
+    "Invalid": "outcome", "Outcome": "outcome", "zero": "outcome",
+    "Rollout": "task", "TaskEnv": "task", "TaskEnvConfig": "task",
+}  # fmt: skip
+__all__ = [
+    "Chat", "ConversationEnv", "ConversationEnvConfig", "DatasetError", "Invalid", "Item", "Outcome", "Rollout", "TaskEnv",
+    "TaskEnvConfig", "rows", "zero",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"lachesis.environment has no {name}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"lachesis.environment.{_WHERE[name]}"), name)

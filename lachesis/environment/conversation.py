@@ -1,0 +1,129 @@
+"""An environment of several turns: `play` holds one conversation and says what it was worth.
+
+class Guess(ConversationEnv):
+    name = "guess"
+
+    def load_dataset(self):
+        return [{"number": number} for number in range(100)]
+
+    def prompt(self, item):
+        return "Guess my number, from 0 to 99."
+
+    async def play(self, item, chat):
+        for turn in range(self.config.max_turns):
+            guess = int(await chat.answer(None if turn == 0 else "higher"))
+            ...
+        return 1.0
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import Field
+
+from lachesis.environment.data import Item
+from lachesis.environment.outcome import Invalid as InvalidRollout
+from lachesis.environment.outcome import Outcome, invalid, outcome_of, zero
+from lachesis.environment.sampling import TooLong, between, first_prompt, sample
+from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
+from lachesis.tally import is_endpoint_error
+
+TOO_LONG = "the conversation is longer than the limit of tokens"
+
+
+class ConversationEnvConfig(TaskEnvConfig):
+    max_turns: int = Field(8, ge=1, le=1000, description="Most answers of one conversation")
+
+
+class Chat:
+    """One conversation. Its token ids are kept as they were sampled; what stands between two answers is tokenised once."""
+
+    def __init__(self, env: ConversationEnv, messages: list[Message], split: str) -> None:
+        self.env, self.messages, self.split = env, messages, split
+        self.answers: list[str] = []
+        self.truncated = False
+        """Whether the limit of tokens has cut the last answer."""
+        self._tokens: list[int] = []
+        self._masks: list[int] = []
+        self._logprobs: list[float] = []
+
+    async def answer(self, message: str | Message | None = None, *, max_tokens: int | None = None) -> str:
+        """Say `message` (a text is the user's), and sample what the model answers. None asks for the first answer.
+
+        Raises TooLong when there is no room left, which ends the conversation with a zero, and what the server raises, which
+        makes it invalid.
+        """
+        config, tokenizer = self.env.config, self.env.tokenizer
+        prompt = self._prompt(message)
+        (one,) = await sample(
+            self.env.server, tokenizer, self.messages, count=1, max_tokens=max_tokens or config.max_answer_tokens,
+            temperature=config.temperature, most_tokens=config.max_token_length, split=self.split, prompt=prompt,
+        )  # fmt: skip
+        new = len(one.prompt) - len(self._tokens)
+        self._tokens = [*one.prompt, *one.tokens]
+        self._masks += [*[-100] * new, *one.tokens]
+        self._logprobs += [*[1.0] * new, *one.logprobs]
+        self._ended = bool(one.tokens) and one.tokens[-1] == tokenizer.eos_token_id
+        self.truncated = one.finish_reason == "length"
+        self.answers.append(one.text)
+        self.messages.append({"role": "assistant", "content": one.text})
+        return one.text
+
+    def _prompt(self, message: str | Message | None) -> list[int]:
+        if message is None:
+            if self.answers:
+                raise ValueError("only the first answer can be asked for without a message")
+            return first_prompt(self.env.tokenizer, self.messages)
+        said = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        if not self.answers:
+            self.messages.append(said)
+            return first_prompt(self.env.tokenizer, self.messages)
+        added = between(self.env.tokenizer, self.messages, said, ended=self._ended)
+        self.messages.append(said)
+        return [*self._tokens, *added]
+
+    def rollout(self, outcome: Outcome) -> Rollout:
+        """What is sent to the trainer."""
+        answer = self.answers[-1] if self.answers else ""
+        said = sum(mask != -100 for mask in self._masks)
+        tokens = self._tokens or first_prompt(self.env.tokenizer, self.messages)[: self.env.config.max_token_length - 2]
+        return Rollout(
+            tokens=tokens,
+            masks=self._masks or [-100] * len(tokens),
+            logprobs=self._logprobs or [1.0] * len(tokens),
+            answer=answer,
+            messages=self.messages,
+            truncated=self.truncated,
+            sampled_tokens=said,
+            outcome=outcome,
+        )
+
+
+class ConversationEnv(TaskEnv):
+    """Write `load_dataset`, `prompt` and `play`."""
+
+    env_config_cls = ConversationEnvConfig
+    config: ConversationEnvConfig
+
+    async def play(self, item: Item, chat: Chat) -> Any:
+        """Hold one conversation; what it was worth, as from `score_answer`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method play(self, item, chat) that returns a number")
+
+    async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+        """`count` conversations at once. One that the server does not answer is invalid, the others stay."""
+        return list(await asyncio.gather(*(self._conversation(item, split) for _ in range(count))))
+
+    async def _conversation(self, item: Item, split: str) -> Rollout:
+        chat = Chat(self, self.messages(item), split)
+        try:
+            outcome = outcome_of(await self.play(item, chat))
+        except TooLong:
+            outcome = zero(TOO_LONG) if chat.answers else invalid("the first question is longer than the limit of tokens")
+        except InvalidRollout as error:
+            outcome = invalid(str(error) or "Invalid was raised without a reason")
+        except Exception as error:
+            kind = "the server failed" if is_endpoint_error(error) else "play() raised"
+            outcome = invalid(f"{kind}: {type(error).__name__}: {str(error)[:120]}")
+        return chat.rollout(outcome)

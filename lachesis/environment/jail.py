@@ -1,0 +1,159 @@
+"""The child of `lachesis.environment.sandbox`: give up everything but thinking, then run a program.
+
+Run by its file name in an isolated interpreter; standard library only. A first line of JSON on the standard input holds the
+limits, the program and its own standard input. What is given up, by the kernel's hand and for good:
+
+    files       Landlock: nothing can be written; of what is there, only Python's library can be read
+    network, processes, signals, mounts …
+                seccomp: a system call that is not in `ALLOWED` fails with EPERM; no socket, fork or exec is among them
+    memory, processor time, open files, file sizes
+                resource limits
+    privileges  capabilities are dropped, also for root
+
+Sources: landlock(7), seccomp(2), linux/landlock.h, linux/filter.h, asm/unistd.h (x86_64) and asm-generic/unistd.h (aarch64).
+"""
+
+import ctypes
+import io
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+from typing import Any
+
+Json = dict[str, Any]
+EXIT_UNCONFINED = 97
+"""The kernel did not take the confinement; nothing was run."""
+STARTED = b"\x06"
+"""Written first of all: from here on it is the program's time."""
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # on every architecture
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""How many rights over files an ABI of Landlock knows; later ones know as many as 5."""
+NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
+CAPABILITIES_V3 = 0x20080522
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
+    "read": (0, 63), "write": (1, 64), "open": (2, -1), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1),
+    "poll": (7, -1), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65),
+    "writev": (20, 66), "access": (21, -1), "pipe": (22, -1), "select": (23, -1), "sched_yield": (24, 124), "mremap": (25, 216),
+    "madvise": (28, 233), "dup": (32, 23), "dup2": (33, -1), "nanosleep": (35, 101), "getpid": (39, 172),
+    "socketpair": (53, 199), "exit": (60, 93), "uname": (63, 160), "fcntl": (72, 25), "getdents": (78, -1), "getcwd": (79, 17),
+    "readlink": (89, -1), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165), "sysinfo": (99, 179),
+    "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177),
+    "getppid": (110, 173), "sigaltstack": (131, 132), "gettid": (186, 178), "futex": (202, 98), "sched_getaffinity": (204, 123),
+    "epoll_create": (213, -1), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "epoll_wait": (232, -1), "epoll_ctl": (233, 21),
+    "openat": (257, 56), "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72),
+    "ppoll": (271, 73), "set_robust_list": (273, 99), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
+    "epoll_create1": (291, 20), "dup3": (292, 24), "pipe2": (293, 59), "getrandom": (318, 278), "statx": (332, 291),
+    "rseq": (334, 293), "faccessat2": (439, 439),
+}  # fmt: skip
+IOCTL, CLONE3 = (16, 29), (435, 435)
+TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
+"""Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of its own files."""
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+ALLOW, FAIL = 0x7FFF0000, 0x00050000
+EPERM, ENOSYS = 1, 38
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.readline())
+    try:
+        _limit(request)
+        _close_files(readable=_library())
+        _drop_capabilities()
+        _filter_calls()
+    except OSError as error:
+        print(f"{error.strerror}: {error.filename}", file=sys.stderr)
+        os._exit(EXIT_UNCONFINED)
+    os.write(1, STARTED)
+    sys.stdin = io.StringIO(request["stdin"])
+    sys.argv = ["program"]
+    module = type(sys)("__main__")
+    sys.modules["__main__"] = module
+    exec(compile(request["program"], "program", "exec"), module.__dict__)
+
+
+def _limit(request: Json) -> None:
+    seconds = max(1, int(request["cpu_s"] + 0.999))
+    limits = {
+        resource.RLIMIT_AS: request["memory"],
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 32,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, value in limits.items():
+        resource.setrlimit(which, (value, value + (which == resource.RLIMIT_CPU)))
+
+
+def _library() -> list[str]:
+    """Where Python's own modules lie."""
+    places = [os.path.dirname(os.__file__), *(path for path in sys.path if "lib-dynload" in path)]
+    return [path for path in dict.fromkeys(map(os.path.realpath, places)) if os.path.isdir(path)]
+
+
+def _called(what: str, result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what)
+    return result
+
+
+def _close_files(readable: list[str]) -> None:
+    """Landlock: of all files only those below these folders, and those for reading."""
+    version = _called("Landlock", LIBC.syscall(CREATE_RULESET, None, 0, 1))
+    rights = (1 << FILE_RIGHTS.get(version, 16)) - 1
+    tcp = 0b11 if version >= 4 else 0
+    scoped = 0b11 if version >= 6 else 0  # abstract sockets, signals
+    attributes = struct.pack("=QQQ", rights, tcp, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
+    rules = _called("Landlock", LIBC.syscall(CREATE_RULESET, attributes, len(attributes), 0))
+    for folder in readable:
+        place = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", READ_FILE | READ_DIR, place)
+        _called("Landlock", LIBC.syscall(ADD_RULE, rules, 1, rule, 0))
+        os.close(place)
+    _called("no_new_privs", LIBC.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    _called("Landlock", LIBC.syscall(RESTRICT_SELF, rules, 0))
+    os.close(rules)
+
+
+def _drop_capabilities() -> None:
+    header, none = struct.pack("=Ii", CAPABILITIES_V3, 0), bytes(24)
+    _called("capset", LIBC.capset(header, none))
+
+
+def _filter_calls() -> None:
+    """Each allowed call by its number; of ioctl three questions; everything else fails. clone3 is said not to exist, so that
+    the C library tries clone, which fails."""
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
+        raise OSError(ENOSYS, os.strerror(ENOSYS), f"no filter for {machine}")
+    column = list(ARCHITECTURES).index(machine)
+    numbers = [pair[column] for pair in ALLOWED.values() if pair[column] >= 0]
+    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 0)]
+    for number in numbers:
+        code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    code += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
+    code += [(EQUAL, 1, 0, IOCTL[column]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 24)]
+    code += [
+        (EQUAL, 2, 0, TCGETS),
+        (EQUAL, 1, 0, FIONBIO),
+        (EQUAL, 0, 1, FIOCLEX),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, FAIL | EPERM),
+    ]
+    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
+    program = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(code), ctypes.addressof(packed)))
+    _called("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
+
+
+if __name__ == "__main__":
+    main()

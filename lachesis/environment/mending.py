@@ -1,0 +1,82 @@
+"""What Atropos 0.4.0 does wrong for good, mended in the child that runs an environment and nowhere else: its library is
+archived, and no file of it is touched.
+
+    chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
+    the server's key  is printed to the log with the configuration, so the environment gets another one
+    evaluations       and checkpoints are left out when the step goes on by more than one, or at every step
+
+Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config`), the API is reset before it is
+registered with (`lachesis.trainer.atropos`), guarded against groups that would block it (`lachesis.rollout_api`), and writes
+to a file (`lachesis.supervision`); scores that are no numbers are dropped before they are sent (`lachesis.tally`); turns that
+end twice are mended in `lachesis.trainer.batch`, and do not come from `lachesis.environment.sampling`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from typing import Any
+
+
+def mend() -> None:
+    """All of it but the key, which only a run has."""
+    restore_template_default()
+    evaluate_when_due()
+
+
+def restore_template_default() -> None:
+    """Make `return_dict=False` the default of `apply_chat_template`, as before transformers 5."""
+    from transformers import PreTrainedTokenizerBase
+
+    original = PreTrainedTokenizerBase.apply_chat_template
+
+    @functools.wraps(original)
+    def apply_chat_template(self: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("return_dict", False)
+        return original(self, *args, **options)
+
+    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+
+
+def send_token() -> None:
+    """To the run's inference server and to no other. Not by the configuration, which environments print and log."""
+    url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
+    if not token:
+        return
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    start = ServerManager.__init__
+
+    @functools.wraps(start)
+    def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
+        def signed(one: Any) -> Any:
+            ours = str(getattr(one, "base_url", None)).startswith(f"{url}/")
+            return one.model_copy(update={"api_key": token}) if ours else one
+
+        start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
+
+    ServerManager.__init__ = with_token
+
+
+def evaluate_when_due() -> None:
+    """Whenever a multiple of `steps_per_eval`, or of the checkpoints' interval, was reached or passed since the last look."""
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv.env_step_checks
+
+    @functools.wraps(original)
+    async def env_step_checks(self: Any) -> None:
+        before, now = self.curr_step, self.status_dict["current_step"]
+        await original(self)
+        if _forgotten(before, now, self.config.steps_per_eval) and (self.eval_runner is None or self.eval_runner.done()):
+            self.eval_runner = asyncio.create_task(self.evaluate())
+        if _forgotten(before, now, self.checkpoint_interval):
+            self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
+
+    BaseEnv.env_step_checks = env_step_checks
+
+
+def _forgotten(before: int, now: int, every: int) -> bool:
+    """Whether something is due between two steps that Atropos, which compares remainders, does not see."""
+    return every > 0 and now // every > before // every and not before % every > now % every

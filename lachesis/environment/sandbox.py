@@ -1,0 +1,142 @@
+"""Programs that nobody has read, run where they can do no harm: no network, no other process, nothing written, little read,
+and limits on memory, time and output. See `lachesis.environment.jail` for how.
+
+Linux 5.13 or newer, on x86_64 or aarch64, without privileges; elsewhere nothing is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lachesis.environment import jail
+from lachesis.environment.outcome import Invalid
+
+JAIL = Path(jail.__file__)
+MEBI = 2**20
+START_S = 20.0
+"""A machine under load may take that long to begin; it is not the program's time."""
+Ending = Literal["ended", "timed out", "out of memory", "too much output", "failed"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`seconds` count from the beginning of the program; it may use as many of processor time."""
+
+    seconds: float = 5.0
+    memory_mib: int = 512
+    output_bytes: int = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended, and what it said. `code` is its exit code, or minus the signal that ended it."""
+
+    how: Ending
+    code: int
+    output: str
+    errors: str
+    seconds: float
+
+
+class Sandbox:
+    """Runs at most `at_once` programs at a time; the others wait their turn."""
+
+    def __init__(self, limits: Limits | None = None, at_once: int | None = None) -> None:
+        self.limits = limits or Limits()
+        self._turn = asyncio.Semaphore(at_once or max(1, os.cpu_count() or 1))
+
+    async def run(self, program: str, stdin: str = "") -> Ran:
+        """Run a Python program to its end, whatever it does. Raises Invalid when this machine cannot confine or start one,
+        which is not the program's fault."""
+        async with self._turn:
+            with tempfile.TemporaryDirectory(prefix="lachesis-jail-") as folder:
+                return await self._run(program, stdin, folder)
+
+    async def _run(self, program: str, stdin: str, folder: str) -> Ran:
+        limits = self.limits
+        request = {"program": program, "stdin": stdin, "cpu_s": limits.seconds, "memory": limits.memory_mib * MEBI}
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", "-B", str(JAIL), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, cwd=folder, env={}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise Invalid(f"no child can be started: {error.strerror}") from error
+        try:
+            await _start(child, json.dumps(request).encode() + b"\n")
+            return await _watched(child, limits)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGKILL)
+            await child.wait()
+
+
+async def _start(child: asyncio.subprocess.Process, request: bytes) -> None:
+    """Hand over the program, and wait until it begins. Raises Invalid when it does not."""
+    assert child.stdin is not None and child.stdout is not None and child.stderr is not None  # noqa: PT018
+    with contextlib.suppress(ConnectionError):
+        child.stdin.write(request)
+        child.stdin.close()
+    try:
+        async with asyncio.timeout(START_S):
+            if await child.stdout.read(1) == jail.STARTED:
+                return
+            problem = (await child.stderr.read(2000)).decode(errors="replace").strip().splitlines()[-1:]
+    except TimeoutError:
+        raise Invalid(f"a child did not start in {START_S:.0f} s") from None
+    raise Invalid(f"this machine cannot confine a program: {' '.join(problem)[:120]}")
+
+
+async def _watched(child: asyncio.subprocess.Process, limits: Limits) -> Ran:
+    assert child.stdout is not None and child.stderr is not None  # noqa: PT018
+    started = time.monotonic()
+    reading = [asyncio.ensure_future(_read(stream, limits.output_bytes)) for stream in (child.stdout, child.stderr)]
+    how: Ending = "ended"
+    try:
+        async with asyncio.timeout(limits.seconds):
+            await asyncio.gather(*reading)
+            await child.wait()
+    except TimeoutError:
+        how = "timed out"
+    except _TooMuch:
+        how = "too much output"
+    code = child.returncode
+    texts = [one.result().decode(errors="replace") if _has_ended(one) else "" for one in reading]
+    for one in reading:
+        one.cancel()
+    if how == "ended" and code != 0:
+        how = _why(code or 0, texts[1])
+    return Ran(how, code if code is not None else -signal.SIGKILL, texts[0], texts[1], time.monotonic() - started)
+
+
+class _TooMuch(Exception):
+    pass
+
+
+async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
+    found = bytearray()
+    while chunk := await stream.read(16 * 1024):
+        found += chunk
+        if len(found) > most:
+            raise _TooMuch
+    return bytes(found)
+
+
+def _has_ended(task: asyncio.Future[bytes]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _why(code: int, errors: str) -> Ending:
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "timed out"
+    return "out of memory" if errors.rstrip().endswith("MemoryError") else "failed"

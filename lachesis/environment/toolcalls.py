@@ -1,0 +1,75 @@
+"""Tools of a model: described in a prompt, and read from an answer. The form is the one of Hermes and Qwen models,
+
+<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+class MalformedCall(Exception):
+    """The answer holds a call that cannot be read. The text says what is wrong with it, for the model to try again."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`parameters` is the JSON schema of the arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        about = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": about}
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: dict[str, Any]
+
+
+def described(tools: Sequence[Tool]) -> str:
+    """The tools as text for a system prompt."""
+    listed = "\n".join(json.dumps(tool.as_json()) for tool in tools)
+    return (
+        "You can call these tools:\n<tools>\n"
+        f"{listed}\n</tools>\n"
+        'Call one by answering <tool_call>{"name": NAME, "arguments": {…}}</tool_call> and nothing else.'
+    )
+
+
+def read(answer: str, tools: Sequence[Tool]) -> list[Call]:
+    """The calls of an answer, in their order; none when it holds none. Raises MalformedCall when one is no JSON, names no tool
+    that there is, or has other arguments than its tool takes."""
+    texts = CALL.findall(answer)
+    if not texts and ("<tool_call>" in answer or "</tool_call>" in answer):
+        raise MalformedCall("a tool call needs both <tool_call> and </tool_call>")
+    return [_call(text, {tool.name: tool for tool in tools}) for text in texts]
+
+
+def _call(text: str, tools: Mapping[str, Tool]) -> Call:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedCall(f"a tool call is no JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise MalformedCall("a tool call is an object with `name` and `arguments`")
+    tool = tools.get(found["name"])
+    if tool is None:
+        raise MalformedCall(f"there is no tool {found['name'][:40]!r}; there are: {', '.join(tools)}")
+    arguments = found.get("arguments", {})
+    problem = next(iter(jsonschema.Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(arguments)), None)
+    if problem is not None:
+        raise MalformedCall(f"the arguments of {tool.name} are wrong: {problem.message[:200]}")
+    return Call(tool.name, arguments)

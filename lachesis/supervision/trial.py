@@ -1,0 +1,73 @@
+"""What an environment is tried with before anything is trained: a child that goes through the stages which need no model, and
+a server of a base model."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from lachesis import config as configuration
+from lachesis.config import RunConfig
+from lachesis.errors import LachesisError, StageError
+from lachesis.runs import write_private
+from lachesis.stages import NAMES
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.plan import Plan, make_base_server, make_check
+
+TIMEOUT_S = {"import": 120.0, "config": 60.0, "dataset": 300.0, "model-free check": 120.0}
+POLL_S = 0.05
+Json = dict[str, Any]
+
+
+class StageChild:
+    """It is started at once. Its lines come in the order of the stages."""
+
+    def __init__(self, group: ServiceGroup, file: str, class_name: str, config: RunConfig, folder: Path) -> None:
+        self.group, self.out = group, folder / "stages.jsonl"
+        self.out.unlink(missing_ok=True)
+        self.spec, files = make_check(file, class_name, config, folder, self.out)
+        for path, text in files.items():
+            write_private(path, text)
+        group.start(self.spec)
+
+    def result(self, stage: str, timeout_s: float | None = None) -> Json:
+        """The stage's line once it is there. Raises StageError when it failed, hangs, or took the child with it."""
+        timeout_s = timeout_s or TIMEOUT_S[stage]
+        until = time.monotonic() + timeout_s
+        while (line := self._line(stage)) is None:
+            if not self.group.running(self.spec.name) and self._line(stage) is None:
+                try:
+                    self.group.require(self.spec.name)
+                except LachesisError as error:
+                    raise StageError(str(error), stage=stage) from error
+            if time.monotonic() > until:
+                raise StageError(f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage)
+            time.sleep(POLL_S)
+        if not line["ok"]:
+            raise StageError(f"{line['error']} (see {self.spec.log})", stage=stage)
+        return line
+
+    def _line(self, stage: str) -> Json | None:
+        index = NAMES.index(stage)
+        try:
+            lines = self.out.read_text(encoding="utf-8").split("\n")[:-1]  # what has no end of line is still being written
+        except FileNotFoundError:
+            return None
+        return json.loads(lines[index]) if len(lines) > index else None
+
+
+def serve_base(group: ServiceGroup, config: RunConfig, model: str, folder: Path) -> Plan:
+    """Serve a local model, untrained, as long as the group lasts; ready when this returns. Raises as `wait_healthy` does."""
+    folder.mkdir(exist_ok=True)
+    values = config.model_dump()
+    values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
+    plan = make_base_server(configuration.build(values), folder)
+    plan.write()
+    for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
+        group.start(spec)
+    for spec in plan.services:
+        wait_healthy(group, spec)
+    return plan

@@ -1,0 +1,168 @@
+"""Several turns: the ids are those that were sampled, whatever the template does with text; tools; what ends a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis import discovery, stages
+from lachesis.environment import Chat, ConversationEnv, Invalid, Item
+from lachesis.environment.conversation import TOO_LONG
+from lachesis.environment.toolcalls import Call, MalformedCall, Tool, described, read
+from tests.environment.conftest import LOGPROB, Generator
+
+Make = Callable[..., Any]
+QWEN_LIKE = (
+    "{% for m in messages %}<|user|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
+    "{{ m['content'].split('</think>')[-1].strip() if not loop.last else m['content'] }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant\n{% endif %}"
+)
+"""It takes the thoughts out of earlier answers and strips them, as Qwen's does."""
+
+
+class Echo(ConversationEnv):
+    """Asks twice; worth 1 when the second answer is `yes`."""
+
+    name = "echo"
+
+    def load_dataset(self) -> list[Item]:
+        return [{"question": f"one {number}?"} for number in range(10)]
+
+    async def play(self, item: Item, chat: Chat) -> Any:
+        await chat.answer()
+        second = await chat.answer("two?")
+        if second == "away":
+            raise Invalid("the judge is away")
+        if second == "bug":
+            raise ValueError("a bug")
+        return float(second == "yes")
+
+
+async def play(make: Make, generator: Generator, answers: list[str], template: str | None = None, **fields: Any) -> Any:
+    env = make(Echo, group_size=1, **fields)
+    if template:
+        env.tokenizer.chat_template = template
+    await env.setup()
+    said = iter(answers)
+    generator.say = lambda prompt, n: [next(said)]
+    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    return env, rollout
+
+
+async def test_both_answers_are_trained_on_and_no_turn_ends_twice(made: Make, generator: Generator) -> None:
+    env, rollout = await play(made, generator, ["no", "yes"])
+    text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
+    assert env.tokenizer.decode(rollout.tokens) == text
+    assert env.tokenizer.decode([token for token in rollout.masks if token != -100]) == "no<|end|>yes<|end|>"
+    assert [value for value, mask in zip(rollout.logprobs, rollout.masks, strict=True) if mask != -100] == [LOGPROB] * 7
+    assert (rollout.outcome.reward, rollout.answer, rollout.sampled_tokens) == (1.0, "yes", 7)
+    assert generator.bodies[1]["prompt"]["prompt_token_ids"] == rollout.tokens[:-4], "sampled after what is trained on"
+
+
+async def test_an_answer_that_was_cut_is_ended_by_the_template(made: Make, generator: Generator) -> None:
+    env, rollout = await play(made, generator, ["no…", "yes"])
+    text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
+    assert env.tokenizer.decode(rollout.tokens) == text
+    assert env.tokenizer.decode([token for token in rollout.masks if token != -100]) == "noyes<|end|>"
+
+
+async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made: Make, generator: Generator) -> None:
+    env, rollout = await play(made, generator, ["<think>hm</think> no ", "yes"], QWEN_LIKE)
+    first = "<|user|>user\none?<|end|>\n<|user|>assistant\n<think>hm</think> no <|end|>"
+    assert env.tokenizer.decode(rollout.tokens) == f"{first}\n<|user|>user\ntwo?<|end|>\n<|user|>assistant\nyes<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward", "reason"),
+    [
+        (["a", "b"], 0.0, None),
+        (["a", "away"], None, "the judge is away"),
+        (["a", "bug"], None, "play() raised: ValueError: a bug"),
+        (["x" * 60 + "…", "yes"], 0.0, TOO_LONG),
+    ],
+)
+async def test_what_ends_a_conversation_decides_its_outcome(
+    made: Make, generator: Generator, answers: list[str], reward: float | None, reason: str | None
+) -> None:
+    _, rollout = await play(made, generator, answers, max_token_length=70)
+    assert (rollout.outcome.reward, rollout.outcome.reason) == (reward, reason)
+    assert len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs) < 70
+
+
+async def test_a_server_that_fails_makes_one_conversation_invalid(made: Make, generator: Generator) -> None:
+    env = made(Echo, group_size=3)
+    await env.setup()
+    count = iter(range(100))
+
+    def say(prompt: str, n: int) -> list[str]:
+        return ["yes"] if "two?" in prompt or next(count) else ["!500"]
+
+    generator.say = say
+    group, _ = await env.collect_trajectories({"question": "one?"})
+    assert sorted(group["scores"]) == [1.0, 1.0, 1.0] or group["overrides"].count({}) == 3, "a failure that a second try mends"
+    generator.say = lambda prompt, n: ["!500"]
+    with pytest.raises(Invalid, match="all 3 rollouts are invalid: the server failed"):
+        await env.collect_trajectories({"question": "one?"})
+
+
+GUESS = Tool("guess", "Guess.", {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]})
+
+
+def test_calls_are_read_and_checked() -> None:
+    answer = 'Let me.<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
+    assert read(answer, [GUESS]) == [Call("guess", {"number": 7})]
+    assert read("no call", [GUESS]) == []
+    assert '"name": "guess"' in described([GUESS])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"name": "guess"', "is no JSON"),
+        ("[1]", "an object with `name` and `arguments`"),
+        ('{"name": "look", "arguments": {}}', "there is no tool 'look'; there are: guess"),
+        ('{"name": "guess", "arguments": {"number": 10}}', "10 is greater than the maximum of 9"),
+        ('{"name": "guess", "arguments": {}}', "'number' is a required property"),
+        ('{"name": "guess", "arguments": 3}', "3 is not of type 'object'"),
+        ('{"name": "guess", "arguments": {"number": NaN}}', "wrong: nan is not of type 'integer'"),
+        ("[" * 100_000, "is no JSON"),
+    ],
+)
+def test_a_malformed_call_is_told_to_the_model(text: str, said: str) -> None:
+    with pytest.raises(MalformedCall, match=said):
+        read(f"<tool_call>{text}</tool_call>", [GUESS])
+
+
+def test_half_a_call_is_malformed() -> None:
+    with pytest.raises(MalformedCall, match="needs both"):
+        read('<tool_call>{"name": "guess"}', [GUESS])
+
+
+async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
+    found = discovery.find("guess_number")
+    env = made(stages.load(Path(found.file_path), found.class_name), group_size=1)
+    await env.setup()
+    game = {"game": 0, "number": 6}
+
+    def call(number: int) -> str:
+        return f'<tool_call>{{"name": "guess", "arguments": {{"number": {number}}}}}</tool_call>'
+
+    async def played(*answers: str) -> Any:
+        said = iter(answers)
+        generator.say = lambda prompt, n: [next(said)]
+        (rollout,) = await env.rollouts(game, 1)
+        return rollout
+
+    right = await played(call(6))
+    third = await played(call(4), call(8), call(6))
+    assert (right.outcome.reward, third.outcome.reward) == (1.0, 0.75)
+    assert [one["content"] for one in third.messages if one["role"] == "tool"] == ["higher", "lower"]
+    assert (await played(call(1), call(2), call(3), call(4))).outcome.reason == "the number was not found"
+    assert (await played("six")).outcome.reason == "no tool was called"
+    mended = await played("<tool_call>six</tool_call>", call(6))
+    assert mended.outcome.reward == 0.875
+    assert "is no JSON" in mended.messages[-2]["content"]

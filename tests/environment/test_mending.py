@@ -1,0 +1,97 @@
+"""Each trap of Atropos that is mended in the environment's child; without the mending each of these fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atroposlib.envs.base import APIServerConfig, BaseEnv
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from transformers import PreTrainedTokenizerBase
+
+from lachesis import models
+from lachesis.environment import mending
+from tests.endpoint import serving
+
+
+def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template)
+    mending.restore_template_default()
+    tokenizer, messages = models.tokenizer(), [{"role": "user", "content": "a"}]
+    assert tokenizer.apply_chat_template(messages) == tokenizer.encode("<|user|>a<|end|>")
+    assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
+
+
+class Stepping:
+    """As much of an environment as looks at the trainer's step."""
+
+    def __init__(self, every: int, interval: int) -> None:
+        self.config = SimpleNamespace(steps_per_eval=every, eval_handling=None, min_items_sent_before_logging=100)
+        self.checkpoint_interval, self.items_sent_this_step, self.curr_step, self.eval_runner = interval, 0, 0, None
+        self.evaluated: list[int] = []
+        self.saved: list[int] = []
+
+    async def evaluate(self) -> None:
+        self.evaluated.append(self.status_dict["current_step"])
+
+    def save_checkpoint(self, step: int) -> None:
+        self.saved.append(step)
+
+    async def see(self, *steps: int) -> None:
+        for step in steps:
+            self.status_dict = {"current_step": step}
+            await BaseEnv.env_step_checks(self)  # type: ignore[arg-type]
+            if self.eval_runner:
+                await self.eval_runner
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "due"),
+    [
+        (3, [1, 2, 3, 4, 5, 6], [3, 6]),
+        (3, [3, 6, 7], [3, 6]),
+        (3, [2, 5, 10], [5, 10]),
+        (1, [1, 2, 2, 3], [1, 2, 3]),
+        (0, [1, 2], []),
+        (-1, [1, 2], []),
+        (5, [4, 4, 4], []),
+    ],
+)
+async def test_an_evaluation_comes_whenever_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int], due: list[int]
+) -> None:
+    monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
+    mending.evaluate_when_due()
+    env = Stepping(every, every)
+    await env.see(*steps)
+    assert env.evaluated == due
+    assert env.saved == [step // every * every for step in due]
+
+
+async def test_two_evaluations_do_not_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
+    mending.evaluate_when_due()
+    env: Any = Stepping(1, 0)
+    env.eval_runner = asyncio.create_task(asyncio.sleep(0.05))
+    env.status_dict = {"current_step": 1}
+    await BaseEnv.env_step_checks(env)
+    await env.eval_runner
+    assert env.evaluated == []
+
+
+async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And out of the environment's sight: not into its configuration, nor to a child that it starts."""
+    monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
+    with serving() as ours, serving() as other:
+        monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
+        monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
+        mending.send_token()
+        configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
+        for server in ServerManager(configs).servers:
+            await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])
+        assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
+        assert [one.api_key for one in configs] == ["k", "k"]
+        assert "LACHESIS_INFERENCE_TOKEN" not in os.environ

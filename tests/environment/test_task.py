@@ -1,0 +1,225 @@
+"""Single answers: items, groups, the three outcomes, evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, zero
+from lachesis.environment.task import as_group
+from lachesis.trainer.batch import Recipe, to_batch
+from tests.environment.conftest import LOGPROB, Generator
+
+Make = Callable[..., Any]
+
+
+class Words(TaskEnv):
+    name = "words"
+
+    def load_dataset(self) -> list[Item]:
+        return [{"question": f"word {number}", "answer": str(number)} for number in range(20)]
+
+    def score_answer(self, item: Item, answer: str) -> Any:
+        return SCORES[answer]() if answer in SCORES else float(answer == item["answer"])
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+async def _later() -> float:
+    return 0.75
+
+
+SCORES: dict[str, Callable[[], Any]] = {
+    "half": lambda: 0.5,
+    "parts": lambda: {"form": 0.25, "value": 0.5},
+    "zero": lambda: zero("it rambles"),
+    "nan": lambda: float("nan"),
+    "string": lambda: "good",
+    "none": lambda: None,
+    "nan part": lambda: {"form": float("nan")},
+    "raises": lambda: _raise(KeyError("answer")),
+    "invalid": lambda: _raise(Invalid("the judge is away")),
+    "hangs": lambda: time.sleep(30),
+    "later": _later,
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "reason"),
+    [
+        ("half", 0.5, None),
+        ("parts", 0.75, None),
+        ("later", 0.75, None),
+        ("zero", 0.0, "it rambles"),
+        ("nan", None, "the score is nan"),
+        ("string", None, "the score is a str, not a number"),
+        ("none", None, "the score is None"),
+        ("nan part", None, "the score form is nan"),
+        ("raises", None, "the verifier raised KeyError: 'answer'"),
+        ("invalid", None, "the judge is away"),
+        ("hangs", None, "the verifier was not done after 0.3 s"),
+    ],
+)
+async def test_what_a_verifier_does_is_one_of_three_outcomes(
+    made: Make, generator: Generator, said: str, reward: float | None, reason: str | None
+) -> None:
+    env = made(Words, verifier_timeout=0.3)
+    await env.setup()
+    generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
+    first, *others = await env.rollouts(env.items.train[0], 4)
+    assert (first.outcome.reward, first.outcome.reason) == (reward, reason)
+    assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
+
+
+async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, generator: Generator) -> None:
+    env = made(Words, verifier_timeout=0.02)
+    await env.setup()
+    generator.say = lambda prompt, n: ["hangs"] * n
+    rollouts = await env.rollouts(env.items.train[0], 12)
+    reasons = [one.outcome.reason for one in rollouts]
+    assert reasons[0] == "the verifier was not done after 0.02 s"
+    assert reasons[-1] == "the verifier has not ended 9 times, and is not asked any more"
+
+
+async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generator) -> None:
+    env = made(Words, system_prompt="Short.")
+    await env.setup()
+    generator.say = lambda prompt, n: ["ja", "no…"]
+    whole, cut = await env.rollouts({"question": "why", "answer": "so"}, 2)
+    decoded = env.tokenizer.decode(whole.tokens)
+    assert decoded == "<|user|>Short.<|end|><|user|>why<|end|><|assistant|>ja<|end|>"
+    sampled = [token for token in whole.masks if token != -100]
+    assert sampled == whole.tokens[-3:]
+    assert whole.logprobs[-3:] == [LOGPROB] * 3
+    assert set(whole.logprobs[:-3]) == {1.0}
+    assert len(whole.tokens) == len(whole.masks) == len(whole.logprobs)
+    assert (whole.truncated, cut.truncated, whole.sampled_tokens, cut.sampled_tokens) == (False, True, 3, 2)
+
+
+async def test_an_invalid_rollout_takes_no_part_in_training(made: Make, generator: Generator) -> None:
+    env = made(Words)
+    await env.setup()
+    item = env.items.train[0]
+    generator.say = lambda prompt, n: [item["answer"], "invalid", "zero", "half"]
+    group, _ = await env.collect_trajectories(item)
+    assert group["scores"] == [1.0, 0.5, 0.0, 0.5], "the invalid one has the mean of the others"
+    invalid = {"invalid": "the judge is away", "set_advantage_to_zero": True}
+    assert group["overrides"] == [{}, invalid, {"zero": "it rambles"}, {}]
+    assert set(group["masks"][1]) == {-100}
+    batch = to_batch([json.loads(json.dumps(group))], Recipe(max_tokens=100, eos_id=env.tokenizer.eos_token_id))
+    advantages = [float(datum.advantages[datum.trained][0]) for datum in batch.datums]
+    assert advantages == [0.5, -0.5], "those of 1.0 and 0.0; that of 0.5 is nought, as without the invalid one"
+    assert (batch.scores, batch.invalid, batch.metrics()["batch/invalid"]) == ([1.0, 0.0, 0.5], 1, 1)
+
+
+async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Generator) -> None:
+    env = made(Words)
+    await env.setup()
+    generator.say = lambda prompt, n: ["nan", "invalid", "nan", "nan"]
+    with pytest.raises(Invalid, match="all 4 rollouts are invalid: the score is nan; the judge is away"):
+        await env.collect_trajectories(env.items.train[0])
+
+
+async def test_equal_rewards_beside_an_invalid_one_are_equal(made: Make, generator: Generator) -> None:
+    """The mean of three times 0.1 is not 0.1."""
+    env = made(Words)
+    await env.setup()
+    rollouts = await env.rollouts(env.items.train[0], 4)
+    for one in rollouts:
+        one.outcome = Outcome(0.1)
+    rollouts[3].outcome = Outcome(None, reason="away")
+    assert len(set(as_group(rollouts)["scores"])) == 1
+
+
+async def test_items_come_in_an_order_that_a_resumed_run_repeats(made: Make) -> None:
+    env, again = made(Words, data_seed=3), made(Words, data_seed=3)
+    await env.setup()
+    await again.setup()
+    count = len(env.items.train)
+    first = [await env.get_next_item() for _ in range(2 * count)]
+    again.seek(count + 2)
+    assert [await again.get_next_item() for _ in range(count - 2)] == first[count + 2 :]
+    names = [one["answer"] for one in first]
+    assert sorted(names[:count]) == sorted(names[count:]), "each pass holds every item"
+    assert names[:count] != names[count:], "in an order of its own"
+    assert not {one["answer"] for one in env.items.held_out} & set(names)
+
+
+async def test_a_place_is_kept_for_atropos_own_checkpoints(made: Make, tmp_path: Path) -> None:
+    env, again = made(Words), made(Words)
+    for one in (env, again):
+        await one.setup()
+        one.checkpoint_dir, one.wandb_prepend = str(tmp_path), "words_0"
+    for _ in range(5):
+        await env.get_next_item()
+    env.save_checkpoint(4)
+    again.curr_step = 4
+    again.load_checkpoint()
+    assert await again.get_next_item() == await env.get_next_item()
+
+
+async def test_an_evaluation_asks_the_held_out_items_and_counts(made: Make, generator: Generator, tmp_path: Path) -> None:
+    env = made(Words, eval_samples=2, data_dir_to_save_evals=str(tmp_path), verifier_timeout=5)
+    await env.setup()
+    questions = {one["question"]: one["answer"] for one in env.items.held_out}
+    assert questions
+    asked: list[str] = []
+
+    def say(prompt: str, n: int) -> list[str]:
+        question = prompt.partition("<|user|>")[2].partition("<|end|>")[0]
+        asked.append(question)
+        return [questions[question], "nan"] if len(asked) > 1 else [questions[question], "half"]
+
+    generator.say = say
+    await env.evaluate()
+    assert sorted(asked) == sorted(questions)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())["results"]["all"]
+    count = len(questions)
+    assert metrics["eval/percent_correct"] == pytest.approx(count / (count + 1))
+    assert metrics["eval/invalid"] == pytest.approx((count - 1) / (2 * count))
+    assert metrics["eval/pass@1"] == pytest.approx((count - 0.5) / count)
+    assert metrics["eval/unanswered"] == 0
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * count
+    assert {line["model_answer"] for line in lines} >= {"half", "nan"}
+
+
+async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(made: Make, generator: Generator) -> None:
+    env = made(Words)
+    env.tokenizer.chat_template = None
+    await env.setup()
+    (one,) = await env.rollouts({"question": "why", "answer": "ok"}, 1)
+    assert env.tokenizer.decode(one.tokens) == "user: why\nassistant: ok<|end|>"
+
+
+async def test_a_prompt_that_leaves_no_room_is_told_by_name(made: Make) -> None:
+    env = made(Words, max_token_length=30)
+    await env.setup()
+    with pytest.raises(Exception, match="the prompt has 53 tokens; max_token_length is 30"):
+        await env.rollouts({"question": "x" * 50, "answer": ""}, 4)
+
+
+async def test_a_server_that_fails_costs_the_group_and_no_more(made: Make, generator: Generator) -> None:
+    env = made(Words)
+    await env.setup()
+    generator.say = lambda prompt, n: ["!500"]
+    with pytest.raises(Exception, match=r"RetryError|500"):
+        await asyncio.wait_for(env.collect_trajectories(env.items.train[0]), 60)
+
+
+@pytest.mark.parametrize(("items", "said"), [([], "holds 0 different"), ([{"question": "a"}] * 3, "holds 1 different")])
+async def test_a_data_set_that_is_too_small_is_told(made: Make, items: list[Item], said: str) -> None:
+    class Few(Words):
+        def load_dataset(self) -> list[Item]:
+            return items
+
+    with pytest.raises(DatasetError, match=said):
+        await made(Few).setup()
