@@ -78,6 +78,9 @@ class Sandbox:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 child.send_signal(signal.SIGKILL)
+            for stream in (child.stdout, child.stderr):
+                while stream is not None and await stream.read(MEBI):
+                    pass  # asyncio takes a child for ended only when all it has said was read
             await child.wait()
 
 
@@ -114,6 +117,7 @@ async def _watched(child: asyncio.subprocess.Process, limits: Limits) -> Ran:
     texts = [one.result().decode(errors="replace") if _has_ended(one) else "" for one in reading]
     for one in reading:
         one.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)  # nobody else may read when this is over
     if how == "ended" and code != 0:
         how = _why(code or 0, texts[1])
     return Ran(how, code if code is not None else -signal.SIGKILL, texts[0], texts[1], time.monotonic() - started)
