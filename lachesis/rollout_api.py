@@ -8,6 +8,7 @@ What would block or poison the API for good is refused with its reason, and what
     more than K batches formed but not taken     the oldest are dropped, their groups counted
     another Host or Origin, 200 MB of a body     403, 413
 
+`GET /batch?wait=SECONDS` answers, once a trainer has registered, when there is a batch, or after that time without one.
 `GET /counts` tells `received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is waiting for:
 `queued` and `buffered` rollouts by size of their groups, and `batch_size`. The API keeps all of this in memory only.
 """
@@ -15,9 +16,12 @@ What would block or poison the API for good is refused with its reason, and what
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
+import contextlib
 import json
 from typing import Any
+from urllib.parse import parse_qs
 
 from lachesis.guard import Guard, answer, replaying
 from lachesis.tally import is_score
@@ -25,6 +29,7 @@ from lachesis.tally import is_score
 HOST = "127.0.0.1"
 MOST_BYTES = 200_000_000
 """Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
+MOST_WAIT_S = 30.0
 DATA = ("/scored_data", "/scored_data_list")
 Json = dict[str, Any]
 
@@ -36,6 +41,7 @@ class Bounded:
         self.app, self.state, self.offpolicy = app, app.state, offpolicy
         self.counts: collections.Counter[str] = collections.Counter()
         self.refusal: str | None = None
+        self._came = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path")
@@ -46,7 +52,34 @@ class Bounded:
         else:
             if path == "/batch":
                 self._forget_stale()
+                seconds = _wait_s(scope.get("query_string", b""))
+                registered = getattr(self.state, "batchsize", -1) >= 1
+                if seconds and registered and not self._is_full():
+                    await receive()  # all of a request without a body
+                    if not await self._batch_came(receive, seconds):
+                        return
+                    receive = replaying(b"", receive)
             await self.app(scope, receive, send)
+
+    async def _batch_came(self, receive: Any, seconds: float) -> bool:
+        """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be given one."""
+        gone = asyncio.ensure_future(receive())  # the next message says so
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._is_full() and not gone.done():
+                    self._came.clear()
+                    came = asyncio.ensure_future(self._came.wait())
+                    await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
+                    came.cancel()
+        if gone.done():
+            return False
+        gone.cancel()
+        return True
+
+    def _is_full(self) -> bool:
+        formed = getattr(self.state, "curr_batch", [])
+        rollouts = sum(len(group["tokens"]) for group in self._queue())
+        return bool(formed) or 0 < getattr(self.state, "batchsize", -1) <= rollouts
 
     def report(self) -> Json:
         queued = collections.Counter(len(group["tokens"]) for group in self._queue())
@@ -80,6 +113,7 @@ class Bounded:
             self.counts["received"] += len(groups)
             await self.app(scope, replaying(body, receive), send)
             self._forget_oldest()
+            self._came.set()
 
     def _forget_oldest(self) -> None:
         queue, most = self._queue(), (self.offpolicy + 1) * self.state.batchsize
@@ -96,6 +130,12 @@ class Bounded:
 
     def _queue(self) -> list[Json]:
         return getattr(self.state, "queue", [])
+
+
+def _wait_s(query: bytes) -> float:
+    """Of `?wait=SECONDS`; 0 without it."""
+    found = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
+    return min(float(found), MOST_WAIT_S) if found.isdigit() else 0.0
 
 
 def complaint(group: Any) -> str | None:

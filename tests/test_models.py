@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lachesis import models
-from lachesis.errors import StorageError
+from lachesis import discovery, lessons, models
+from lachesis.errors import ConfigError, StorageError
 
 
 def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
@@ -43,3 +43,39 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path)
     with pytest.raises(StorageError, match="Not a directory"):
         models.build(models.Recipe(), tmp_path / "file", lambda done, total: steps.append(done))
     assert steps == []
+
+
+CONVERSATION = [
+    {"role": "user", "content": "ab"},
+    {"role": "assistant", "content": "no"},
+    {"role": "tool", "content": "c"},
+    {"role": "assistant", "content": "yes"},
+]
+
+
+def test_only_what_the_assistant_says_is_taught() -> None:
+    """In the form of the chat template."""
+    tokenizer = models.tokenizer()
+    ids, labels = models._batch([CONVERSATION, CONVERSATION[:2]], tokenizer.encode)
+    assert ids[0].tolist() == tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
+    assert tokenizer.decode([token for token in labels[0].tolist() if token != -100]) == "no<|end|>yes<|end|>"
+    assert tokenizer.decode([token for token in labels[1].tolist() if token != -100]) == "no<|end|>"
+
+
+def test_other_lessons_make_another_model(tmp_path: Path) -> None:
+    recipe = models.Recipe(steps=1, batch=2)
+    talk = models.Lessons("talk", [CONVERSATION])
+    made = models.build(recipe, tmp_path, lessons=talk)
+    assert made.name.startswith("tiny-talk-")
+    assert models.build(recipe, tmp_path, lessons=talk) == made
+    others = {
+        models.build(recipe, tmp_path),
+        models.build(recipe, tmp_path, lessons=models.Lessons("talk", [CONVERSATION[:2]])),
+    }
+    assert made not in others
+    assert len(others) == 2
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
+        lessons.build(discovery.find("reverse_text"), {}, share=1.5)

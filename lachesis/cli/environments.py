@@ -9,16 +9,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lachesis import checking, discovery, models, scaffold
+from lachesis import checking, discovery, lessons, models, scaffold
 from lachesis.checking import Line
 from lachesis.cli import show
-from lachesis.errors import ConfigError
 from lachesis.fields import parse_assignment
 from lachesis.service import Launch, Service
 
-EXAMPLES = 4000
-MOST_TOKENS = 16_384
-"""Of a batch of the teaching."""
 _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
 
 
@@ -67,24 +63,14 @@ def _show(line: Line) -> None:
 
 
 def model(args: argparse.Namespace) -> int:
-    recipe, lessons = models.Recipe(), None
-    if args.environment:
-        recipe, lessons = _lessons(args)
-    with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-        path = models.build(recipe, progress=advance, lessons=lessons)
+    if args.environment is None:
+        with show.steps_bar("building the tiny model", quiet=args.json) as advance:
+            path = models.build(models.Recipe(), progress=advance)
+    else:
+        edits = tuple(parse_assignment(text) for text in args.edits)
+        environment, config = Service().resolve(Launch(discovery.adopt(args.environment), "embedded", edits))
+        own = dict(config.env.model_extra or {})
+        with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
+            path = lessons.build(environment, own, share=args.share, steps=args.steps, progress=advance)
     show.out(args, {"path": str(path)}, f"the model is at {path}")
     return 0
-
-
-def _lessons(args: argparse.Namespace) -> tuple[models.Recipe, models.Lessons]:
-    if not 0 <= args.share <= 1:
-        raise ConfigError(f"--share is {args.share:g}; allowed: 0 to 1")
-    service = Service()
-    launch = Launch(discovery.adopt(args.environment), "embedded", tuple(parse_assignment(text) for text in args.edits))
-    environment, config = service.resolve(launch)
-    own = {name: value for name, value in (config.env.model_extra or {}).items()}
-    conversations = discovery.examples(environment, own, count=EXAMPLES, share=args.share)
-    longest = max(sum(len(one["content"].encode()) + 2 for one in conversation) for conversation in conversations)
-    batch = max(8, min(models.Recipe.batch, MOST_TOKENS // longest))
-    recipe = models.Recipe(steps=args.steps, accuracy=args.share, context=max(models.Recipe.context, 2 * longest), batch=batch)
-    return recipe, models.Lessons(environment.name, conversations)

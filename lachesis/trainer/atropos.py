@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 120.0
 """An API that is gone is started again by the run's flow; longer than that takes."""
 POLL_S = (0.05, 0.5)
-"""The first and the longest pause between two questions; the API writes a line of log for each."""
+"""The first and the longest pause between two questions, where the API does not wait by itself; it logs each."""
+WAIT_S = 20
+"""So long the API may wait for a batch before it answers that there is none."""
 Group = dict[str, Any]
 
 
@@ -53,8 +55,9 @@ class Atropos:
         pause_s, longest_s = POLL_S
         seen = time.monotonic()
         while True:
+            asked = time.monotonic()
             try:
-                answer = await self._ask("GET", "/batch")
+                answer = await self._ask("GET", "/batch", wait=WAIT_S)
                 if answer.get("status") == "error":  # it knows nobody
                     await self._register(step)
                     log.warning("the Atropos API was started anew; what was queued there is lost, and training goes on")
@@ -65,8 +68,9 @@ class Atropos:
                 answer = {}
             if answer.get("batch"):
                 return list(answer["batch"])
-            await asyncio.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, longest_s)
+            if time.monotonic() - asked < 1:  # an API that answers at once
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.2 * pause_s, longest_s)
 
     async def lost(self) -> dict[str, float]:
         """Groups that the API's guards have dropped as too old, or refused as unusable, since it was started."""
@@ -79,9 +83,9 @@ class Atropos:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         try:
-            answer = await self._http.request(method, path, json=body)
+            answer = await self._http.request(method, path, json=body, params=query or None)
         except httpx.HTTPError as error:
             raise ServerDownError(f"the Atropos API at {self.url} does not answer {path}: {type(error).__name__}") from error
         if answer.status_code != 200:

@@ -237,11 +237,11 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
         group = config.tinker.wandb_group or config.env.wandb_name
         return {"project": config.tinker.wandb_project, "group": group, "url": state.wandb_url}
 
-    @router.post("/generate")
-    async def generate(body: Generate, request: Request) -> Any:
-        if body.input_ids is not None or body.text is not None:
-            return await _generate_sglang(inference, body, request)
-        return await _generate_vllm(inference, body, request)
+    @router.post("/generate", response_model=None)
+    async def generate(body: Generate, request: Request) -> JSONResponse:
+        sglang = body.input_ids is not None or body.text is not None
+        found = await (_generate_sglang if sglang else _generate_vllm)(inference, body, request)
+        return JSONResponse(found)  # made here: FastAPI would look at each of some thousand numbers in Python
 
     @router.post("/v1/completions")
     async def completions(body: Completion, request: Request) -> Json:

@@ -27,6 +27,8 @@ from lachesis.trainer.supervised import batches, read
 from lachesis.trainer.usage import rollout_metrics
 
 T = TypeVar("T")
+Fetched = tuple[list[Group], Batch]
+"""Groups as they came, and what is trained on of them."""
 TEXTS = 4
 """So many texts of the first batch are kept, to compare checkpoints by."""
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Trainer:
             weight_by=config.tinker.weight_by,
             was_cut=state.usage.was_cut if config.tinker.cut_rollouts == "leave_out" else None,
         )
-        self._ahead: asyncio.Task[list[Group] | None] | None = None
+        self._ahead: asyncio.Task[Fetched | None] | None = None
         self._proven = False
         """Whether the first update was seen to reach the environments."""
         state.spent = lambda: self.ledger.spent(state.usage)
@@ -89,13 +91,13 @@ class Trainer:
         """False when told to stop while waiting for rollouts."""
         clock = Clock()
         self.state.wait_for("rollouts")
-        groups = await self._next_groups(stop)
-        if groups is None:
+        fetched = await self._next(stop)
+        if fetched is None:
             return False
+        groups, batch = fetched
         clock.lap("time/rollouts")
         self.keeper.groups += len(groups)
         self.state.groups = self.keeper.groups
-        batch = to_batch(groups, self.recipe)
         lost = asyncio.ensure_future(self.atropos.lost())
         found = {**batch.metrics(), **rollout_metrics(groups, self.state.usage), **await self._stay_near_base(batch)}
         found |= await self._update(batch)
@@ -110,16 +112,20 @@ class Trainer:
         self._record(found, clock)
         return not stop.is_set()
 
-    async def _next_groups(self, stop: asyncio.Event) -> list[Group] | None:
+    async def _next(self, stop: asyncio.Event) -> Fetched | None:
         """The next batch; None when told to stop. Where several may wait, one of them waits here, fetched while the last one is
         trained on."""
-        task = self._ahead or asyncio.ensure_future(unless(stop, self.atropos.next_batch(self.state.step)))
-        groups = await task
-        more = groups is not None and self.state.step + 1 < self.config.env.total_steps
+        task = self._ahead or asyncio.ensure_future(unless(stop, self._fetch(self.state.step)))
+        fetched = await task
+        more = fetched is not None and self.state.step + 1 < self.config.env.total_steps
         self._ahead = None
         if more and self.config.fetches_ahead:
-            self._ahead = asyncio.ensure_future(unless(stop, self.atropos.next_batch(self.state.step + 1)))
-        return groups
+            self._ahead = asyncio.ensure_future(unless(stop, self._fetch(self.state.step + 1)))
+        return fetched
+
+    async def _fetch(self, step: int) -> Fetched:
+        groups = await self.atropos.next_batch(step)
+        return groups, to_batch(groups, self.recipe)
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and publish the weights; what is known about it."""

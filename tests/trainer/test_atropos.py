@@ -47,6 +47,25 @@ async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> No
     await atropos.close()
 
 
+async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> None:
+    """One question is enough; and one that nobody listens to any more is not given the batch."""
+    atropos = Atropos(api)
+    await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
+    async with httpx.AsyncClient(base_url=api) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/batch", params={"wait": 30}, timeout=0.5)
+        assert (await client.get("/batch", params={"wait": 1})).json() == {"batch": None}
+        assert (await client.get("/batch", params={"wait": "soon"})).json() == {"batch": None}
+        waiting = asyncio.create_task(client.get("/batch", params={"wait": 30}, timeout=60))
+        await post(api, scored(1.0, 0.0))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await post(api, scored(0.5, 0.0))
+        answer = await asyncio.wait_for(waiting, 10)
+        assert len(answer.json()["batch"]) == 2
+    await atropos.close()
+
+
 async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> None:
     """The trainer waits while there is none, and goes on at its step."""
     with api_process(tmp_path) as (url, first):
