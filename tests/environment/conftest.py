@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +17,20 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 
 from lachesis import models
-from lachesis.environment import TaskEnv
+from lachesis.environment import TaskEnv, jail
 
 LOGPROB = -0.25
+EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2**29}) + "\n"
+
+
+@functools.cache
+def unconfined() -> str:
+    """Why this machine cannot confine a program, as one without Landlock; empty when it can."""
+    command = [sys.executable, "-I", "-S", "-B", jail.__file__]
+    done = subprocess.run(command, input=EMPTY_PROGRAM, capture_output=True, text=True, check=False)
+    return done.stderr.strip() or "it ended at once" if done.returncode == jail.EXIT_UNCONFINED else ""
+
+
 Answering = Callable[[str, int], list[str]]
 
 

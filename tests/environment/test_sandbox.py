@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from lachesis.environment import Invalid, jail
 from lachesis.environment.sandbox import Limits, Ran, Sandbox
+from tests.environment.conftest import unconfined
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's own")
+pytestmark = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
 QUICK = Limits(seconds=10, memory_mib=256)
 SYSCALL = """
 import ctypes

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from lachesis import discovery, stages
+from tests.environment.conftest import unconfined
 
 Make = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 SHELF = [found.name for found in discovery.scan([ROOT / "environments"]).environments]
-SINGLE = ["code_unit_tests", "countdown", "format_json", "reverse_text"]
+NEEDS_SANDBOX = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
+SINGLE = [pytest.param("code_unit_tests", marks=NEEDS_SANDBOX), "countdown", "format_json", "reverse_text"]
 PROBLEM = {"question": "Ann has 3 pens and buys 4. How many?", "answer": "3+4=<<3+4=7>>7 pens.\n#### 7"}
 
 
@@ -123,6 +125,7 @@ async def test_json_is_worth_as_much_as_is_right_of_it(made: Make) -> None:
         ("import json\njson.dumps = lambda *a, **b: '[]'", 0.0, "the program hid its results"),
     ],
 )
+@NEEDS_SANDBOX
 async def test_code_is_worth_what_it_computes(made: Make, source: str, reward: float, reason: str | None) -> None:
     env = made(environment("code_unit_tests"), seconds=1.0, memory_mib=128)
     await env.setup()
