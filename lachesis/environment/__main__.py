@@ -34,12 +34,9 @@ from lachesis.environment import mending
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path.insert(0, str(sources.root(file)))
-    if command == "describe":
+    if question := {"describe": _described, "examples": _examples}.get(command):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        answer(file, functools.partial(_described, class_name=sys.argv[3]), out=Path(sys.argv[4]))
-    elif command == "examples":
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        answer(file, functools.partial(_examples, class_name=sys.argv[3]), out=Path(sys.argv[4]))
+        answer(file, functools.partial(question, class_name=sys.argv[3]), out=Path(sys.argv[4]))
     elif command == "check":
         mending.mend()
         stages.run(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))

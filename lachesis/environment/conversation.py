@@ -24,8 +24,7 @@ from typing import Any
 from pydantic import Field
 
 from lachesis.environment.data import Item
-from lachesis.environment.outcome import Invalid as InvalidRollout
-from lachesis.environment.outcome import Outcome, invalid, outcome_of, zero
+from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 from lachesis.tally import is_endpoint_error
@@ -121,8 +120,8 @@ class ConversationEnv(TaskEnv):
             outcome = outcome_of(await self.play(item, chat))
         except TooLong:
             outcome = zero(TOO_LONG) if chat.answers else invalid("the first question is longer than the limit of tokens")
-        except InvalidRollout as error:
-            outcome = invalid(str(error) or "Invalid was raised without a reason")
+        except Invalid as error:
+            outcome = invalid(str(error))
         except Exception as error:
             kind = "the server failed" if is_endpoint_error(error) else "play() raised"
             outcome = invalid(f"{kind}: {type(error).__name__}: {str(error)[:120]}")

@@ -44,7 +44,7 @@ def zero(reason: str) -> Outcome:
 
 
 def invalid(reason: str) -> Outcome:
-    return Outcome(None, reason=reason)
+    return Outcome(None, reason=reason or "Invalid was raised without a reason")
 
 
 def outcome_of(value: Any) -> Outcome:

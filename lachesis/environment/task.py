@@ -195,7 +195,7 @@ class TaskEnv(BaseEnv):
         except TimeoutError:
             return invalid(f"the verifier was not done after {self.config.verifier_timeout:g} s")
         except Invalid as error:
-            return invalid(str(error) or "Invalid was raised without a reason")
+            return invalid(str(error))
         except Exception as error:
             log.warning("the verifier raised", exc_info=error)
             return invalid(f"the verifier raised {type(error).__name__}: {str(error)[:120]}")
