@@ -66,6 +66,19 @@ async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> Non
     await atropos.close()
 
 
+async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path: Path) -> None:
+    with api_process(tmp_path) as (url, process):
+        atropos = Atropos(url)
+        await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
+        async with httpx.AsyncClient() as client:
+            waiting = asyncio.create_task(client.get(f"{url}/batch", params={"wait": 30}, timeout=60))
+            await asyncio.sleep(0.5)
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 20) is not None
+            assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], httpx.HTTPError | httpx.Response)
+        await atropos.close()
+
+
 async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> None:
     """The trainer waits while there is none, and goes on at its step."""
     with api_process(tmp_path) as (url, first):
