@@ -7,7 +7,8 @@ machine with a GPU the same script measures there. `--skyrl` is the interpreter 
 
 pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax
 
-See `bench/work.py` for what is done.
+See `bench/work.py` for what is done. `no model at all` is our server with answers that cost nothing: what the SDK and HTTP take
+by themselves, which is the most that any server could reach; see `bench/nothing.py`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def medium() -> Path:
 def compare(model: str, skyrl: str | None) -> None:
     measures = {
         "Lachesis": lambda: ours(model),
+        "no model at all": lambda: ours(model, [str(Path(__file__).with_name("nothing.py"))]),
         "torch by hand": lambda: work(sys.executable, "torch", model),
         "generate per request": lambda: work(sys.executable, "generate", model),
     }
@@ -97,10 +99,11 @@ def work(python: str, kind: str, *rest: str) -> Found:
     return {"peak memory": found["memory of this process"], **found} if kind != "server" else found
 
 
-def ours(model: str) -> Found:
+def ours(model: str, program: list[str] | None = None) -> Found:
     with tempfile.TemporaryDirectory() as store:
         port = free_ports(1)[0]
-        command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", store]
+        program = program or ["-m", "lachesis.engine"]
+        command = [sys.executable, *program, "--model", model, "--port", str(port), "--store", store]
         return measured(command, {"LACHESIS_ENGINE_TOKEN": TOKEN}, f"http://127.0.0.1:{port}", sys.executable, model)
 
 

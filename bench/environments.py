@@ -10,6 +10,7 @@ one, and rollouts through a TaskEnv beside the same requests sent by hand.
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
@@ -19,21 +20,32 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 from table import show
 
-from lachesis import scanning
+from lachesis import scanning, tally
 from lachesis.environment.sandbox import Sandbox
+from lachesis.inference_tests import InferenceRequest, probe_config
 from lachesis.scaffold import TEMPLATE
+from lachesis.service import Launch, Service
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import await_end
+from lachesis.supervision.plan import make_probe
+from lachesis.supervision.trial import serve_base
 
 FILES, TOUCHED = 500, 10
 PROGRAM = "print(sum(range(1000)))"
 RUNS = 24
+GROUPS, GROUP, WARM = 60, 16, 10
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         discovery(Path(folder))
     asyncio.run(sandbox())
+    for name in ("arithmetic", "reverse_text"):
+        with tempfile.TemporaryDirectory() as folder:
+            process(name, Path(folder))
 
 
 def discovery(folder: Path) -> None:
@@ -104,6 +116,56 @@ async def at_once(call: Callable[[], Awaitable[None]]) -> float:
     started = time.perf_counter()
     await asyncio.gather(*(call() for _ in range(2 * RUNS)))
     return 2 * RUNS / (time.perf_counter() - started)
+
+
+def process(name: str, folder: Path) -> None:
+    """Groups that an environment's process makes one after the other, beside the same requests sent to the same server by hand,
+    one after the other: what is more is tokenising, scoring and Atropos."""
+    launch = Launch(name)
+    environment, config = Service().resolve(launch)
+    Service().build_model(launch, lambda done, total: None)
+    output = folder / "groups.jsonl"
+    request = InferenceRequest(
+        environment=name, environment_file=environment.file_path, models=[], num_steps=GROUPS, group_size=GROUP
+    )
+    with ServiceGroup() as group:
+        plan = serve_base(group, config, config.openai.model_name, folder / "server")
+        content = probe_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench")
+        places = {"out": str(output), "tally": str(folder / "tally.json"), "samples": str(folder / "samples.jsonl")}
+        probe, files = make_probe(environment.file_path, content, output, {**places, "wandb_run": "bench"}, client=plan.client)
+        for path, text in files.items():
+            path.write_text(text)
+        group.start(probe)
+        await_end(group, probe, needs=[])
+        lines = [json.loads(line) for line in output.read_text().splitlines()]
+        by_hand = ask(lines, config.env.model_extra or {}, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
+    made = tally.read(folder / "tally.json") or {}
+    theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
+    rows: list[list[object]] = [
+        ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],
+        ["the same requests by hand", f"{1000 * by_hand:.0f}", "1.00"],
+    ]
+    show(f"{name}: a group of {GROUP} answers (target: 1.10)", ["", "ms", "times by hand"], rows)
+
+
+def ask(lines: list[dict[str, Any]], own: dict[str, Any], url: str, token: str) -> float:
+    """Seconds per group, after the first ones."""
+    took = []
+    with httpx.Client(timeout=120, trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
+        for line in lines:
+            masks = line["masks"][0]
+            prompt = line["tokens"][0][: next(at for at, mask in enumerate(masks) if mask != -100)]
+            body = {
+                "prompt": {"prompt_token_ids": prompt},
+                "logprobs": 0,
+                "n": GROUP,
+                "max_tokens": own["max_answer_tokens"],
+                "temperature": 1.0,
+            }
+            started = time.perf_counter()
+            client.post(f"{url}/generate", json=body).raise_for_status().json()
+            took.append(time.perf_counter() - started)
+    return statistics.fmean(took[WARM:])
 
 
 if __name__ == "__main__":

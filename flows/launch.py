@@ -30,7 +30,7 @@ from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import ORDER, Plan, forget_environment, make_plan, trainer_health
 from lachesis.supervision.policy import DEATHS, Restarts
-from lachesis.supervision.process import ServiceSpec
+from lachesis.supervision.process import ServiceSpec, role
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.validations import require_validation
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
@@ -71,7 +71,7 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
         _require_wanted(store, run_id)
         if record.require_validation and record.attempt == 1:
             config = RunConfig.from_yaml(store.dir(run_id).config)
-            require_validation(InferenceTests(store.home), config, record.environment_file)
+            require_validation(InferenceTests(store.home), config, record.environment_files)
         phase = _start_to_end(store, record, lock)
     except StopRequested as request:
         _end(store, run_id, "stopped")
@@ -205,11 +205,15 @@ class _Run:
         check_profile(record.profile)
         found = Checkpoints(self.folder.checkpoints).to_resume()
         config = RunConfig.from_yaml(self.folder.config)
-        self.plan: Plan = make_plan(record, self.folder, config, resume=found.groups if found else None)
+        resume = found.received(config.parts()) if found else None
+        self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
         self.plan.write()
         self.restarts = Restarts()
-        self.environments = 1
-        """How many environments the living API has met."""
+        self.numbers = {service: number for number, service in enumerate(self.plan.environments)}
+        """What the living API knows the environments by."""
+        self.met = len(self.numbers)
+        """How many environments it has met."""
+        self.forgotten: set[int] = set()
         self.flow_run_id: str | None = runtime.flow_run.id
 
     def start(self) -> None:
@@ -240,7 +244,7 @@ class _Run:
             health = self.group.unless_death(lambda: trainer_health(self.plan), {})
             step = int(health.get("step") or 0)
             self.group.unless_death(functools.partial(progress.publish, step, total), None)
-            if step != last_step or self.group.running("environment"):
+            if step != last_step or any(map(self.group.running, self.numbers)):
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
@@ -270,7 +274,7 @@ class _Run:
         """True when the trainer has ended after its last step. An environment that has made its last rollout may end first. Any
         other death ends the attempt, or the service is started again."""
         exited = self.group.exited()
-        for name in (one for one in ORDER if one in exited):
+        for name in sorted(exited, key=lambda one: ORDER.index(role(one))):
             code = exited[name]
             self.group.require_reaper()
             if name == "trainer" and code == 0:
@@ -281,10 +285,18 @@ class _Run:
                     f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
                     f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
                 )
-            if not (name == "environment" and code == 0):
+            if not (name in self.numbers and code == 0):
                 self._restart(name, death(self.plan.service(name), code))
                 return False
+            if len(self.numbers) > 1:  # it has no more items; the others need not wait for its share
+                self._forget(self.numbers[name])
         return False
+
+    def _forget(self, number: int) -> None:
+        """Tell the API, once, that this environment is gone."""
+        if number not in self.forgotten:
+            self.forgotten.add(number)
+            forget_environment(self.plan, number)
 
     def _finished(self) -> bool:
         newest = Checkpoints(self.folder.checkpoints).newest()
@@ -292,34 +304,48 @@ class _Run:
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
         """What the table of `supervision.policy` says. Raises the problem when that is the end of the attempt."""
-        groups = int(trainer_health(self.plan).get("groups") or 0)
         pause_s = self.restarts.pause_s(name)
-        if pause_s is None or (name == "environment" and not (tallies.read(self.folder.tally) or {}).get("groups")):
+        if pause_s is None or (name in self.numbers and not (tallies.read(self.folder.tally_of(name)) or {}).get("groups")):
             raise problem
         log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)
         self.store.update(self.run_id, phase=f"restarting {name}")
         try:
             self._watch_others(pause_s)
             if name == "api":
-                self.group.stop("environment")
-                self.group.forget("environment")
-                self._start_again(self.plan.service("api"))
-                self.environments = 0
+                self._restart_api()
             else:
-                forget_environment(self.plan, self.environments - 1)
-            self.environments += 1
-            self._start_again(self.plan.environment_again(groups=groups, number=self.environments - 1))
+                before = self.numbers[name]
+                self._start_environment(name)
+                self._forget(before)  # until now its share is kept for it
         except ProcessExitedError:
             if not self._finished():  # the trainer may have made its last step meanwhile
                 raise
         self.store.update(self.run_id, phase="training")
+
+    def _restart_api(self) -> None:
+        """With new environments, as it remembers nothing."""
+        for environment in self.numbers:
+            self.group.stop(environment)
+            self.group.forget(environment)
+        self._start_again(self.plan.service("api"))
+        self.met, self.forgotten = 0, set()
+        for environment in self.numbers:
+            self._start_environment(environment)
+
+    def _start_environment(self, service: str) -> None:
+        """From where training stands."""
+        health, self.numbers[service] = trainer_health(self.plan), self.met
+        self.met += 1
+        name = self.plan.environments[service]
+        groups = int(((health.get("mixture") or {}).get(name) if len(self.numbers) > 1 else health.get("groups")) or 0)
+        self._start_again(self.plan.environment_again(service, groups=groups, number=self.numbers[service]))
 
     def _watch_others(self, seconds: float) -> None:
         """Wait, unless one of those dies that cannot be started again. Raises ProcessExitedError."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for spec in self.plan.services:
-                if not DEATHS[spec.name].pauses_s:
+                if not DEATHS[role(spec.name)].pauses_s:
                     self.group.require(spec.name)
             time.sleep(POLL_S)
 
@@ -338,7 +364,8 @@ class _Run:
         if not self.plan.evaluations or not self.group.running("trainer"):
             return
         self.store.update(self.run_id, phase="evaluating")
-        self.group.stop("environment")
+        for environment in self.numbers:
+            self.group.stop(environment)
         for spec in self.plan.evaluations.values():
             with contextlib.suppress(ProcessExitedError):  # what could not be started is told below
                 self.group.start(spec)
@@ -346,8 +373,11 @@ class _Run:
         for which, spec in self.plan.evaluations.items():
             try:
                 wait_for_end(self.group, spec, needs=needed)
-                found = {**self.store.load(self.run_id).evaluation, which: read_evaluation(self.folder.evaluation / which)}
-                self.store.update(self.run_id, evaluation=found)
+                known = self.store.load(self.run_id).evaluation
+                when, _, other = which.partition("-")
+                found = read_evaluation(self.folder.evaluation / which)
+                named = {f"{other}/{key}": value for key, value in found.items()} if other else found
+                self.store.update(self.run_id, evaluation={**known, when: {**known.get(when, {}), **named}})
             except LachesisError as error:
                 log.warning("no evaluation %s training: %s", which, error)
 

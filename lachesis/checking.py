@@ -125,7 +125,7 @@ def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[L
     told = f"{len(group['scores'])} answers scored {scores}{f'; {invalid} of them invalid: {errors}' if invalid else ''}"
     tokens = _tokens(group)
     lines = [Line("rollout", "warned" if invalid else "passed", told, seconds), tokens]
-    if tokens.status == "passed":
+    if tokens.status != "failed":
         lines += [_round_trip(group, tokenizer), _stops(group, tokenizer.eos_token_id)]
     return [*lines, _truncation(tally)]
 
@@ -134,8 +134,7 @@ def _tokens(group: Mapping[str, Any]) -> Line:
     """What the trainer refuses, and what it would learn nothing from."""
     logprobs_G = group.get("inference_logprobs")
     if not logprobs_G:
-        problem = "the group has no inference_logprobs; take them from the server with the tokens (node.logprobs)"
-        return Line("tokens", "failed", problem)
+        logprobs_G = [[0.0] * len(tokens) for tokens in group["tokens"]]
     trained = 0
     for index, (tokens, masks, logprobs) in enumerate(zip(group["tokens"], group["masks"], logprobs_G, strict=False)):
         if not len(tokens) == len(masks) == len(logprobs):
@@ -153,7 +152,13 @@ def _tokens(group: Mapping[str, Any]) -> Line:
             trained += mask != -100
     if not trained:
         return Line("tokens", "failed", "every token is masked with -100: nothing would be trained on")
-    return Line("tokens", "passed", f"{trained} of {sum(map(len, group['tokens']))} would be trained on")
+    told = f"{trained} of {sum(map(len, group['tokens']))} would be trained on"
+    if not group.get("inference_logprobs"):
+        lack = (
+            "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"
+        )
+        return Line("tokens", "warned", f"{told}; {lack}")
+    return Line("tokens", "passed", told)
 
 
 def _round_trip(group: Mapping[str, Any], tokenizer: Any) -> Line:

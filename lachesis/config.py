@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +31,8 @@ ProfileName = Literal["embedded", "tinker", "custom"]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the time."""
+MOST_WEIGHT = 1000
+"""Of an environment, beside others."""
 
 
 class RunConfig(Section):
@@ -74,6 +77,40 @@ class RunConfig(Section):
                 "token ids would mean different texts to the environment and to the model"
             )
         return self
+
+    @model_validator(mode="after")
+    def _environments_fit(self) -> Self:
+        self.parts()
+        return self
+
+    def parts(self) -> dict[str, RunConfig]:
+        """What each environment of the run reads, by its name, the run's first one first. Raises ValueError."""
+        env = self.env
+        if not env.mixture:
+            return {self.environment: self}
+        if self.environment in env.mixture:
+            raise ValueError(f"env.mixture names {self.environment}, which is the run's own environment; allowed: others")
+        values = {self.environment: {**(env.model_extra or {}), "weight": env.inference_weight}, **env.mixture}
+        if len({plain(name) for name in values}) < len(values):
+            raise ValueError(f"env.mixture has names that differ in signs only: {', '.join(values)}")
+        weights = {name: _weight(name, own) for name, own in values.items()}
+        groups = env.max_batches_offpolicy * env.batch_size / env.group_size / sum(weights.values())
+        return {name: self._part(name, own, weights[name], math.ceil(groups * weights[name])) for name, own in values.items()}
+
+    def _part(self, name: str, own: Mapping[str, Any], weight: float, workers: int) -> RunConfig:
+        """One environment's view: it has no more groups under way than is its share of what may wait."""
+        shared = {key: getattr(self.env, key) for key in EnvSection.model_fields}
+        common = sorted(own.keys() & (shared.keys() - {"max_token_length"}))
+        if common:
+            raise ValueError(f"env.mixture.{name} sets {', '.join(common)}, which all environments of a run have in common")
+        shared |= {"mixture": {}, "inference_weight": weight, "max_num_workers": workers}
+        if name != self.environment and self.env.wandb_name:
+            shared["wandb_name"] = f"{self.env.wandb_name}-{plain(name)}"
+        env = {**shared, **{key: value for key, value in own.items() if key != "weight"}}
+        try:
+            return RunConfig.model_validate({**self.model_dump(), "environment": name, "env": env})
+        except ValidationError as error:
+            raise ValueError(f"env.mixture.{name}: {explain(error)}") from None
 
     @property
     def fetches_ahead(self) -> bool:
@@ -225,6 +262,18 @@ def priced(config: RunConfig) -> RunConfig:
             "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
         )
     return config
+
+
+def plain(name: str) -> str:
+    """An environment's name as part of the names of files and processes."""
+    return re.sub("[^A-Za-z0-9_]+", "_", name)
+
+
+def _weight(name: str, own: Mapping[str, Any]) -> float:
+    weight = own.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
+        raise ValueError(f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MOST_WEIGHT}")
+    return float(weight)
 
 
 def setting(name: str, default: float, *, least: float) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 from lachesis import paths
 from lachesis.child import child_environment, chosen
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
+from lachesis.requirements import interpreter
 from lachesis.runs import storage_errors, tail, write_private
 from lachesis.scanning import OWN_BASES, ROOT_CLASS, Environment, scan
 from lachesis.sources import fingerprint
@@ -109,9 +110,13 @@ def _kept(cache: Path) -> Schema | None:
     return found if all(isinstance(one, dict) for one in parts) else None
 
 
-def check_values(environment: Environment, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S) -> list[dict[str, str]]:
+def check_values(
+    environment: Environment, schema: Schema, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S
+) -> list[dict[str, str]]:
     """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
     itself or "". Empty when it takes them. The answer is kept until the file changes."""
+    if not values or not schema.checks:  # then the schema says all there is to say
+        return []
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
@@ -123,8 +128,9 @@ def check_values(environment: Environment, values: dict[str, Any], timeout_s: fl
 
 def _cache_file(environment: Environment, question: str) -> Path:
     """Named after all that the answer depends on."""
-    about = (environment.file_path, environment.class_name, _versions(), question)
-    key = hashlib.sha256(f"{fingerprint(Path(environment.file_path))} {about!r}".encode()).hexdigest()[:32]
+    file = Path(environment.file_path)
+    about = (environment.file_path, environment.class_name, interpreter(file), _versions(), question)
+    key = hashlib.sha256(f"{fingerprint(file)} {about!r}".encode()).hexdigest()[:32]
     return paths.home() / "cache" / "schemas" / f"{key}.json"
 
 
@@ -153,7 +159,7 @@ def _ask_child(question: str, environment: Environment, request: dict[str, Any],
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out, log = Path(folder) / "answer.json", Path(folder) / "log"
         place = (environment.file_path, environment.class_name, str(out))
-        command = [sys.executable, "-P", "-m", "lachesis.environment", question, *place]
+        command = [interpreter(Path(environment.file_path)), "-P", "-m", "lachesis.environment", question, *place]
         with log.open("wb") as stream:
             child = subprocess.Popen(
                 command,

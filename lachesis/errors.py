@@ -9,6 +9,7 @@
     ├── EnvironmentError_            environment
     │   ├── UnknownEnvironmentError  unknown_environment also LookupError
     │   ├── EnvironmentLoadError     environment_load    also ImportError
+    │   ├── RequirementsError        requirements
     │   ├── StageError               stage
     │   └── EnvironmentTimeoutError  environment_timeout also TimeoutError
     ├── RunError                     run                 also RuntimeError
@@ -99,6 +100,12 @@ class EnvironmentLoadError(EnvironmentError_, ImportError):
     """An environment file that does not parse, or raises while it is imported."""
 
     code = "environment_load"
+
+
+class RequirementsError(EnvironmentError_):
+    """An environment whose declared requirements are not there, cannot be installed, or cannot be read."""
+
+    code = "requirements"
 
 
 class StageError(EnvironmentError_):

@@ -15,9 +15,9 @@ import jsonschema
 import yaml
 from pydantic import ValidationError
 
-from lachesis.config import PROFILES, RunConfig
+from lachesis.config import PROFILES, RunConfig, build, priced
 from lachesis.discovery import Schema
-from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError, shorten
+from lachesis.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
 from lachesis.sections import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
 
 SECTIONS: dict[str, type[Section]] = {
@@ -138,6 +138,20 @@ def editable(config: RunConfig) -> dict[str, Any]:
     free = [field for field in Fields(config.profile).by_name.values() if field.locked is None]
     values = {field.name: getattr(getattr(config, field.section), field.name) for field in free}
     return {**values, **(config.env.model_extra or {})}
+
+
+def with_limits(config: RunConfig, limits: dict[str, Any]) -> RunConfig:
+    """The configuration with other limits. Raises ConfigError for a field that is no limit, or a value that is none."""
+    fields = Fields(config.profile)
+    values = config.model_dump()
+    for name, value in limits.items():
+        field, checked = fields.edit(name if "." in name else f"limits.{name}", value)
+        if field.section != "limits":
+            raise ConfigError(
+                f"{name} is no limit; a run that is resumed keeps its other values; allowed: {', '.join(values['limits'])}"
+            )
+        values["limits"][field.name] = checked
+    return priced(build(values))
 
 
 def _plain(value: Any) -> None:

@@ -18,6 +18,7 @@ SMOOTH = 10
 """Steps of the running mean that is drawn over the single steps."""
 PHASES = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
 BLUE, ORANGE, GREY = "#2563eb", "#d97706", "#94a3b8"
+MORE_COLOURS = ("#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#b45309")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #0f172a; } h1 {
 font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #e2e8f0; } table { border-collapse:
@@ -60,6 +61,8 @@ def reward(steps: Sequence[Step], results: RunResults) -> Any:
     for which, value in results.held_out.items():
         if value is not None and which in ends:
             axes[0].plot([ends[which]], [value], "o", color=ORANGE, label=f"held out, {which}: {value:.3f}")
+    for key, colour in zip(_of_environments(steps), MORE_COLOURS, strict=False):
+        _smooth(axes[0], steps, key, colour, key.split("/")[1])
     axes[0].set(xlabel="step", ylabel="reward/mean")
     axes[0].legend(frameon=False)
     return figure
@@ -111,6 +114,11 @@ def _axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _of_environments(steps: Sequence[Step]) -> list[str]:
+    """The rewards of each environment, where several feed the run."""
+    return sorted({key for one in steps[:1] for key in one if key.startswith("environments/") and key.endswith("/reward_mean")})
 
 
 def _known(steps: Sequence[Step], key: str) -> tuple[list[int], list[float]]:

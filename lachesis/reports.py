@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis import tally as tallies
+from lachesis.config import plain
 from lachesis.errors import CheckpointError
 from lachesis.forecast import Actual, Forecast, compare
 from lachesis.limits import spent
@@ -245,7 +246,7 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         reward=_first_and_last_reward(steps),
-        held_out={which: _accuracy(found) for which, found in record.evaluation.items()},
+        held_out=_held_out(record),
         weights=_weights(folder),
         final_metrics=steps[-1] if steps else {},
         history=history(steps),
@@ -304,7 +305,7 @@ def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
 
 
 def _rollouts(folder: RunDir) -> Json | None:
-    counted = tallies.read(folder.tally) or {}
+    counted = tallies.whole(folder.tallies) or {}
     reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
     if not any(reasons.values()):
         return None
@@ -361,6 +362,15 @@ def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
 def _mean_reward(steps: list[Step]) -> float | None:
     known = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
     return round(sum(known) / len(known), 4) if known else None
+
+
+def _held_out(record: RunRecord) -> dict[str, float | None]:
+    """Of the run's environment before and after training, and of its further ones."""
+    found: dict[str, float | None] = {which: _accuracy(metrics) for which, metrics in record.evaluation.items()}
+    for name in record.mixture:
+        for which, metrics in record.evaluation.items():
+            found[f"{name} {which}"] = metrics.get(f"{plain(name)}/eval/percent_correct")
+    return found
 
 
 def _accuracy(metrics: Mapping[str, float]) -> float | None:

@@ -1,4 +1,5 @@
-"""`python -m lachesis.rollout_api --port N --offpolicy K`: Atropos' `run-api` on loopback, with guards before it.
+"""`python -m lachesis.rollout_api --port N --offpolicy K --environments E`: Atropos' `run-api` on loopback, with guards
+before it, and shares for several environments; see `lachesis.shares`.
 
 What would block or poison the API for good is refused with its reason, and what it would keep without end is bounded:
 
@@ -10,7 +11,8 @@ What would block or poison the API for good is refused with its reason, and what
 
 `GET /batch?wait=SECONDS` answers, once a trainer has registered, when there is a batch, or after that time without one.
 `GET /counts` tells `received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is waiting for:
-`queued` and `buffered` rollouts by size of their groups, and `batch_size`. The API keeps all of this in memory only.
+`queued` and `buffered` rollouts by size of their groups, `batch_size`, and the environment whose `turn` it is where others have
+groups that wait. The API keeps all of this in memory only.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import asyncio
 import collections
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
 from lachesis.guard import Guard, answer, replaying
+from lachesis.shares import Shares
 from lachesis.tally import is_score
 
 HOST = "127.0.0.1"
@@ -35,10 +39,11 @@ Json = dict[str, Any]
 
 
 class Bounded:
-    """The API's application with its guards. `offpolicy` is how many batches may wait."""
+    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many environments."""
 
-    def __init__(self, app: Any, *, offpolicy: int) -> None:
+    def __init__(self, app: Any, *, offpolicy: int, environments: int = 1) -> None:
         self.app, self.state, self.offpolicy = app, app.state, offpolicy
+        self.shares = Shares(environments)
         self.counts: collections.Counter[str] = collections.Counter()
         self.refusal: str | None = None
         self._came = asyncio.Event()
@@ -49,8 +54,13 @@ class Bounded:
             await answer(send, 200, self.report())
         elif scope["type"] == "http" and path in DATA:
             await self._take(scope, receive, send)
+        elif scope["type"] == "http" and path == "/status-env" and self.shares.expected > 1:
+            await self._tell_share(scope, receive, send)
         else:
+            if path == "/reset_data":
+                self.shares = Shares(self.shares.expected)
             if path == "/batch":
+                self._arrange()
                 self._forget_stale()
                 seconds = _wait_s(scope.get("query_string", b""))
                 registered = getattr(self.state, "batchsize", -1) >= 1
@@ -76,15 +86,32 @@ class Bounded:
         gone.cancel()
         return True
 
+    def _arrange(self) -> None:
+        self.shares.arrange(self._queue(), self._envs())
+
+    async def _tell_share(self, scope: Any, receive: Any, send: Any) -> None:
+        """An environment's own state of the queue."""
+        body = await read(receive)
+
+        def shared(content: Json) -> Json:
+            env = self._envs()[int(json.loads(body)["env_id"])]
+            rollouts = self.shares.seen_by(env["registered_id"], self._queue(), self._envs())
+            return {**content, "queue_size": rollouts // max(1, env["group_size"])}
+
+        await _changed(self.app, scope, replaying(body, receive), send, shared)
+
     def _is_full(self) -> bool:
+        self._arrange()
         formed = getattr(self.state, "curr_batch", [])
         rollouts = sum(len(group["tokens"]) for group in self._queue())
         return bool(formed) or 0 < getattr(self.state, "batchsize", -1) <= rollouts
 
     def report(self) -> Json:
         queued = collections.Counter(len(group["tokens"]) for group in self._queue())
+        self._arrange()
         waiting = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
         return {
+            "turn": self.shares.turn(self._envs()),
             **{key: self.counts[key] for key in ("received", "refused", "dropped")},
             "refusal": self.refusal,
             "queue_size": len(self._queue()),
@@ -116,7 +143,9 @@ class Bounded:
             self._came.set()
 
     def _forget_oldest(self) -> None:
+        self._arrange()
         queue, most = self._queue(), (self.offpolicy + 1) * self.state.batchsize
+        self.counts["dropped"] += self.shares.bound(most, self._envs())
         rollouts = sum(len(group["tokens"]) for group in queue)
         while rollouts > most and len(queue) > 1:
             rollouts -= len(queue.pop(0)["tokens"])
@@ -130,6 +159,25 @@ class Bounded:
 
     def _queue(self) -> list[Json]:
         return getattr(self.state, "queue", [])
+
+    def _envs(self) -> list[Json]:
+        return getattr(self.state, "envs", [])
+
+
+async def _changed(app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]) -> None:
+    """The application's answer, with `change` made to its JSON."""
+    sent: list[Json] = []
+
+    async def keep(message: Json) -> None:
+        sent.append(message)
+
+    await app(scope, receive, keep)
+    status = next(message["status"] for message in sent if message["type"] == "http.response.start")
+    body = b"".join(message.get("body", b"") for message in sent)
+    if status == 200:
+        await answer(send, status, change(json.loads(body)))
+    else:
+        await answer(send, status, {"detail": body.decode(errors="replace")})
 
 
 def _wait_s(query: bytes) -> float:
@@ -166,11 +214,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lachesis.rollout_api", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--offpolicy", type=int, default=3, help="batches that may wait")
+    parser.add_argument("--environments", type=int, default=1, help="environments that share the batches")
     args = parser.parse_args()
     import uvicorn
     from atroposlib.api.server import app
 
-    guarded = Guard(Bounded(app, offpolicy=max(1, args.offpolicy)), host=HOST, token=None, most_bytes=MOST_BYTES)
+    bounded = Bounded(app, offpolicy=max(1, args.offpolicy), environments=args.environments)
+    guarded = Guard(bounded, host=HOST, token=None, most_bytes=MOST_BYTES)
     # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is closed within two seconds
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
 

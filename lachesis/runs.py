@@ -48,6 +48,13 @@ def _iso(text: str) -> str:
 Time = Annotated[str, AfterValidator(_iso)]
 
 
+class Code(BaseModel):
+    """An environment beside the run's first one."""
+
+    environment_file: str
+    fingerprint: str
+
+
 class RunRecord(BaseModel):
     """What is known about a run. Times are UTC, ISO 8601."""
 
@@ -63,6 +70,8 @@ class RunRecord(BaseModel):
     seed: int
     fingerprint: str = ""
     """Of the environment's code at the start; see `lachesis.sources`."""
+    mixture: dict[str, Code] = {}
+    """The run's further environments, by name."""
     forecast: dict[str, Any] | None = None
     """What a validation of the same code expected of this run."""
     require_validation: bool = False
@@ -107,6 +116,11 @@ class RunRecord(BaseModel):
     def ended(self) -> bool:
         return self.status in ENDED
 
+    @property
+    def environment_files(self) -> dict[str, str]:
+        """Of all environments of the run, by name, the first one first."""
+        return {self.environment: self.environment_file, **{name: one.environment_file for name, one in self.mixture.items()}}
+
 
 class RunDir:
     """The paths of one run."""
@@ -127,12 +141,21 @@ class RunDir:
         """While it is there, processes of the run that shall end are given no time to do so."""
         self.session = self.path / "session.json"
         """The Tinker session of the run, while it is open at a server of somebody else."""
-        self.cursor = self.path / "cursor.txt"
-        """Where the environment stands in its items; see `lachesis.cursor`."""
         self.spent = self.path / "spent.json"
         """Tokens and money of the run until its trainer ended; the last line of the metrics is older."""
-        self.tally = self.path / "environment.json"
-        """What the environment process counts about itself; see `lachesis.tally`."""
+
+    def tally_of(self, service: str) -> Path:
+        """What the process of an environment counts about itself; see `lachesis.tally`."""
+        return self.path / f"{service}.json"
+
+    def cursor_of(self, service: str) -> Path:
+        """Where an environment stands in its items; see `lachesis.cursor`."""
+        return self.path / f"cursor{service.removeprefix('environment')}.txt"
+
+    @property
+    def tallies(self) -> list[Path]:
+        """Of all environments of the run that have begun to count."""
+        return sorted(self.path.glob("environment*.json"))
 
     def log(self, service: str) -> Path:
         return self.logs / f"{short_name(service)}_{self.path.name}.log"
@@ -341,7 +364,8 @@ def _try_lock(file: IO[str]) -> bool:
 
 def short_name(service: str) -> str:
     """A service's name in file names and in the keys of a status."""
-    return {"environment": "env"}.get(service, service)
+    role, dash, which = service.partition("-")
+    return "env" + dash + which if role == "environment" else service
 
 
 def tail(log: Path, lines: int = 20) -> str:

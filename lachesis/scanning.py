@@ -17,7 +17,7 @@ from pathlib import Path
 from lachesis import paths, sources
 
 ROOT_CLASS = "BaseEnv"
-OWN_BASES = frozenset({"TaskEnv", "ConversationEnv"})
+OWN_BASES = frozenset({"TaskEnv", "ConversationEnv", "VerifiersEnv"})
 """Of `lachesis.environment`; each is a BaseEnv."""
 LEFT_OUT = frozenset({"tests", "site-packages", "node_modules", "venv"})
 MOST_DEPTH = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -59,6 +59,9 @@ class EnvSection(Section):
     """Batches that may wait for the trainer; 1 is the freshest."""
     inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0)
     """Share of this environment where several feed one trainer."""
+    mixture: dict[str, dict[str, Any]] = {}
+    """Further environments that feed the same run, by name, each with its `weight` beside the 1 of this one,
+    `max_token_length`, and fields of its own: {reverse_text: {weight: 0.5}}. The rest of this section holds for all."""
     eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
     """Share of the workers that may go on during an evaluation."""
     ensure_scores_are_not_same: bool = False

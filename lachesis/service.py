@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
-from lachesis import discovery, forks, launcher, models, validations
+from lachesis import discovery, forks, launcher, mixture, models, validations
 from lachesis.config import RunConfig
 from lachesis.discovery import Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
-from lachesis.fields import TOP, Field, Fields, allowed, editable
+from lachesis.fields import TOP, Field, Fields, allowed, editable, with_limits
 from lachesis.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -25,8 +25,8 @@ from lachesis.limits import exceeded, kept, spent
 from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
-from lachesis.reports import COMMANDS, RunResults, RunStatus, run_results, run_status
-from lachesis.runs import RunRecord, RunStore, tail, write_private
+from lachesis.reports import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
+from lachesis.runs import Code, RunRecord, RunStore, tail, write_private
 from lachesis.scanning import Environment, Scan, scan
 from lachesis.sources import fingerprint
 from lachesis.supervision.plan import Plan, make_plan
@@ -112,6 +112,8 @@ class Service:
         fields = Fields(launch.profile, schema)
         field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
         key = f"{field.section}.{field.name}"
+        if key == "env.mixture":
+            mixture.check(launch.profile, checked, self.schema_timeout_s)
         changed = replace(launch, edits=(*((one, old) for one, old in launch.edits if one != key), (key, checked)))
         for one in self._complaints(environment, schema, changed, fields):
             if one["field"] == field.name:
@@ -122,7 +124,7 @@ class Service:
         """What validators of the environment's own class say to the edits; they run in its own process only."""
         edited = [(fields.find(name), value) for name, value in launch.edits]
         own = {field.name: value for field, value in edited if field.section == "env"}
-        return discovery.check_values(environment, own, self.schema_timeout_s) if schema.checks and own else []
+        return discovery.check_values(environment, schema, own, self.schema_timeout_s)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class Service:
         environment, config = self.resolve(launch)
         self._origin(launch, config)
         if launch.require_validation:
-            validations.require_validation(self.tests, config, environment.file_path)
+            validations.require_validation(self.tests, config, mixture.files(environment, config))
 
     def _origin(self, launch: Launch, config: RunConfig) -> forks.Origin | None:
         """The checkpoint to begin from, if there is one. Raises what `forks.find` and `require_fit` raise."""
@@ -174,7 +176,8 @@ class Service:
             edits.setdefault(field.section, {})[field.name] = checked
         if launch.seed is not None:
             edits.setdefault("tinker", {})["seed"] = launch.seed
-        return configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
+        config = configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
+        return mixture.complete(config, self.schema_timeout_s)
 
     def start(self, launch: Launch, run_id: str | None = None) -> RunRecord:
         """Create a run and submit it; no run is left behind when this raises. With a `run_id` that exists already, because
@@ -186,7 +189,7 @@ class Service:
         environment, config = self.resolve(launch)
         origin = self._origin(launch, config)
         if launch.require_validation:
-            validations.require_validation(self.tests, config, environment.file_path)
+            validations.require_validation(self.tests, config, mixture.files(environment, config))
         PrefectApi()  # a missing server is told before anything is made
         record = self._record(launch, environment, config, run_id).model_copy(update={"forked_from": origin and origin.name})
         try:
@@ -205,7 +208,8 @@ class Service:
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
         code = fingerprint(Path(environment.file_path))
-        expected = validations.known_forecast(self.tests, config, code)
+        expected = None if config.env.mixture else validations.known_forecast(self.tests, config, code)
+        others = {name: file for name, file in mixture.files(environment, config).items() if name != environment.name}
         return RunRecord(
             run_id=run_id,
             environment=environment.name,
@@ -216,6 +220,7 @@ class Service:
             batch_size=config.env.batch_size,
             seed=config.tinker.seed,
             fingerprint=code,
+            mixture={name: Code(environment_file=file, fingerprint=fingerprint(Path(file))) for name, file in others.items()},
             forecast=expected.model_dump(mode="json") if expected else None,
             require_validation=launch.require_validation,
             wandb_project=config.tinker.wandb_project,
@@ -284,7 +289,7 @@ class Service:
         check_profile(record.profile, launcher.key_names())
         folder = self.store.dir(run_id)
         Checkpoints(folder.checkpoints).to_resume()  # that none is whole is told before anything changes
-        config = _with_limits(RunConfig.from_yaml(folder.config), limits or {})
+        config = with_limits(RunConfig.from_yaml(folder.config), limits or {})
         steps = MetricsFile(folder.metrics).tail(1)
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
         if used_up:
@@ -361,9 +366,12 @@ class Service:
         return write_report(self.get(run_id), folder, self.results(run_id), to or folder.path / "report")
 
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
-        """The file, its last lines, and the position to read on from. `service` is a name of the plan, or a short one."""
-        self.store.load(run_id)
-        path = self.store.dir(run_id).log(service)
+        """The file, its last lines, and the position to read on from. `service` is a short name, as in a status. Raises
+        ConfigError for one that the run has not."""
+        known = run_logs(self.store.load(run_id), self.store.dir(run_id))
+        if service not in known:
+            raise ConfigError(f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: {', '.join(known)}")
+        path = Path(known[service])
         position = path.stat().st_size if path.exists() else 0
         return path, tail(path, lines), position
 
@@ -371,20 +379,6 @@ class Service:
         if launch.model is None:
             return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
         return _model_place(launch.model)
-
-
-def _with_limits(config: RunConfig, limits: Json) -> RunConfig:
-    """Raises ConfigError for a field that is no limit, or a value that is none."""
-    fields = Fields(config.profile)
-    values = config.model_dump()
-    for name, value in limits.items():
-        field, checked = fields.edit(name if "." in name else f"limits.{name}", value)
-        if field.section != "limits":
-            raise ConfigError(
-                f"{name} is no limit; a run that is resumed keeps its other values; allowed: {', '.join(values['limits'])}"
-            )
-        values["limits"][field.name] = checked
-    return configuration.priced(configuration.build(values))
 
 
 def _model_place(name: str) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,23 @@ def read(file: Path) -> Json | None:
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("at"), int | float) else None
+
+
+def whole(files: Iterable[Path]) -> Json | None:
+    """What several environments have written as if it came from one, or None: numbers are added, and the oldest sign of life
+    and the newest group count."""
+    found = [one for one in map(read, files) if one is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    together: Json = {"errors": {}, "zeros": {}}
+    for one in found:
+        for key, value in one.items():
+            if key in ("errors", "zeros"):
+                together[key] |= {text: together[key].get(text, 0) + count for text, count in value.items()}
+            elif value is not None and (key == "at" or key.endswith("_since")):
+                together[key] = min(together.get(key, value), value)
+            elif value is not None and key == "group_at":
+                together[key] = max(together.get(key, value), value)
+            elif isinstance(value, int | float) and key != "pid":
+                together[key] = together.get(key, 0) + value
+    return together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -27,9 +28,14 @@ def planned(config: RunConfig) -> Planned:
     )
 
 
-def require_validation(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:
-    """The newest test that allows this run: of the same code and the same values of the environment's own fields, at most
-    seven days old, with the verdict `learnable`. Raises ValidationMissingError that says what is missing."""
+def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[str, str]) -> list[InferenceTest]:
+    """For each environment of the run, whose files are given by name, the newest test that allows it: of the same code and the
+    same values of the environment's own fields, at most seven days old, with the verdict `learnable`. Raises
+    ValidationMissingError that says what is missing."""
+    return [_allowing(tests, part, files[name]) for name, part in config.parts().items()]
+
+
+def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:
     mine = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
     code, own = fingerprint(Path(environment_file)), config.env.model_extra or {}
     reasons = []

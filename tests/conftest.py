@@ -113,10 +113,10 @@ def api(tmp_path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def api_process(folder: Path, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def api_process(folder: Path, *flags: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = port or free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
-        command = [sys.executable, "-m", "lachesis.rollout_api", "--port", str(port)]
+        command = [sys.executable, "-m", "lachesis.rollout_api", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
     wait_http(f"http://127.0.0.1:{port}/", process)
     yield f"http://127.0.0.1:{port}", process

@@ -71,7 +71,6 @@ def group(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"inference_logprobs": None}, "has no inference_logprobs"),
         ({"masks": [[-100, 3, 9]]}, "4 tokens, 3 masks and 4 logprobs"),
         ({"masks": [[-100, -100, 1, 1]]}, "a mask 1 at token 3; allowed: -100 and the token"),
         ({"inference_logprobs": [[1.0, 1.0, 0.5, 0.5]]}, "a log-probability of 0.5"),
@@ -83,6 +82,12 @@ def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str
     line = checking._tokens(group(**changes))
     assert line.status == "failed"
     assert said in line.message
+
+
+def test_a_group_without_log_probabilities_is_warned_of() -> None:
+    line = checking._tokens(group(inference_logprobs=None))
+    assert line.status == "warned"
+    assert line.message.startswith("2 of 4 would be trained on; the group has no inference_logprobs")
 
 
 def test_turns_that_end_twice_or_never_are_warned_of() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,10 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached() -> None:
     started = time.monotonic()
     assert discovery.schema(environment) == schema
     assert time.monotonic() - started < 1
-    assert discovery.check_values(environment, {"largest": 5}) == []
-    assert discovery.check_values(environment, {"largest": 0}) == [
+    assert discovery.check_values(environment, schema, {"largest": 0}) == []  # its schema says that already
+    strict = replace(schema, checks=True)
+    assert discovery.check_values(environment, strict, {"largest": 5}) == []
+    assert discovery.check_values(environment, strict, {"largest": 0}) == [
         {"field": "largest", "message": "largest is 0: Input should be greater than or equal to 1"}
     ]
 

@@ -116,7 +116,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
 
     def refused(match: str) -> None:
         with pytest.raises(ValidationMissingError, match=match):
-            require_validation(tests, config, str(file))
+            require_validation(tests, config, {config.environment: str(file)})
 
     def add(**changes: object) -> None:
         asked = InferenceRequest(environment="e", environment_file=str(file), models=["m"])
@@ -141,7 +141,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     add(ended_at="2026-01-01T00:00:00+00:00")
     refused("days old; the limit is 7")
     add()
-    assert require_validation(tests, config, str(file)).verdict == "learnable"
+    assert require_validation(tests, config, {config.environment: str(file)})[0].verdict == "learnable"
 
 
 def test_a_verdict_says_its_evidence() -> None:

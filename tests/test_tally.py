@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis.tally import Tally, watch_environment, watch_servers
+from lachesis.tally import Tally, watch_environment, watch_servers, whole
 from tests.endpoint import serving
 
 
@@ -79,3 +80,19 @@ async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
     assert (tally.counts["rollouts"], tally.counts["invalid"], tally.counts["groups"]) == (3, 1, 1)
     assert (tally.errors, tally.zeros) == ({"the judge is away": 1}, {"it rambles": 1})
     assert tally.snapshot()["zeros"] == {"it rambles": 1}
+
+
+def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
+    one = {"at": 5.0, "pid": 1, "groups": 2, "invalid": 1, "item_since": None, "group_since": 3.0, "group_at": 4.0}
+    one |= {"errors": {"a": 1, "b": 2}, "zeros": {}}
+    other = {**one, "at": 7.0, "pid": 2, "item_since": 6.0, "group_since": None, "group_at": 6.5, "errors": {"b": 3}}
+    files = [tmp_path / name for name in ("environment.json", "environment-b.json", "gone.json")]
+    for file, content in zip(files, (one, other), strict=False):
+        file.write_text(json.dumps(content))
+    found = whole(files)
+    assert found is not None
+    assert (found["at"], found["groups"], found["invalid"]) == (5.0, 4, 2)
+    assert (found["item_since"], found["group_since"], found["group_at"]) == (6.0, 3.0, 6.5)
+    assert found["errors"] == {"a": 1, "b": 5}
+    assert whole(files[:1]) == one
+    assert whole(files[2:]) is None

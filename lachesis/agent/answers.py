@@ -228,6 +228,31 @@ class TestReport(Report):
     next_steps: list[str]
 
 
+class CheckLine(Report):
+    name: str
+    status: str
+    """passed, warned, failed, or not offered."""
+    message: str
+    seconds: float
+
+
+class EnvironmentCheck(Report):
+    """What a check of an environment has found, or how far it is."""
+
+    check_id: str
+    status: str
+    """running, completed, or failed where the check itself could not go on."""
+    ok: bool | None = None
+    """Whether nothing has failed; null while it goes on."""
+    message: str
+    environment: str
+    environment_file: str
+    checks: list[CheckLine]
+    """import, config, dataset, model-free check, rollout, tokens, round trip, stop tokens, truncation."""
+    logs: str
+    next_steps: list[str]
+
+
 class RunEntry(Report):
     run_id: str
     environment: str

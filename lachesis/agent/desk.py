@@ -324,7 +324,8 @@ class Desk:
             tips=[
                 "rl_select_environment(name) chooses one; its answer has the fields and their values",
                 "rl_test_inference() tries it before anything is trained",
-                "more folders with environments: LACHESIS_ENVIRONMENTS",
+                "rl_check_environment(name, new=true) begins one of your own and checks it; files of yours are found in "
+                f"{' and '.join(map(str, paths.environment_dirs()))} (more: LACHESIS_ENVIRONMENTS)",
             ],
             **views.known(problems=scan.problems, clashes=scan.clashes),
         )

@@ -24,7 +24,7 @@ from mcp.shared.exceptions import MCPError
 from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.desk import Desk
-from lachesis.agent.tools import TABLE, Call, Json, Tool
+from lachesis.agent.tools import TABLE, WAITING, Call, Json, Tool
 from lachesis.errors import ArgumentsError, LachesisError, as_payload, as_text
 from lachesis.guard import App, Guard
 
@@ -72,7 +72,7 @@ def create_server(session: str) -> Server[Any]:
                 return _result(as_payload(error), error)
             return _result(*tool.call(call, arguments, preview=preview))
 
-        return await anyio.to_thread.run_sync(run, limiter=waiting if tool.name == "rl_test_inference" else None)
+        return await anyio.to_thread.run_sync(run, limiter=waiting if tool.name in WAITING else None)
 
     async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
         found = await anyio.to_thread.run_sync(lambda: resources.listed(desk_of(context)))

@@ -12,7 +12,6 @@ from lachesis.agent.desk import Desk
 from lachesis.errors import LachesisError, StorageError, as_text
 
 SCHEME = "lachesis://"
-SERVICES = ("trainer", "env", "api", "engine")
 LOG_LINES = 200
 NEWEST = 10
 
@@ -41,7 +40,7 @@ TEMPLATES = (
     Resource(
         f"{SCHEME}runs/{{run_id}}/logs/{{service}}",
         "run log",
-        f"The last {LOG_LINES} lines of one process of a run: {', '.join(SERVICES)}",
+        f"The last {LOG_LINES} lines of one process of a run: trainer, env, api, engine, or env-NAME of a further environment",
         "text/plain",
     ),
 )
@@ -72,10 +71,10 @@ def read(desk: Desk, uri: str) -> tuple[str, str]:
         return skill_file().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
         return as_text(desk.current_config().payload()), "application/json"
-    found = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([a-z]+))", path) if uri.startswith(SCHEME) else None
-    if found is None or found[2] not in (None, *SERVICES):
+    found = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
+    if found is None:
         allowed = ", ".join(one.uri for one in (*STATIC, *TEMPLATES))
-        raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}; services: {', '.join(SERVICES)}")
+        raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")
     if found[2] is not None:
         file, text, _ = desk.service.log(found[1], found[2], LOG_LINES)
         return text or f"{file} is empty or not there yet", "text/plain"

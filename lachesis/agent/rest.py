@@ -116,6 +116,7 @@ MOST_WAITING = 100
 EditBody = TABLE["rl_edit_config"].arguments
 StartBody = TABLE["rl_start_training"].arguments
 TestBody = TABLE["rl_test_inference"].arguments
+CheckBody = TABLE["rl_check_environment"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 
@@ -204,6 +205,11 @@ def routes() -> FastAPI:
     ) -> Any:
         arguments = _given(body) if body else {}
         return await anyio.to_thread.run_sync(lambda: _answer("rl_test_inference", call, arguments), limiter=waiting)
+
+    @app.post("/environments/check", response_model=answers.EnvironmentCheck, **shown("rl_check_environment", "environments"))
+    async def check_environment(call: Caller, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
+        arguments = _given(body)
+        return await anyio.to_thread.run_sync(lambda: _answer("rl_check_environment", call, arguments), limiter=waiting)
 
     return app
 

@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lachesis import launcher, weights
 from lachesis.cli import demo, doctor, environments, serve, show, watch
@@ -67,14 +68,28 @@ def envs(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> int:
     service = Service()
-    edits = tuple(parse_assignment(text) for text in args.edits)
+    edits = [parse_assignment(text) for text in args.edits]
+    if args.others:
+        edits.append(("env.mixture", dict(map(_other, args.others))))
     wanted = Launch(
-        adopt(args.environment), args.profile, edits, args.model, args.seed, args.require_validation, start_from=args.start_from
+        adopt(args.environment),
+        args.profile,
+        tuple(edits),
+        args.model,
+        args.seed,
+        args.require_validation,
+        start_from=args.start_from,
     )
     service.check(wanted)  # wrong input is told before a model is built
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(wanted, advance)
     return _followed(args, service, service.start(wanted))
+
+
+def _other(text: str) -> tuple[str, dict[str, Any]]:
+    """ENVIRONMENT or ENVIRONMENT=WEIGHT."""
+    name, weight = parse_assignment(text if "=" in text else f"{text}=1")
+    return adopt(name), {"weight": weight}
 
 
 def resume(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lachesis import checking, discovery, lessons, models, scaffold
+from lachesis import checking, discovery, lessons, models, requirements, scaffold
 from lachesis.checking import Line
 from lachesis.cli import show
 from lachesis.fields import parse_assignment
@@ -19,7 +19,25 @@ _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered"
 
 
 def env(args: argparse.Namespace) -> int:
-    return {"new": _new, "check": _check}[args.action](args)
+    return {"new": _new, "check": _check, "install": _install}[args.action](args)
+
+
+def _install(args: argparse.Namespace) -> int:
+    """What the file's header requires, in a place of its own."""
+    environment = discovery.find(discovery.adopt(args.environment))
+    file = Path(environment.file_path)
+    wanted = requirements.declared(file).dependencies
+    if not wanted:
+        show.out(args, {"requirements": []}, f"{file} declares no requirements (PEP 723)")
+        return 0
+    if not args.json:
+        show.notice(f"installing {', '.join(wanted)}")
+    place = requirements.install(file)
+    answer = {"environment": environment.name, "requirements": wanted, "path": str(place)}
+    show.out(
+        args, answer, f"{', '.join(wanted)} is installed at {place}, for {environment.name} and those that require the same"
+    )
+    return 0
 
 
 def _new(args: argparse.Namespace) -> int:

@@ -73,7 +73,7 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
     stop.add_argument("--now", action="store_true", help="without a checkpoint; also for a stop that takes too long")
     logs = add("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
-    logs.add_argument("service", nargs="?", default="trainer", choices=["trainer", "env", "api", "engine"])
+    logs.add_argument("service", nargs="?", default="trainer", help="trainer, env, api, engine, or env-NAME (default: trainer)")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--lines", type=int, default=50)
     weights = add("weights", "Export a run's adapter for PEFT, verified against the trained model.")
@@ -104,7 +104,9 @@ def _add_env(command: argparse.ArgumentParser) -> None:
     check.add_argument("environment", help="a file, or a name from `lachesis envs`")
     check.add_argument("--model", help="a folder (default: the tiny one)")
     _edits(check)
-    for action in (new, check):
+    install = actions.add_parser("install", help="what the file's header requires (PEP 723), in a place of its own")
+    install.add_argument("environment", help="a file, or a name from `lachesis envs`")
+    for action in (new, check, install):
         action.add_argument("--json", action="store_true", help="print JSON for a program")
 
 
@@ -115,6 +117,14 @@ def _profile(command: argparse.ArgumentParser) -> None:
 
 def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
+    command.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        metavar="ENVIRONMENT[=WEIGHT]",
+        dest="others",
+        help="another environment that feeds the same run, and its share beside the first one's 1; may be repeated",
+    )
     _edits(command)
     command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
     command.add_argument("--seed", type=int)

@@ -9,7 +9,8 @@
 
 With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
 With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.tally`. With
-LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from where training stands; see `lachesis.cursor`.
+LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from where training stands; see `lachesis.cursor`. With
+LACHESIS_ENVIRONMENT its groups carry that name, where several environments feed a run.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def _run(command: str, file: Path, options: list[str]) -> None:
     if command == "probe":
         counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
+        if name := os.environ.get("LACHESIS_ENVIRONMENT"):
+            mending.sign_groups(name)
         _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]))
     sys.argv = [str(file), *options]
     try:

@@ -55,9 +55,9 @@ class Chat:
         makes it invalid.
         """
         config, tokenizer = self.env.config, self.env.tokenizer
-        prompt = self._prompt(message)
+        said, prompt = self._prompt(message)
         (one,) = await sample(
-            self.env.server, tokenizer, self.messages, count=1, max_tokens=max_tokens or config.max_answer_tokens,
+            self.env.server, tokenizer, said, count=1, max_tokens=max_tokens or config.max_answer_tokens,
             temperature=config.temperature, most_tokens=config.max_token_length, split=self.split, prompt=prompt,
         )  # fmt: skip
         new = len(one.prompt) - len(self._tokens)
@@ -67,21 +67,20 @@ class Chat:
         self._ended = bool(one.tokens) and one.tokens[-1] == tokenizer.eos_token_id
         self.truncated = one.finish_reason == "length"
         self.answers.append(one.text)
-        self.messages.append({"role": "assistant", "content": one.text})
+        self.messages = [*said, {"role": "assistant", "content": one.text}]
         return one.text
 
-    def _prompt(self, message: str | Message | None) -> list[int]:
+    def _prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
+        """The messages that an answer is asked for, and their ids. What the server does not answer was never said."""
         if message is None:
             if self.answers:
                 raise ValueError("only the first answer can be asked for without a message")
-            return first_prompt(self.env.tokenizer, self.messages)
-        said = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+            return self.messages, first_prompt(self.env.tokenizer, self.messages)
+        new = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        said = [*self.messages, new]
         if not self.answers:
-            self.messages.append(said)
-            return first_prompt(self.env.tokenizer, self.messages)
-        added = between(self.env.tokenizer, self.messages, said, ended=self._ended)
-        self.messages.append(said)
-        return [*self._tokens, *added]
+            return said, first_prompt(self.env.tokenizer, said)
+        return said, [*self._tokens, *between(self.env.tokenizer, self.messages, new, ended=self._ended)]
 
     def rollout(self, outcome: Outcome) -> Rollout:
         """What is sent to the trainer."""

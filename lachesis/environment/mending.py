@@ -4,6 +4,7 @@ archived, and no file of it is touched.
     chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
     the server's key  is printed to the log with the configuration, so the environment gets another one
     evaluations       and checkpoints are left out when the step goes on by more than one, or at every step
+    log-probabilities are dropped by the method that gathers single rollouts
 
 Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config`), the API is reset before it is
 registered with (`lachesis.trainer.atropos`), guarded against groups that would block it (`lachesis.rollout_api`), and writes
@@ -23,6 +24,7 @@ def mend() -> None:
     """All of it but the key, which only a run has."""
     restore_template_default()
     evaluate_when_due()
+    keep_logprobs()
 
 
 def restore_template_default() -> None:
@@ -59,6 +61,21 @@ def send_token() -> None:
     ServerManager.__init__ = with_token
 
 
+def sign_groups(name: str) -> None:
+    """Let each group say which of several environments it comes from."""
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv._send_scored_data_to_api
+
+    @functools.wraps(original)
+    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+        for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+            group["group_overrides"] = {**(group.get("group_overrides") or {}), "environment": name}
+        return await original(self, scored_data)
+
+    BaseEnv._send_scored_data_to_api = _send_scored_data_to_api
+
+
 def evaluate_when_due() -> None:
     """Whenever a multiple of `steps_per_eval`, or of the checkpoints' interval, was reached or passed since the last look."""
     from atroposlib.envs.base import BaseEnv
@@ -75,6 +92,29 @@ def evaluate_when_due() -> None:
             self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
 
     BaseEnv.env_step_checks = env_step_checks
+
+
+PER_ROLLOUT = ("advantages", "ref_logprobs", "inference_logprobs", "messages", "images")
+
+
+def keep_logprobs() -> None:
+    """Gather the rollouts of `collect_trajectory` with all that they hold, and leave out what they do not."""
+    from atroposlib.envs.base import BaseEnv, ScoredDataGroup
+
+    async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
+        results = await asyncio.gather(*(self.collect_trajectory(item) for _ in range(self.config.group_size)))
+        rollouts = [one for one, _ in results]
+        if not all(isinstance(one, dict) for one in rollouts):
+            raise ValueError("collect_trajectory() must give a ScoredDataItem for each rollout")
+        group = ScoredDataGroup(**{name: [one[name] for one in rollouts] for name in ("tokens", "masks", "scores")})
+        for name in PER_ROLLOUT:
+            if all(one.get(name) is not None for one in rollouts):
+                group[name] = [one[name] for one in rollouts]
+        group["overrides"] = [one.get("overrides") or {} for one in rollouts]
+        group["group_overrides"] = {key: value for one in rollouts for key, value in (one.get("group_overrides") or {}).items()}
+        return group, [left for _, backlog in results for left in backlog]
+
+    BaseEnv.collect_trajectories = collect_trajectories
 
 
 def _forgotten(before: int, now: int, every: int) -> bool:

@@ -75,10 +75,10 @@ def first_prompt(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int
     )
 
 
-def between(tokenizer: Any, messages: list[dict[str, Any]], message: dict[str, Any], *, ended: bool) -> list[int]:
-    """The ids between an answer, which is the last of `messages`, and the next: the end of its turn, the new message, the
+def between(tokenizer: Any, messages: list[dict[str, Any]], *new: dict[str, Any], ended: bool) -> list[int]:
+    """The ids between an answer, which is the last of `messages`, and the next: the end of its turn, the new messages, the
     beginning of the next answer. `ended` says that the model has said its end-of-turn token itself."""
-    marked = [*messages[:-1], {"role": "assistant", "content": MARK}, message]
+    marked = [*messages[:-1], {"role": "assistant", "content": MARK}, *new]
     text = tokenizer.apply_chat_template(marked, chat_template=template(tokenizer), add_generation_prompt=True, tokenize=False)
     after = text.rpartition(MARK)[2]
     end = tokenizer.eos_token or ""

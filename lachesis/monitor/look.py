@@ -71,7 +71,7 @@ def _read(look: Look) -> None:
     look.at = time.time()
     pids = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     look.states = {name: process_state(pid) for name, pid in pids.items()}
-    look.tally = tallies.read(look.folder.tally)
+    look.tally = tallies.whole(look.folder.tallies)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)

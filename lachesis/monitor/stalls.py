@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.monitor.look import Json, Look
+from lachesis.supervision.process import role
 
 FROZEN = ("stopped", "tracing-stop")
 TIMES = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
@@ -39,11 +40,12 @@ def find_stall(look: Look, silent_since: dict[str, float]) -> Stall | None:
 
 def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:
     """A process that somebody or something has stopped; it needs no patience to be sure."""
-    frozen = [name for name in ("environment", "trainer", "api", "engine", "flow") if look.states.get(name) in FROZEN]
+    order = ("environment", "trainer", "api", "engine", "flow")
+    frozen = [name for one in order for name, state in look.states.items() if role(name) == one and state in FROZEN]
     if not frozen:
         return None
     first = frozen[0]
-    since = (look.tally or {}).get("at") if first == "environment" else silent_since.get(first)
+    since = (look.tally or {}).get("at") if role(first) == "environment" else silent_since.get(first)
     known = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     pids = ", ".join(f"{name} (pid {known[name]})" for name in frozen)
     return _stall(first, since or look.at, f"stopped by a signal: {pids}; SIGCONT lets it go on")
@@ -115,6 +117,8 @@ def _without_groups(look: Look, counted: Json, since: float, waited: str, most: 
         errors = "; ".join(f"{text} ({count} times)" for text, count in (counted.get("errors") or {}).items())
         said = errors or f"{counted.get('empty', 0)} groups were empty"
         return _stall("environment", last or since, f"{waited}; the environment gives no usable group: {said}")
+    if turn := api.get("turn"):
+        return _stall("environment", last, f"{waited}; it is the turn of {turn}, whose share no other environment may fill")
     queued = {**(api.get("buffered") or {}), **(api.get("queued") or {})}
     if queued:
         told = ", ".join(f"{count} of {size}" for size, count in queued.items())

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import yaml
 from lachesis import config as configuration
 from lachesis.child import chosen
 from lachesis.config import RunConfig
+from lachesis.requirements import interpreter
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
 from lachesis.supervision.leftovers import MARK, mark
-from lachesis.supervision.process import Question, ServiceSpec, free_ports
+from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
 
 HOST = "127.0.0.1"
 PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
@@ -44,10 +46,17 @@ class Plan:
         for path, text in self.files.items():
             write_private(path, text)
 
-    def environment_again(self, *, groups: int, number: int) -> ServiceSpec:
-        """The environment, to go on after so many groups that training has received, as the API's environment of this
+    @property
+    def environments(self) -> dict[str, str]:
+        """The names of the run's environments, by service, in the order of their start."""
+        return dict(
+            zip((spec.name for spec in self.services if role(spec.name) == "environment"), self.config.parts(), strict=True)
+        )
+
+    def environment_again(self, service: str, *, groups: int, number: int) -> ServiceSpec:
+        """An environment, to go on after so many groups that training has received, as the API's environment of this
         number."""
-        spec = self.service("environment")
+        spec = self.service(service)
         ready = _registered(self.config.env.rollout_server_url, number)
         return replace(spec, env={**spec.env, "LACHESIS_CURSOR_GROUPS": str(groups)}, ready=ready)
 
@@ -55,10 +64,10 @@ class Plan:
         return next(spec for spec in self.services if spec.name == name)
 
 
-def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: int | None = None) -> Plan:
+def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: Mapping[str, int] | None = None) -> Plan:
     """Choose ports, put them into the run's configuration, and name every command; nothing is written yet. The token of the
     engine is made here and goes to the two children that need it, through their environment only. For a run that goes on from a
-    checkpoint `resume` is the number of groups that training had received by then."""
+    checkpoint `resume` has the numbers of groups that training had received by then, by environment."""
     ports = dict(zip(ORDER, free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
     files = {folder.config: config.to_yaml()}
@@ -67,20 +76,22 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: i
     if record.profile == "embedded":
         engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.log("engine"))
         services.insert(0, engine)
-    environment = _environment(record, config, folder, ports["api"], groups=resume or 0)
     evaluations = {}
-    if config.tinker.final_evaluation:
-        for which, url in (("before", f"http://{HOST}:{ports['trainer']}/base/v1"), ("after", config.openai.base_url)):
-            file = folder.path / f"evaluate_{which}.yaml"
-            files[file] = _evaluation_yaml(config, folder, which, url)
-            evaluations[which] = _evaluation(record, config, folder, which, file)
-    services.append(environment)
-    clients = ("trainer", "environment", *(spec.name for spec in evaluations.values()))
+    trainer_url = f"http://{HOST}:{ports['trainer']}"
+    for number, (name, part) in enumerate(config.parts().items()):
+        one = _Environment(number, name, part, record.environment_files[name], folder, mixed=bool(config.env.mixture))
+        files[one.config_file] = part.to_yaml()
+        services.append(one.serving(groups=(resume or {}).get(name, 0)))
+        if config.tinker.final_evaluation:
+            for which, url in (("before", f"{trainer_url}/base/v1"), ("after", config.openai.base_url)):
+                evaluations[which + one.ending], file = one.evaluating(which)
+                files[file] = one.evaluation_yaml(which, url)
+    clients = ("trainer", "environment", "evaluate")
     services, ended = (
-        [_with(spec, {MARK: mark(folder.path), **(client if spec.name in clients else {})}) for spec in specs]
+        [_with(spec, {MARK: mark(folder.path), **(client if role(spec.name) in clients else {})}) for spec in specs]
         for specs in (services, evaluations.values())
     )
-    return Plan(config, services, dict(zip(evaluations, ended, strict=True)), f"http://{HOST}:{ports['trainer']}", files)
+    return Plan(config, services, dict(zip(evaluations, ended, strict=True)), trainer_url, files)
 
 
 def _with(spec: ServiceSpec, env: dict[str, str]) -> ServiceSpec:
@@ -145,9 +156,10 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
 
 def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
     waiting = config.env.max_batches_offpolicy - config.fetches_ahead
+    sharing = ["--environments", str(len(config.parts()))] if config.env.mixture else []
     return ServiceSpec(
         "api",
-        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(waiting)],
+        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(waiting), *sharing],
         log=folder.log("api"),
         cwd=folder.path,
         port=port,
@@ -178,54 +190,76 @@ def _trainer(
     )
 
 
-def _environment(record: RunRecord, config: RunConfig, folder: RunDir, api_port: int, groups: int) -> ServiceSpec:
-    wandb = _passed("WANDB_") if config.env.use_wandb else {}
-    if config.env.use_wandb and "WANDB_API_KEY" not in wandb:
-        wandb["WANDB_MODE"] = "offline"
-    return ServiceSpec(
-        "environment",
-        [*_environment_command(record), "serve", "--config", str(folder.config)],
-        log=folder.log("environment"),
-        cwd=folder.path,
-        env={**chosen(), **_hub(config), **wandb, **_place(folder, groups)},
-        ready=_registered(f"http://{HOST}:{api_port}", 0),
-        timeout_s=300.0,  # setup() may load a data set
-    )
+@dataclass(frozen=True)
+class _Environment:
+    """One environment of a run; `config` is its own view of the run's configuration."""
+
+    number: int
+    name: str
+    config: RunConfig
+    file: str
+    folder: RunDir
+    mixed: bool
+    """Whether others feed the same run."""
+
+    @property
+    def ending(self) -> str:
+        """What its files and services are called by, beside those of the first one."""
+        return f"-{configuration.plain(self.name)}" if self.number else ""
+
+    @property
+    def service(self) -> str:
+        return f"environment{self.ending}"
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder.path / f"{self.service}.yaml" if self.mixed else self.folder.config
+
+    def serving(self, *, groups: int) -> ServiceSpec:
+        env = self.config.env
+        wandb = _passed("WANDB_") if env.use_wandb else {}
+        if env.use_wandb and "WANDB_API_KEY" not in wandb:
+            wandb["WANDB_MODE"] = "offline"
+        signed = {"LACHESIS_ENVIRONMENT": self.name} if self.mixed else {}
+        place = {
+            "LACHESIS_TALLY": str(self.folder.tally_of(self.service)),
+            "LACHESIS_CURSOR": str(self.folder.cursor_of(self.service)),
+            "LACHESIS_CURSOR_GROUPS": str(groups),
+        }
+        return ServiceSpec(
+            self.service,
+            [*_python(self.file), "lachesis.environment", "run", self.file, "serve", "--config", str(self.config_file)],
+            log=self.folder.log(self.service),
+            cwd=self.folder.path,
+            env={**chosen(), **_hub(self.config), **wandb, **place, **signed},
+            ready=_registered(env.rollout_server_url, self.number),
+            timeout_s=300.0,  # setup() may load a data set
+        )
+
+    def evaluation_yaml(self, which: str, base_url: str) -> str:
+        values: dict[str, Any] = self.config.model_dump()
+        values["openai"]["base_url"] = base_url
+        values["env"].update(data_dir_to_save_evals=str(self.folder.evaluation / f"{which}{self.ending}"), use_wandb=False)
+        return configuration.build(values).to_yaml()
+
+    def evaluating(self, which: str) -> tuple[ServiceSpec, Path]:
+        """The environment's own `evaluate` command, against the base model or the trained one, and the file that it reads."""
+        file = self.folder.path / f"evaluate_{which}{self.ending}.yaml"
+        spec = ServiceSpec(
+            f"evaluate-{which}{self.ending}",
+            [*_python(self.file), "lachesis.environment", "run", self.file, "evaluate", "--config", str(file)],
+            log=self.folder.logs / f"evaluate_{which}{self.ending}_{self.folder.path.name}.log",
+            cwd=self.folder.path,
+            env={**chosen(), **_hub(self.config)},
+            timeout_s=600.0,
+        )
+        return spec, file
 
 
 def _registered(api_url: str, number: int) -> Question:
     return http_question(
         f"{api_url}/status-env", body={"env_id": number}, otherwise="not registered yet, setup() may still run; "
     )
-
-
-def _place(folder: RunDir, groups: int) -> dict[str, str]:
-    """Where the environment counts what it does, and where it goes on."""
-    counts = {"LACHESIS_TALLY": str(folder.tally), "LACHESIS_CURSOR": str(folder.cursor)}
-    return {**counts, "LACHESIS_CURSOR_GROUPS": str(groups)}
-
-
-def _evaluation_yaml(config: RunConfig, folder: RunDir, which: str, base_url: str) -> str:
-    values: dict[str, Any] = config.model_dump()
-    values["openai"]["base_url"] = base_url
-    values["env"].update(data_dir_to_save_evals=str(folder.evaluation / which), use_wandb=False)
-    return configuration.build(values).to_yaml()
-
-
-def _evaluation(record: RunRecord, config: RunConfig, folder: RunDir, which: str, file: Path) -> ServiceSpec:
-    """The environment's own `evaluate` command, against the base model or the trained one."""
-    return ServiceSpec(
-        f"evaluate-{which}",
-        [*_environment_command(record), "evaluate", "--config", str(file)],
-        log=folder.logs / f"evaluate_{which}_{record.run_id}.log",
-        cwd=folder.path,
-        env={**chosen(), **_hub(config)},
-        timeout_s=600.0,
-    )
-
-
-def _environment_command(record: RunRecord) -> list[str]:
-    return [*PYTHON, "lachesis.environment", "run", record.environment_file]
 
 
 def make_probe(
@@ -237,7 +271,7 @@ def make_probe(
     local = Path(yaml.safe_load(config_yaml)["env"]["tokenizer_name"]).is_dir()
     probe = ServiceSpec(
         "environment",
-        [*PYTHON, "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
+        [*_python(file), "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
@@ -260,12 +294,17 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
     config_file = folder / "check.yaml"
     check = ServiceSpec(
         "environment",
-        [*PYTHON, "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
+        [*_python(file), "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
         env={**chosen(), **_hub(config), MARK: mark(folder)},
     )
     return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
+
+
+def _python(file: str) -> tuple[str, ...]:
+    """As PYTHON, with the packages that the environment requires."""
+    return (interpreter(Path(file)), *PYTHON[1:])
 
 
 def _is_local(config: RunConfig) -> bool:

@@ -6,7 +6,10 @@ the newest whole checkpoint.
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
+
+from lachesis.supervision.process import role
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,11 @@ class Restarts:
     """Of one attempt."""
 
     def __init__(self) -> None:
-        self.made = dict.fromkeys(DEATHS, 0)
+        self.made: collections.Counter[str] = collections.Counter()
 
     def pause_s(self, service: str) -> float | None:
         """How long to wait before the service is started again, and count that; None when it shall not be."""
-        pauses = DEATHS[service].pauses_s
+        pauses = DEATHS[role(service)].pauses_s
         count = self.made[service]
         self.made[service] += 1
         return pauses[count] if count < len(pauses) else None

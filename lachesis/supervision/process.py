@@ -28,6 +28,11 @@ class ServiceSpec:
     grace_s: float = 10.0
 
 
+def role(service: str) -> str:
+    """What a service is for: environment-reverse_text is one of several environments."""
+    return service.partition("-")[0]
+
+
 def free_ports(count: int) -> list[int]:
     """Ports on loopback that nobody listens on now, all different."""
     sockets = [socket.socket() for _ in range(count)]

@@ -148,7 +148,7 @@ async def _train(
             policy.note_session(place.session)
         await policy.publish()
         keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
-        state.groups = keeper.groups
+        state.groups, state.mixture = keeper.groups, dict(keeper.mixture)
         if newest:
             state.resumed = (await keeper.receipt(newest)).model_dump()
         atropos, wandb = Atropos(config.env.rollout_server_url), _wandb(config, folder) if config.tinker.use_wandb else None

@@ -48,12 +48,16 @@ class Batch:
     distilled: int = 0
     invalid: int = 0
     """Rollouts that their environment could not score; they are not in `scores`."""
+    without_logprobs: int = 0
+    """Rollouts that came without log-probabilities, for which the model was asked."""
     parts: dict[str, list[float]] = field(default_factory=dict)
     """The rewards that the scores are the sums of, by name."""
+    environments: dict[str, list[float]] = field(default_factory=dict)
+    """The scores by environment, where several feed the run."""
 
     def metrics(self) -> dict[str, float]:
-        """reward/*, with reward/parts/* where the environment names them, advantages/*, logprobs/* of the sampling side, and
-        counts."""
+        """reward/*, with reward/parts/* where the environment names them, environments/* where there are several, advantages/*,
+        logprobs/* of the sampling side, and counts."""
         result = {
             "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
             "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
@@ -64,10 +68,13 @@ class Batch:
             "batch/too_long": self.too_long,
             "batch/invalid": self.invalid,
             "batch/cut": self.cut,
+            "batch/without_logprobs": self.without_logprobs,
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),
         }
         result |= {f"reward/parts/{name}": float(np.mean(values)) for name, values in self.parts.items()}
+        for name, scores in self.environments.items():
+            result |= {f"environments/{name}/reward_mean": float(np.mean(scores)), f"environments/{name}/rollouts": len(scores)}
         if self.distilled:
             result["distil/rollouts"] = self.distilled
         if self.datums:
@@ -134,6 +141,8 @@ def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
         valid_G = np.array([not mark.get("invalid") for mark in marks_G])
         scores_G = _scores(number, group, len(tokens_G))
         batch.count(scores_G, marks_G, valid_G)
+        if (name := environment_of(group)) and valid_G.any():
+            batch.environments.setdefault(name, []).extend(scores_G[valid_G].tolist())
         advantages_G = np.zeros(len(tokens_G))
         if valid_G.any():
             advantages_G[valid_G] = centred(scores_G[valid_G], recipe.advantage)
@@ -148,6 +157,12 @@ def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
         for datum, factor in zip(batch.datums, per_sequence([int(one.trained.sum()) for one in batch.datums]), strict=True):
             datum.advantages[:] *= factor
     return batch
+
+
+def environment_of(group: Mapping[str, Any]) -> str | None:
+    """Which of several environments gave the group."""
+    name = (group.get("group_overrides") or {}).get("environment")
+    return name if isinstance(name, str) else None
 
 
 def _marks(group: Mapping[str, Any], rollouts: int) -> list[Mapping[str, Any]]:

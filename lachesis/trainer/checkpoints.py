@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -50,6 +51,8 @@ class Manifest(BaseModel):
     """Whether it is that of another run, from which this one has begun."""
     groups: int = 0
     """Groups that training had received until then, over all attempts."""
+    mixture: dict[str, int] = {}
+    """How many of them each environment gave, where there are several."""
     reward: float | None = None
     """Mean reward of the steps since the checkpoint before it."""
     reference: Reference | None = None
@@ -58,6 +61,11 @@ class Manifest(BaseModel):
     files: dict[str, StoredFile] = {}
     """What lies on this machine, by its path in the run's folder; nothing when another server holds the weights."""
     created_at: str = ""
+
+    def received(self, environments: Iterable[str]) -> dict[str, int]:
+        """Groups that training had received of each of the run's environments, the first one of which may be the only one."""
+        names = list(environments)
+        return {name: self.mixture.get(name, 0) for name in names} if len(names) > 1 else {names[0]: self.groups}
 
 
 class Checkpoints:

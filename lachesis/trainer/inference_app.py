@@ -49,6 +49,8 @@ class TrainerState:
     usage: Usage = field(default_factory=Usage)
     groups: int = 0
     """Received for training, over all attempts."""
+    mixture: dict[str, int] = field(default_factory=dict)
+    """Of them those of each environment, where there are several."""
     resumed: Json | None = None
     """What training went on from; see `lachesis.trainer.keeper.Receipt`."""
     wandb_url: str | None = None
@@ -227,6 +229,7 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
             "usage": state.usage.report(),
             "total_steps": config.env.total_steps,
             "groups": state.groups,
+            "mixture": state.mixture,
             "resumed": state.resumed,
             "wandb_url": state.wandb_url,
             "wandb_error": state.wandb_error,

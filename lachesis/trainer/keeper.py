@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tinker
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.runs import now
+from lachesis.trainer.batch import environment_of
 from lachesis.trainer.checkpoints import Checkpoints, Manifest, Probe, Reference
 from lachesis.trainer.policy import Policy
 
@@ -38,7 +42,8 @@ class Receipt(BaseModel):
 
 
 class Keeper:
-    """Of one attempt of a run. `groups` counts those that training has received, over all attempts."""
+    """Of one attempt of a run. `groups` counts those that training has received, over all attempts, `mixture` those of each of
+    several environments."""
 
     def __init__(self, policy: Policy, checkpoints: Checkpoints, *, keep: int, newest: Manifest | None) -> None:
         self.policy, self.checkpoints, self.keep = policy, checkpoints, keep
@@ -46,10 +51,16 @@ class Keeper:
         self.checkpoints.set_aside(after=newest.step if newest else 0)
         self.step = newest.step if newest else 0
         self.groups = newest.groups if newest else 0
+        self.mixture = collections.Counter(newest.mixture if newest else {})
         self._texts = [probe.tokens for probe in newest.probes] if newest else []
         if newest and newest.reference and not self._texts:
             self._texts = [newest.reference.tokens]
         self._rewards: list[float] = []
+
+    def receive(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Training has received these."""
+        self.groups += len(groups)
+        self.mixture.update(name for group in groups if (name := environment_of(group)))
 
     def note(self, reward: float, texts: list[list[int]]) -> None:
         """One step was made; the first `texts` are kept to compare checkpoints with."""
@@ -65,7 +76,14 @@ class Keeper:
         reward = statistics.fmean(self._rewards) if self._rewards else None
         probes = await self._probes()
         manifest = Manifest(
-            step=step, final=final, groups=self.groups, reward=reward, reference=_reference(probes), probes=probes, **paths
+            step=step,
+            final=final,
+            groups=self.groups,
+            mixture=self.mixture,
+            reward=reward,
+            reference=_reference(probes),
+            probes=probes,
+            **paths,
         )
         await asyncio.to_thread(self.checkpoints.write, manifest)
         self.step, self._rewards = step, []

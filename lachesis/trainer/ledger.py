@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from lachesis import tally as tallies
@@ -40,14 +41,14 @@ class Ledger:
     """Adds up over all attempts of a run: it goes on from the last line of the metrics."""
 
     def __init__(self, folder: RunDir, prices: Prices | None) -> None:
-        self.prices, self._file, self._tally = prices, folder.spent, folder.tally
+        self.prices, self._file, self._folder = prices, folder.spent, folder
         last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
         before = kept(self._file)
         self.total = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in KINDS})
         self.cost = max(float(last.get("cost/total") or 0.0), float(before.get("cost") or 0.0))
         self._seen = Tokens()
         self._completions = self._truncated = 0
-        self._counted: dict[str, Any] = tallies.read(self._tally) or {}
+        self._counted = self._tallies()
 
     def step(self, usage: Usage, seconds: float) -> dict[str, float]:
         """The metrics of one step, whose requests and updates `usage` has counted since the step before."""
@@ -67,7 +68,7 @@ class Ledger:
             money = self.prices.cost(new)
             self.cost += money
             found |= {"cost/step": round(money, 6), "cost/total": round(self.cost, 6)}
-        return {**found, **self._environment()}
+        return {**found, **self._environments()}
 
     def spent(self, usage: Usage) -> dict[str, float | None]:
         """Tokens of all kinds together and US dollars until now, over all attempts, also those since the last step, which may
@@ -85,12 +86,16 @@ class Ledger:
     def _new(self, now: Tokens) -> Tokens:
         return Tokens(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
 
-    def _environment(self) -> dict[str, float]:
-        counted = tallies.read(self._tally)
-        if counted is None:
-            return {}
-        if counted.get("pid") != self._counted.get("pid"):
-            self._counted = {}  # another process, which counts from zero
-        found = {name: float(counted.get(key, 0)) - float(self._counted.get(key, 0)) for name, key in FROM_TALLY.items()}
-        self._counted = counted
+    def _environments(self) -> dict[str, float]:
+        before, self._counted = self._counted, self._tallies()
+        found = dict.fromkeys(FROM_TALLY, 0.0) if self._counted else {}
+        for file, counted in self._counted.items():
+            earlier = before.get(file, {})
+            if counted.get("pid") != earlier.get("pid"):
+                earlier = {}  # another process, which counts from zero
+            for name, key in FROM_TALLY.items():
+                found[name] += float(counted.get(key, 0)) - float(earlier.get(key, 0))
         return found
+
+    def _tallies(self) -> dict[Path, dict[str, Any]]:
+        return {file: counted for file in self._folder.tallies if (counted := tallies.read(file)) is not None}

@@ -21,6 +21,7 @@ from lachesis.trainer.canary import MOST_TOKENS, Canary
 from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.keeper import Keeper
 from lachesis.trainer.ledger import Clock, Ledger
+from lachesis.trainer.missing import fill
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollouts import RolloutFile
 from lachesis.trainer.supervised import batches, read
@@ -96,8 +97,8 @@ class Trainer:
             return False
         groups, batch = fetched
         clock.lap("time/rollouts")
-        self.keeper.groups += len(groups)
-        self.state.groups = self.keeper.groups
+        self.keeper.receive(groups)
+        self.state.groups, self.state.mixture = self.keeper.groups, dict(self.keeper.mixture)
         lost = asyncio.ensure_future(self.atropos.lost())
         found = {**batch.metrics(), **rollout_metrics(groups, self.state.usage), **await self._stay_near_base(batch)}
         found |= await self._update(batch)
@@ -125,7 +126,11 @@ class Trainer:
 
     async def _fetch(self, step: int) -> Fetched:
         groups = await self.atropos.next_batch(step)
-        return groups, to_batch(groups, self.recipe)
+        rollouts, tokens = await fill(groups, self.policy.sampler, self.recipe.max_tokens)
+        self.state.usage.prefill += tokens
+        batch = to_batch(groups, self.recipe)
+        batch.without_logprobs = rollouts
+        return groups, batch
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and publish the weights; what is known about it."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.trainer.batch import environment_of
+
 log = logging.getLogger(__name__)
 PARTS = 20
 """So many times over a run one group is kept."""
@@ -18,7 +20,8 @@ MOST_TEXT = 4000
 
 
 class RolloutFile:
-    """`rollouts.jsonl`: one group per line, with `step`, `prompt`, `responses` and `scores`."""
+    """`rollouts.jsonl`: one group per line, with `step`, `environment` where there are several, `prompt`, `responses` and
+    `scores`."""
 
     def __init__(self, path: Path, tokenizer: Any, total_steps: int) -> None:
         self.path, self.tokenizer = path, tokenizer
@@ -33,7 +36,8 @@ class RolloutFile:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **self._words(group)}, ensure_ascii=False) + "\n")
+                named = {"environment": name} if (name := environment_of(group)) else {}
+                file.write(json.dumps({"step": step, **named, **self._words(group)}, ensure_ascii=False) + "\n")
         except Exception as error:
             log.warning("no rollouts kept at step %d: %s", step, error)
 

@@ -23,7 +23,7 @@ def test_the_reference_is_made_from_the_code() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_tool_has_a_test_of_its_name_and_stands_in_the_skill(name: str) -> None:
-    tests = (ROOT / "tests" / "agent" / "test_tools.py").read_text()
+    tests = "".join((ROOT / "tests" / "agent" / f"test_{part}.py").read_text() for part in ("tools", "checks"))
     assert f"def test_{name}(" in tests
     assert name in SKILL.read_text() + (ROOT / "docs" / "clients.md").read_text()
 

@@ -94,19 +94,41 @@ async def test_what_ends_a_conversation_decides_its_outcome(
 
 
 async def test_a_server_that_fails_makes_one_conversation_invalid(made: Make, generator: Generator) -> None:
+    """The one whose first answer was `b`; asking again does not help it."""
     env = made(Echo, group_size=3)
     await env.setup()
-    count = iter(range(100))
-
-    def say(prompt: str, n: int) -> list[str]:
-        return ["yes"] if "two?" in prompt or next(count) else ["!500"]
-
-    generator.say = say
+    first = iter("abc")
+    generator.say = lambda prompt, n: [next(first)] if "two?" not in prompt else ["!500" if ">b<" in prompt else "yes"]
     group, _ = await env.collect_trajectories({"question": "one?"})
-    assert sorted(group["scores"]) == [1.0, 1.0, 1.0] or group["overrides"].count({}) == 3, "a failure that a second try mends"
+    assert group["scores"] == [1.0, 1.0, 1.0], "an invalid one takes the mean of the others"
+    reasons = [one["invalid"] for one in group["overrides"] if one]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("the server failed")
     generator.say = lambda prompt, n: ["!500"]
     with pytest.raises(Invalid, match="all 3 rollouts are invalid: the server failed"):
         await env.collect_trajectories({"question": "one?"})
+
+
+class Stubborn(Echo):
+    """Asks another question when the server did not answer one."""
+
+    async def play(self, item: Item, chat: Chat) -> Any:
+        await chat.answer()
+        try:
+            await chat.answer("two?")
+        except Exception:
+            await chat.answer("three?")
+        return 1.0
+
+
+async def test_what_the_server_did_not_answer_was_never_said(made: Make, generator: Generator) -> None:
+    env = made(Stubborn, group_size=1)
+    await env.setup()
+    generator.say = lambda prompt, n: ["!500" if "two?" in prompt else "yes"]
+    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    text = "<|user|>one?<|end|><|assistant|>yes<|end|><|user|>three?<|end|><|assistant|>yes<|end|>"
+    assert env.tokenizer.decode(rollout.tokens) == text
+    assert [one["content"] for one in rollout.messages] == ["one?", "yes", "three?", "yes"]
 
 
 GUESS = Tool("guess", "Guess.", {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]})

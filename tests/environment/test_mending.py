@@ -71,6 +71,39 @@ async def test_an_evaluation_comes_whenever_it_is_due(
     assert env.saved == [step // every * every for step in due]
 
 
+async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseEnv, "collect_trajectories", BaseEnv.collect_trajectories)
+    mending.keep_logprobs()
+    made = iter(range(10))
+
+    class Single:
+        config = SimpleNamespace(group_size=2)
+
+        async def collect_trajectory(self, item: str) -> Any:
+            number = next(made)
+            marked = {"overrides": {"zero": "bad"}, "group_overrides": {"a": 1}} if number else {"ref_logprobs": [0.0]}
+            rollout = {"tokens": [number], "masks": [number], "scores": 0.5, "inference_logprobs": [-1.0 - number], **marked}
+            return rollout, [f"{item} again"] if number else []
+
+    group, backlog = await BaseEnv.collect_trajectories(Single(), "item")  # type: ignore[arg-type]
+    assert group == {
+        "tokens": [[0], [1]],
+        "masks": [[0], [1]],
+        "scores": [0.5, 0.5],
+        "inference_logprobs": [[-1.0], [-2.0]],
+        "overrides": [{}, {"zero": "bad"}],
+        "group_overrides": {"a": 1},
+    }
+    assert backlog == ["item again"]
+
+    class Empty(Single):
+        async def collect_trajectory(self, item: str) -> Any:
+            return None, []
+
+    with pytest.raises(ValueError, match="a ScoredDataItem for each rollout"):
+        await BaseEnv.collect_trajectories(Empty(), "item")  # type: ignore[arg-type]
+
+
 async def test_two_evaluations_do_not_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
     mending.evaluate_when_due()

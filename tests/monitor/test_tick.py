@@ -72,7 +72,7 @@ def make(store: RunStore) -> Iterator[Make]:
 def frozen(store: RunStore, run_id: str) -> None:
     """The environment has stood still for two minutes, with its last beat."""
     about = {"at": time.time() - 120, "group_at": time.time() - 120, "errors": {}}
-    store.dir(run_id).tally.write_text(json.dumps(about))
+    store.dir(run_id).tally_of("environment").write_text(json.dumps(about))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(19)
     store.update(run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")})
@@ -181,7 +181,7 @@ def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) 
     make("4567abcd")
     store.dir("4567abcd").config.write_text("{")
     store.dir("4567abcd").metrics.write_bytes(b'\xff\xfe\n{"step": 1\n')
-    store.dir("4567abcd").tally.write_text("[")
+    store.dir("4567abcd").tally_of("environment").write_text("[")
     (store.dir("4567abcd").path / "monitor.json").write_text('{"silent_since": 3}')
     (store.root / "89ababcd").mkdir()
     (store.root / "89ababcd" / "run.json").write_text("{")
@@ -193,7 +193,7 @@ def test_files_that_cannot_be_read_do_not_blind_the_tick(store: RunStore, make: 
     make("0123abcd")
     make("4567abcd")
     store.dir("4567abcd").metrics.mkdir()
-    store.dir("4567abcd").tally.mkdir()
+    store.dir("4567abcd").tally_of("environment").mkdir()
     store.dir("4567abcd").config.write_bytes(b"\xff[" * 5000)
     (store.dir("4567abcd").path / "monitor.json").mkdir()
     assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
@@ -281,8 +281,10 @@ DAMAGE: dict[str, Callable[[RunStore], object]] = {
         store.dir(BAD).record.read_text().replace(BAD, "0000ffff")
     ),
     "a flow run that is none": lambda store: store.update(BAD, flow_run_id="../x"),
-    "half an emoji": lambda store: store.dir(BAD).tally.write_text(
-        json.dumps({"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}})
+    "half an emoji": lambda store: (
+        store.dir(BAD)
+        .tally_of("environment")
+        .write_text(json.dumps({"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}}))
     ),
     "a configuration that is none": lambda store: store.dir(BAD).config.write_text("{"),
     "a home that remembers a list": lambda store: (store.home / "monitor.json").write_text("[]"),

@@ -56,7 +56,9 @@ class Run:
     def attempt(self, kill_at: int | None = None) -> None:
         """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is killed."""
         found = Checkpoints(self.folder.checkpoints).to_resume()
-        plan = make_plan(self.record, self.folder, self.config, resume=found.groups if found else None)
+        plan = make_plan(
+            self.record, self.folder, self.config, resume=found.received([self.record.environment]) if found else None
+        )
         plan.write()
         with ServiceGroup() as group:
             pids = {}

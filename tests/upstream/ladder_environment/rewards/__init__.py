@@ -1,0 +1,3 @@
+from .slope import steepness
+
+__all__ = ["steepness"]
