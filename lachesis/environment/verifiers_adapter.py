@@ -137,25 +137,11 @@ class Sampler(Client):
                 return [*last["tokens"]["prompt_ids"], *sampled, *added]
         return first_prompt(tokenizer, _with_tools(tokenizer, said, tools))
 
-    # The rest of what a client has is not asked for.
+    async def _not_asked(self, *values: Any, **options: Any) -> Any:
+        raise NotImplementedError("only get_response() is asked for")
 
-    def setup_client(self, config: Any) -> Any:
-        raise NotImplementedError
-
-    async def to_native_tool(self, tool: Any) -> Any:
-        raise NotImplementedError
-
-    async def to_native_prompt(self, messages: Any) -> Any:
-        raise NotImplementedError
-
-    async def get_native_response(self, *values: Any, **options: Any) -> Any:
-        raise NotImplementedError
-
-    async def raise_from_native_response(self, response: Any) -> None:
-        raise NotImplementedError
-
-    async def from_native_response(self, response: Any) -> Any:
-        raise NotImplementedError
+    setup_client = to_native_tool = to_native_prompt = get_native_response = _not_asked
+    raise_from_native_response = from_native_response = _not_asked
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from lachesis import config as configuration
 from lachesis.errors import CanaryError
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.canary import Canary
 from lachesis.trainer.policy import Policy
 
 TOKENS = np.arange(2, 12)
-
-
-@pytest.fixture
-async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
-    monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    made = await Policy.create(configuration.resolve("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
-    await made.publish()
-    yield made
-    await made.close("success")
 
 
 def batch() -> Batch:

@@ -7,23 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis import config as configuration
 from lachesis.errors import BatchError
 from lachesis.trainer.batch import Recipe, to_batch
 from lachesis.trainer.missing import fill
 from lachesis.trainer.policy import Policy
 
 RECIPE = Recipe(max_tokens=8, eos_id=None)
-
-
-@pytest.fixture
-async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
-    monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    made = await Policy.create(configuration.resolve("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
-    await made.publish()
-    yield made
-    await made.close("success")
 
 
 def group(*tokens: list[int], **changes: Any) -> dict[str, Any]:

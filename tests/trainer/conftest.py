@@ -1,0 +1,20 @@
+"""A policy of the embedded engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lachesis import config as configuration
+from lachesis.trainer.policy import Policy
+
+
+@pytest.fixture
+async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    made = await Policy.create(configuration.resolve("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
+    await made.publish()
+    yield made
+    await made.close("success")
