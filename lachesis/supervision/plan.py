@@ -18,6 +18,7 @@ import yaml
 from lachesis import config as configuration
 from lachesis.child import chosen
 from lachesis.config import RunConfig
+from lachesis.errors import ConfigError
 from lachesis.requirements import interpreter
 from lachesis.runs import RunDir, RunRecord, write_private
 from lachesis.supervision.health import http_question
@@ -67,7 +68,11 @@ class Plan:
 def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: Mapping[str, int] | None = None) -> Plan:
     """Choose ports, put them into the run's configuration, and name every command; nothing is written yet. The token of the
     engine is made here and goes to the two children that need it, through their environment only. For a run that goes on from a
-    checkpoint `resume` has the numbers of groups that training had received by then, by environment."""
+    checkpoint `resume` has the numbers of groups that training had received by then, by environment. Raises ConfigError if the
+    configuration was edited to have other environments than the run began with."""
+    if set(config.parts()) != set(record.environment_files):
+        began, now = ", ".join(record.environment_files), ", ".join(config.parts())
+        raise ConfigError(f"{folder.config} has the environments {now}; allowed: those the run began with ({began})")
     ports = dict(zip(ORDER, free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
     files = {folder.config: config.to_yaml()}
