@@ -25,7 +25,7 @@ import psutil
 
 from lachesis import paths
 from lachesis.child import child_environment
-from lachesis.cleanup import LAUNCHER_MARK
+from lachesis.cleanup import LAUNCHER_MARK, flow_processes
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.prefect_api import PrefectApi, auth_string, server_file
@@ -39,6 +39,8 @@ START_S = 180.0
 """For the server, and for the runner. One that dies is noticed at once; this is for one that hangs."""
 RUNS_S = 240.0
 """All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint takes the longest."""
+TELLING_S = 10.0
+"""A flow's process asks a server that is away again and again."""
 PREFERRED_PORT = 4200
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -246,11 +248,13 @@ class Launcher:
                 self._end_runs()
 
     def _end_runs(self) -> None:
-        """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint. Whoever
-        does not is ended."""
+        """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint, and its
+        flow tells the server so. Whoever does not is ended."""
         until = time.monotonic() + RUNS_S
         while (left := [one for run in processes_under(self.home).values() for one in run]) and time.monotonic() < until:
             time.sleep(0.5)
+        end_all(left)
+        _, left = psutil.wait_procs(flow_processes(self.home), timeout=TELLING_S)
         end_all(left)
 
 

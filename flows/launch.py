@@ -217,10 +217,11 @@ class _Run:
         self.flow_run_id: str | None = runtime.flow_run.id
 
     def start(self) -> None:
-        """Each service needs those before it, except that the API needs no engine: these two start together."""
-        waiting = []
+        """Each service needs those before it, except that the API needs no engine, and that the first environment, which the
+        API lets in once the trainer is there, may be imported meanwhile: these start two at a time."""
+        waiting, first = [], next(iter(self.numbers))
         for spec in self.plan.services:
-            if spec.name not in ("engine", "api"):
+            if spec.name not in ("engine", "api", first):
                 self._wait(waiting)
             _require_wanted(self.store, self.run_id)
             start_service(self.group, spec, self.store, self.run_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from lachesis.trainer.checkpoints import ENGINE, Manifest
 
 LAUNCHER_MARK = "LACHESIS_LAUNCHER"
 """The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
-LAUNCHER, RUNNER = "deployments.up", "deployments.runner"
+LAUNCHER, RUNNER, FLOW = "deployments.up", "deployments.runner", "prefect.engine"
 RUNNER_S = 240.0
 """The runner ends its runs first, each with a checkpoint."""
 
@@ -83,18 +83,29 @@ def _run_processes(store: RunStore) -> list[Leftover]:
     return found
 
 
+def flow_processes(home: Path) -> list[psutil.Process]:
+    """Those that the runner of a launcher has started for its flow runs."""
+    return [process for process, command in _launched(home) if FLOW in command]
+
+
+def _launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
+    """What a launcher of this home has started, and what its runner has, each with its command."""
+    mark = leftovers.mark(home)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(LAUNCHER_MARK) == mark:
+                yield process, process.cmdline()
+
+
 def _launcher_processes(home: Path, living: list[str]) -> list[Leftover]:
     """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
     runners: list[psutil.Process] = []
     servers: list[psutil.Process] = []
-    mark = leftovers.mark(home)
-    for process in psutil.process_iter():
+    for process, command in _launched(home):
         with contextlib.suppress(psutil.Error):
-            command = process.cmdline()
-            if process.environ().get(LAUNCHER_MARK) == mark and any(one.startswith("deployments.") for one in command):
-                parent = process.parent()
-                if parent is None or LAUNCHER not in parent.cmdline():
-                    (runners if RUNNER in command else servers).append(process)
+            parent = process.parent()
+            if any(one.startswith("deployments.") for one in command) and (parent is None or LAUNCHER not in parent.cmdline()):
+                (runners if RUNNER in command else servers).append(process)
     with_them = f"; with it end, each with a checkpoint, the runs {', '.join(living)}" if living else ""
     return [*(_server_or_runner(one, with_them) for one in runners), *(_server_or_runner(one) for one in servers)]
 

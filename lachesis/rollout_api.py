@@ -1,5 +1,5 @@
-"""`python -m lachesis.rollout_api --port N --offpolicy K --environments E`: Atropos' `run-api` on loopback, with guards
-before it, and shares for several environments; see `lachesis.shares`.
+"""`python -m lachesis.rollout_api --port N --offpolicy K --ahead A --environments E`: Atropos' `run-api` on loopback, with
+guards before it, and shares for several environments; see `lachesis.shares`.
 
 What would block or poison the API for good is refused with its reason, and what it would keep without end is bounded:
 
@@ -9,6 +9,8 @@ What would block or poison the API for good is refused with its reason, and what
     more than K batches formed but not taken     the oldest are dropped, their groups counted
     another Host or Origin, 200 MB of a body     403, 413
 
+An environment asks for the state of the queue ten times a second. While K + A batches wait, which is all that it may make, the
+answer waits as well, a second at most: so the next batch is begun at the moment at which one is taken, not a while after.
 `GET /batch?wait=SECONDS` answers, once a trainer has registered, when there is a batch, or after that time without one.
 `GET /counts` tells `received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is waiting for:
 `queued` and `buffered` rollouts by size of their groups, `batch_size`, and the environment whose `turn` it is where others have
@@ -34,19 +36,22 @@ HOST = "127.0.0.1"
 MOST_BYTES = 200_000_000
 """Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
 MOST_WAIT_S = 30.0
+HOLD_S = 1.0
 DATA = ("/scored_data", "/scored_data_list")
 Json = dict[str, Any]
 
 
 class Bounded:
-    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many environments."""
+    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many environments, beside those
+    that the trainer takes `ahead`."""
 
-    def __init__(self, app: Any, *, offpolicy: int, environments: int = 1) -> None:
-        self.app, self.state, self.offpolicy = app, app.state, offpolicy
+    def __init__(self, app: Any, *, offpolicy: int, ahead: int = 0, environments: int = 1) -> None:
+        self.app, self.state, self.offpolicy, self.most_asked = app, app.state, offpolicy, offpolicy + ahead
         self.shares = Shares(environments)
         self.counts: collections.Counter[str] = collections.Counter()
         self.refusal: str | None = None
         self._came = asyncio.Event()
+        self._taken = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path")
@@ -54,8 +59,8 @@ class Bounded:
             await answer(send, 200, self.report())
         elif scope["type"] == "http" and path in DATA:
             await self._take(scope, receive, send)
-        elif scope["type"] == "http" and path == "/status-env" and self.shares.expected > 1:
-            await self._tell_share(scope, receive, send)
+        elif scope["type"] == "http" and path == "/status-env":
+            await self._tell_status(scope, receive, send)
         else:
             if path == "/reset_data":
                 self.shares = Shares(self.shares.expected)
@@ -70,6 +75,7 @@ class Bounded:
                         return
                     receive = replaying(b"", receive)
             await self.app(scope, receive, send)
+            self._taken.set()
 
     async def _batch_came(self, receive: Any, seconds: float) -> bool:
         """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be given one."""
@@ -89,16 +95,40 @@ class Bounded:
     def _arrange(self) -> None:
         self.shares.arrange(self._queue(), self._envs())
 
-    async def _tell_share(self, scope: Any, receive: Any, send: Any) -> None:
-        """An environment's own state of the queue."""
+    async def _tell_status(self, scope: Any, receive: Any, send: Any) -> None:
+        """The queue as one environment shall see it, once there is something to do for it, or after a while."""
         body = await read(receive)
+        receive = replaying(body, receive)
+        try:
+            number = json.loads(body)["env_id"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            await self.app(scope, receive, send)  # it says what is wrong
+            return
+        env = next((env for env in self._envs() if env["registered_id"] == number), None)
+        if env is None:
+            await answer(send, 404, {"detail": f"environment {ascii(number)[:40]} has not registered"})
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_S):
+                while self._has_enough(env):
+                    self._taken.clear()
+                    await self._taken.wait()
 
         def shared(content: Json) -> Json:
-            env = self._envs()[int(json.loads(body)["env_id"])]
-            rollouts = self.shares.seen_by(env["registered_id"], self._queue(), self._envs())
-            return {**content, "queue_size": rollouts // max(1, env["group_size"])}
+            return {**content, "queue_size": self._seen_by(env) // max(1, env["group_size"])}
 
-        await _changed(self.app, scope, replaying(body, receive), send, shared)
+        await _changed(self.app, scope, receive, send, shared)
+
+    def _has_enough(self, env: Json) -> bool:
+        """Whether an environment is to begin no more groups. One with an allocation of its own decides by itself."""
+        batch = getattr(self.state, "batchsize", -1)
+        return batch >= 1 and env.get("min_batch_allocation") is None and self._seen_by(env) >= self.most_asked * batch
+
+    def _seen_by(self, env: Json) -> int:
+        """Rollouts that wait, as an environment is told."""
+        if self.shares.expected > 1:
+            return self.shares.seen_by(env["registered_id"], self._queue(), self._envs())
+        return sum(len(group["tokens"]) for group in self._queue())
 
     def _is_full(self) -> bool:
         self._arrange()
@@ -214,12 +244,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lachesis.rollout_api", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--offpolicy", type=int, default=3, help="batches that may wait")
+    parser.add_argument("--ahead", type=int, default=0, help="batches that the trainer holds beside these")
     parser.add_argument("--environments", type=int, default=1, help="environments that share the batches")
     args = parser.parse_args()
     import uvicorn
     from atroposlib.api.server import app
 
-    bounded = Bounded(app, offpolicy=max(1, args.offpolicy), environments=args.environments)
+    bounded = Bounded(app, offpolicy=max(1, args.offpolicy), ahead=args.ahead, environments=args.environments)
     guarded = Guard(bounded, host=HOST, token=None, most_bytes=MOST_BYTES)
     # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is closed within two seconds
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from lachesis import launcher
+from lachesis.cleanup import LAUNCHER_MARK
 from lachesis.errors import ServerDownError
 from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
@@ -93,7 +94,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 
 def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner does not hear it, and neither does a process of one of its runs."""
+    """The runner does not hear it, and neither does a process of one of its runs, nor that of its flow."""
     from deployments import up
 
     folder = tmp_path / "runs" / RUN
@@ -102,14 +103,18 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     stubborn = [sys.executable, "-c", STUBBORN]
     env = {**os.environ, MARK: mark(folder)}
     run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
+    env = {**os.environ, LAUNCHER_MARK: mark(tmp_path)}
+    flow = subprocess.Popen([*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True)
     runner = up.Child("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
     runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
-    for process in (run, runner.process):
+    for process in (run, flow, runner.process):
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
     monkeypatch.setattr(up, "RUNS_S", 0.5)
+    monkeypatch.setattr(up, "TELLING_S", 0.5)
     launcher_ = up.Launcher(tmp_path, None)
     launcher_.children = [runner]
     launcher_._end()
     assert runner.process.returncode == -9
     assert not psutil.pid_exists(run.pid)
+    assert not psutil.pid_exists(flow.pid)

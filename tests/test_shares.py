@@ -141,7 +141,7 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
             await send(1)
             groups = await asyncio.wait_for(waiting, 10)
             assert sorted(one["env_id"] for one in groups) == [0, 0, 1]
-            assert (await client.request("GET", "/status-env", json={"env_id": 9})).status_code == 500
+            assert (await client.request("GET", "/status-env", json={"env_id": 9})).status_code == 404
             waiting = asyncio.create_task(atropos.next_batch(1))
             assert (await client.post("/disconnect-env", json={"env_id": 1})).status_code == 200
             await send(0)

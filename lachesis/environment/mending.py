@@ -4,6 +4,7 @@ archived, and no file of it is touched.
     chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
     the server's key  is printed to the log with the configuration, so the environment gets another one
     evaluations       and checkpoints are left out when the step goes on by more than one, or at every step
+    the first group   is begun five seconds late, in case that other environments register meanwhile
     log-probabilities are dropped by the method that gathers single rollouts
 
 Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config`), the API is reset before it is
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import types
 from typing import Any
 
 
@@ -25,6 +27,7 @@ def mend() -> None:
     restore_template_default()
     evaluate_when_due()
     keep_logprobs()
+    begin_at_once()
 
 
 def restore_template_default() -> None:
@@ -92,6 +95,24 @@ def evaluate_when_due() -> None:
             self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
 
     BaseEnv.env_step_checks = env_step_checks
+
+
+OTHERS_S = 5
+
+
+def begin_at_once() -> None:
+    """Leave out the pause for others to register: of a run's environments the API knows how many there will be."""
+    from atroposlib.envs import base
+
+    class Asyncio(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0 if seconds == OTHERS_S else seconds)
+
+    setattr(base, "asyncio", Asyncio("asyncio"))  # noqa: B010 - what the module imports is not declared
 
 
 PER_ROLLOUT = ("advantages", "ref_logprobs", "inference_logprobs", "messages", "images")

@@ -160,11 +160,12 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
 
 
 def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
-    waiting = config.env.max_batches_offpolicy - config.fetches_ahead
+    ahead = int(config.fetches_ahead)
+    batches = ["--offpolicy", str(config.env.max_batches_offpolicy - ahead), "--ahead", str(ahead)]
     sharing = ["--environments", str(len(config.parts()))] if config.env.mixture else []
     return ServiceSpec(
         "api",
-        [*PYTHON, "lachesis.rollout_api", "--port", str(port), "--offpolicy", str(waiting), *sharing],
+        [*PYTHON, "lachesis.rollout_api", "--port", str(port), *batches, *sharing],
         log=folder.log("api"),
         cwd=folder.path,
         port=port,

@@ -6,8 +6,10 @@ import asyncio
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from atroposlib.envs import base
 from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from transformers import PreTrainedTokenizerBase
@@ -69,6 +71,26 @@ async def test_an_evaluation_comes_whenever_it_is_due(
     await env.see(*steps)
     assert env.evaluated == due
     assert env.saved == [step // every * every for step in due]
+
+
+async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "asyncio", asyncio)
+    mending.begin_at_once()
+    begun = asyncio.Event()
+
+    class Manager:
+        last_loop_time = None
+
+        async def get_status(self) -> None:
+            begun.set()
+            raise asyncio.CancelledError
+
+        def __getattr__(self, name: str) -> Any:
+            return AsyncMock()
+
+    manager = asyncio.create_task(BaseEnv.env_manager(Manager()))  # type: ignore[arg-type]
+    await asyncio.wait_for(begun.wait(), mending.OTHERS_S - 1)
+    await asyncio.wait({manager})
 
 
 async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:

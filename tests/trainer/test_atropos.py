@@ -66,6 +66,43 @@ async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> Non
     await atropos.close()
 
 
+async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(tmp_path: Path) -> None:
+    """Or after a while, as it has other things to look after; one with an allocation of its own is answered at once."""
+    with api_process(tmp_path, "--offpolicy", "1") as (url, _):
+        atropos = Atropos(url)
+        await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
+        async with httpx.AsyncClient(base_url=url) as client:
+
+            async def register(allocation: float | None) -> int:
+                wanted = {"max_token_length": 64, "desired_name": "a", "weight": 1.0, "group_size": 2}
+                answer = await client.post("/register-env", json={**wanted, "min_batch_allocation": allocation})
+                return int(answer.json()["env_id"])
+
+            async def make_enough(number: int) -> None:
+                for _ in range(2):
+                    await post(url, {**scored(1.0, 0.0), "env_id": number})
+
+            async def queued(number: int) -> int:
+                return int((await client.request("GET", "/status-env", json={"env_id": number})).json()["queue_size"])
+
+            await client.get("/batch")  # the trainer is there
+            number = await register(None)
+            assert await queued(number) == 0
+            await make_enough(number)
+            assert await queued(number) == 2
+            asked = asyncio.create_task(queued(number))
+            await asyncio.sleep(0.2)
+            assert not asked.done()
+            assert len(await atropos.next_batch(0)) == 2
+            assert await asked == 0
+            await make_enough(number)
+            waiting, allocated = asyncio.create_task(queued(number)), asyncio.create_task(queued(await register(0.5)))
+            await asyncio.wait({waiting, allocated}, return_when=asyncio.FIRST_COMPLETED)
+            assert (waiting.done(), allocated.done()) == (False, True)
+            assert await waiting == 2
+        await atropos.close()
+
+
 async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path: Path) -> None:
     with api_process(tmp_path) as (url, process):
         atropos = Atropos(url)
