@@ -239,13 +239,24 @@ class Launcher:
         for child in reversed(self.children):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGTERM)
-            try:
-                child.process.wait(child.grace_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.process.pid, signal.SIGKILL)
-                child.process.wait()
+            self._await_end(child)
             if child.name == "runner":
                 self._end_runs()
+
+    def _await_end(self, child: Child) -> None:
+        """Kill it when its grace is over. A server that dies while the runner needs it is started again here too."""
+        servers = [one for one in self.children if (child.name, one.name) == ("runner", "server")]
+        until = time.monotonic() + child.grace_s
+        while time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(0.5)
+                return
+            for server in servers:
+                if server.process.poll() is not None and server.deaths < len(PAUSES_S):
+                    server.deaths += 1
+                    self._start_child(server, keep_log=True)
+        os.killpg(child.process.pid, signal.SIGKILL)
+        child.process.wait()
 
     def _end_runs(self) -> None:
         """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint, and its

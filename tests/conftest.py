@@ -118,6 +118,8 @@ def api_process(folder: Path, *flags: str, port: int | None = None) -> Iterator[
     with (folder / "api.log").open("ab") as stream:
         command = [sys.executable, "-m", "lachesis.rollout_api", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
-    wait_http(f"http://127.0.0.1:{port}/", process)
-    yield f"http://127.0.0.1:{port}", process
-    end(process)
+    try:
+        wait_http(f"http://127.0.0.1:{port}/", process)
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        end(process)

@@ -118,3 +118,34 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     assert runner.process.returncode == -9
     assert not psutil.pid_exists(run.pid)
     assert not psutil.pid_exists(flow.pid)
+
+
+WAITS = """
+import pathlib, signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("up", flush=True)
+while not (told and pathlib.Path(sys.argv[1]).exists()):
+    time.sleep(0.05)
+"""
+SERVES = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+
+
+def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Path) -> None:
+    """The runner tells it how its runs ended, and would ask for minutes."""
+    from deployments import up
+
+    (tmp_path / "logs").mkdir()
+    there = tmp_path / "there"
+    server = up.Child("server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, there.exists, 10.0)
+    server.process = subprocess.Popen(["true"], start_new_session=True)
+    server.process.wait()
+    runner = up.Child("runner", [], {}, 60.0, lambda: True, 1.0)
+    runner.process = subprocess.Popen([sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True)
+    assert runner.process.stdout is not None
+    assert runner.process.stdout.readline() == b"up\n"
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children, launcher_.lock = [server, runner], 0
+    launcher_._end()
+    assert runner.process.returncode == 0
+    assert server.process.returncode == -15
