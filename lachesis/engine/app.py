@@ -129,7 +129,7 @@ def create_app(engine: Engine, token: str) -> FastAPI:
         sweeper.cancel()
         service.thread.stop()
 
-    def authorised(x_api_key: str = Header("")) -> None:
+    async def authorised(x_api_key: str = Header("")) -> None:
         if not hmac.compare_digest(x_api_key.encode(), token.encode()):
             raise HTTPException(401, "the X-API-Key header does not hold this engine's token (LACHESIS_ENGINE_TOKEN)")
 
