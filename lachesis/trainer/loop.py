@@ -100,8 +100,10 @@ class Trainer:
         self.keeper.receive(groups)
         self.state.groups, self.state.mixture = self.keeper.groups, dict(self.keeper.mixture)
         lost = asyncio.ensure_future(self.atropos.lost())
-        found = {**batch.metrics(), **rollout_metrics(groups, self.state.usage), **await self._stay_near_base(batch)}
-        found |= await self._update(batch)
+        found = {**batch.metrics(), **await self._stay_near_base(batch)}
+        update = asyncio.ensure_future(self._update(batch))
+        await asyncio.sleep(0)  # the server has its work before this process does its own
+        found |= {**rollout_metrics(groups, self.state.usage), **await update}
         clock.lap("time/train")
         found |= await lost
         self.state.step += 1
