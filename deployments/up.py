@@ -254,7 +254,8 @@ class Launcher:
             for server in servers:
                 if server.process.poll() is not None and server.deaths < len(PAUSES_S):
                     server.deaths += 1
-                    self._start_child(server, keep_log=True)
+                    with contextlib.suppress(ProcessExitedError):  # one that hangs must not keep the runner from its end
+                        self._start_child(server, keep_log=True)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 

@@ -37,6 +37,7 @@ MOST_BYTES = 200_000_000
 """Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
 MOST_WAIT_S = 30.0
 HOLD_S = 1.0
+"""An environment looks after its evaluations and checkpoints between two answers."""
 DATA = ("/scored_data", "/scored_data_list")
 Json = dict[str, Any]
 

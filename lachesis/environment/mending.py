@@ -98,6 +98,7 @@ def evaluate_when_due() -> None:
 
 
 OTHERS_S = 5
+"""That pause, which is told from the others by its length."""
 
 
 def begin_at_once() -> None:
