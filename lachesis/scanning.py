@@ -7,6 +7,7 @@ A file is read as a syntax tree; a class counts when it inherits, directly or th
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import itertools
 import os
@@ -69,6 +70,7 @@ def scan(places: Iterable[Path] | None = None) -> Scan:
     classes: list[_Class] = []
     problems: dict[str, str] = {}
     offered: set[Path] = set()
+    known: set[Path] = set()
     for place in dict.fromkeys(one.resolve() for one in (places if places is not None else paths.environment_dirs())):
         files = list(itertools.islice(_files(place), MOST_FILES + 1))
         if len(files) > MOST_FILES:
@@ -77,6 +79,9 @@ def scan(places: Iterable[Path] | None = None) -> Scan:
         offered |= set(files)
         beside = sources.files(place) - set(files) if place.is_file() else set()
         for file in [*files, *sorted(beside)]:
+            if file in known:  # of a folder that is searched too
+                continue
+            known.add(file)
             read = _looked_at(file)
             classes += read.classes
             if read.problem:
@@ -126,14 +131,11 @@ def _read(file: Path, changed_ns: int, size: int) -> _File:
 
 
 def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
+    imports = list(_imports(module.body))
     aliases = {
-        alias.asname: alias.name
-        for node in ast.walk(module)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
+        alias.asname: alias.name for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname
     }
-    roots = OWN_BASES if _imports(module, "lachesis.environment") else frozenset()
+    roots = OWN_BASES if _names(imports, "lachesis.environment") else frozenset()
     result = []
     for node in module.body:
         if isinstance(node, ast.ClassDef):
@@ -152,16 +154,27 @@ def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
     return tuple(result)
 
 
-def _imports(module: ast.Module, name: str) -> bool:
-    parent, _, last = name.rpartition(".")
+def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that bind names of the module: also those under `if`, `try` and `with`, none in a function or class."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                yield from _imports(getattr(node, part, ()))
+
+
+def _names(imports: Iterable[ast.Import | ast.ImportFrom], module: str) -> bool:
+    """Whether one of them imports the module or something of it."""
+    parent, _, last = module.rpartition(".")
     imported: set[str] = set()
-    for node in ast.walk(module):
+    for node in imports:
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             whole = node.module == parent and any(alias.name == last for alias in node.names)
-            imported.add(name if whole else node.module)
-    return any(one == name or one.startswith(f"{name}.") for one in imported)
+            imported.add(module if whole else node.module)
+    return any(one == module or one.startswith(f"{module}.") for one in imported)
 
 
 def _base_name(base: ast.expr) -> str | None:
@@ -182,17 +195,16 @@ def _descendants(classes: list[_Class]) -> list[_Class]:
 
 def _leaves(classes: list[_Class]) -> list[_Class]:
     """Without those that another class of the same file builds on: they are not meant to be run."""
-    return [
-        one
-        for one in classes
-        if not any(other.file == one.file and one.name in other.bases for other in classes if other is not one)
-    ]
+    together: dict[Path, list[_Class]] = collections.defaultdict(list)
+    for one in classes:
+        together[one.file].append(one)
+    return [one for one in classes if not any(one.name in other.bases for other in together[one.file] if other is not one)]
 
 
 def _describe(one: _Class, taken: Container[str]) -> Environment:
-    name = one.own_name or one.file.stem
-    if name in taken:
-        name = one.file.stem if one.file.stem not in taken else f"{one.file.stem}-{one.name}"
+    long = f"{one.file.stem}-{one.name}"
+    names = itertools.chain([one.own_name or one.file.stem, one.file.stem, long], (f"{long}-{n}" for n in itertools.count(2)))
+    name = next(candidate for candidate in names if candidate not in taken)
     return Environment(
         name=name,
         class_name=one.name,

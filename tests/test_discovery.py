@@ -157,6 +157,23 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
     assert found.clashes == {"second": f"{place}: its name task is that of {tmp_path / 'first.py'}"}
 
 
+def test_a_file_of_a_searched_folder_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'own'\n")
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
+    assert discovery.adopt(str(tmp_path / "mine.py")) == "own"
+    assert not discovery.scan().clashes
+
+
+def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> None:
+    places = [tmp_path / one for one in ("a", "b", "c", "d")]
+    for place in places:
+        place.mkdir()
+        write(place, x=BASE + "class X(BaseEnv):\n    pass\n")
+    found = discovery.scan(places)
+    assert [one.name for one in found.environments] == ["x", "x-X", "x-X-2", "x-X-3"]
+    assert discovery.find("x-X-2", places).file_path == str(places[2] / "x.py")
+
+
 PACKAGE = {
     "__init__": "",
     "base": BASE + "from .words import WORD\nclass Shared(BaseEnv):\n    word = WORD\n",
