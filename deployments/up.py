@@ -27,10 +27,11 @@ from lachesis import paths
 from lachesis.child import child_environment
 from lachesis.cleanup import LAUNCHER_MARK, flow_processes
 from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
+from lachesis.files import storage_errors, tail, write_private
 from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.prefect_api import PrefectApi, auth_string, server_file
 from lachesis.profiles import all_keys
-from lachesis.runs import now, storage_errors, tail, write_private
+from lachesis.runs import now
 from lachesis.supervision.leftovers import end_all, mark, processes_under
 from lachesis.supervision.process import check_port, free_ports
 
@@ -195,8 +196,7 @@ class Launcher:
         self._start_child(Child("server", command, {**env, **own}, 10.0, api.healthy, START_S))
         return port
 
-    def _start_child(self, child: Child, *, keep_log: bool = False) -> None:
-        """Start it and wait until it is ready. Raises ProcessExitedError or RunStateError."""
+    def _spawn(self, child: Child, *, keep_log: bool = False) -> None:
         log = self.logs / f"{child.name}.log"
         if log.exists() and keep_log:
             os.replace(log, log.with_suffix(".log.1"))
@@ -215,6 +215,11 @@ class Launcher:
         child.started = time.monotonic()
         if child not in self.children:
             self.children.append(child)
+
+    def _start_child(self, child: Child, *, keep_log: bool = False) -> None:
+        """Start it and wait until it is ready. Raises ProcessExitedError or RunStateError."""
+        self._spawn(child, keep_log=keep_log)
+        log = self.logs / f"{child.name}.log"
         while not child.ready():
             if child.process.poll() is not None and not keep_log:
                 raise ProcessExitedError(self._death(child))
@@ -246,16 +251,16 @@ class Launcher:
     def _await_end(self, child: Child) -> None:
         """Kill it when its grace is over. A server that dies while the runner needs it is started again here too."""
         servers = [one for one in self.children if (child.name, one.name) == ("runner", "server")]
-        until = time.monotonic() + child.grace_s
+        until, again = time.monotonic() + child.grace_s, 0
         while time.monotonic() < until:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(0.5)
                 return
             for server in servers:
-                if server.process.poll() is not None and server.deaths < len(PAUSES_S):
-                    server.deaths += 1
-                    with contextlib.suppress(ProcessExitedError):  # one that hangs must not keep the runner from its end
-                        self._start_child(server, keep_log=True)
+                if server.process.poll() is not None and again < len(PAUSES_S):
+                    again += 1
+                    with contextlib.suppress(OSError):  # a full disk must not keep the runner from its end
+                        self._spawn(server, keep_log=True)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 

@@ -16,21 +16,21 @@ from prefect import flow, runtime
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, State
 
-from lachesis import tally as tallies
+from flows.restarting import Restarting
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.inference_tests import InferenceTests
 from lachesis.launcher import BY_USER, is_submission, next_attempt
 from lachesis.limits import exceeded, spent
+from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
-from lachesis.runs import RunRecord, RunStore, Status, exited, now
+from lachesis.runs import RunDir, RunRecord, RunStore, Status, exited, lasted_s, now
 from lachesis.supervision import leftovers
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
-from lachesis.supervision.plan import ORDER, Plan, forget_environment, make_plan, trainer_health
-from lachesis.supervision.policy import DEATHS, Restarts
-from lachesis.supervision.process import ServiceSpec, role
+from lachesis.supervision.plan import ORDER, Plan, make_plan, trainer_health
+from lachesis.supervision.process import role
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.validations import require_validation
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
@@ -82,7 +82,7 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
             raise signalled from None
         _end(store, run_id, "failed", error)
         raise
-    store.update(run_id, status="completed", phase=phase, ended_at=now())
+    store.update(run_id, status="completed", phase=phase, **_over(store.load(run_id)))
     publish_report(store, run_id)
     return None
 
@@ -99,7 +99,9 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
         build_tiny_model(store.home, store.dir(record.run_id).path)
-    with ServiceGroup(hold=(lock,), hurry=store.dir(record.run_id).hurry) as group:
+    folder = store.dir(record.run_id)
+    own = {leftovers.MARK: leftovers.mark(folder.path)}
+    with ServiceGroup(hold=(lock,), hurry=folder.hurry, own=own) as group:
         try:
             run = _Run(store, record, group)
             run.start()
@@ -108,11 +110,13 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
             return phase
         finally:
             _hear_no_more()
-            store.update(record.run_id, status="stopping", phase="stopping")
-            _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
-            _close(group, store.dir(record.run_id).hurry)
+            try:
+                store.update(record.run_id, status="stopping", phase="stopping")
+                _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
+            finally:  # also on a full disk
+                _close(group, folder.hurry)
+                _end_strays(folder.path)
             _note_exits(store, record.run_id, group)
-            _end_strays(store.dir(record.run_id).path)
 
 
 def _hear_no_more() -> None:
@@ -144,12 +148,15 @@ class StopRequested(Exception):
 
 def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
     store.dir(run_id).hurry.unlink(missing_ok=True)
+    _end_strays(store.dir(run_id).path)  # of a flow that was killed
     begun: dict[str, Any] = {
         "status": "starting",
         "phase": "preparing",
         "error": None,
         "failed_service": None,
         "started_at": now(),
+        "began_s": time.monotonic(),
+        "took_s": None,
         "healthy_at": None,
         "ended_at": None,
         "services": {},
@@ -167,9 +174,9 @@ def _require_wanted(store: RunStore, run_id: str) -> None:
     reason = store.load(run_id).stop_reason
     if reason:
         raise StopRequested(reason)
-    _check_own_state(runtime.flow_run.id)
     if os.getppid() != RUNNER_PID:
         raise ProcessExitedError(RUNNER_GONE)
+    _check_own_state(runtime.flow_run.id)
 
 
 def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
@@ -188,12 +195,28 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, LachesisError):
             reason, service = str(error), error.details.get("service")
+    record = store.load(run_id)
     if status == "stopped":
-        asked = store.load(run_id).stop_reason or FROM_OUTSIDE
-        reason = None if asked == BY_USER else asked
-    services = exited(store.load(run_id).services)  # a second signal may have come before their ends were noted
-    ended = {"status": status, "phase": status, "error": reason, "failed_service": service, "ended_at": now()}
+        asked = record.stop_reason or FROM_OUTSIDE
+        reason = "; ".join(filter(None, (None if asked == BY_USER else asked, _unsaved(store.dir(run_id), record)))) or None
+    services = exited(record.services)  # a second signal may have come before their ends were noted
+    ended = {"status": status, "phase": status, "error": reason, "failed_service": service, **_over(record)}
     store.update(run_id, **ended, services=services)
+
+
+def _over(record: RunRecord) -> dict[str, Any]:
+    return {"ended_at": now(), "took_s": lasted_s(record)}
+
+
+def _unsaved(folder: RunDir, record: RunRecord) -> str | None:
+    """That a stopped run could not save where it was: its trainer was killed, or there was no place."""
+    trainer = record.services.get("trainer")
+    if trainer is None or trainer.state == "exited (0)":
+        return None
+    made = max((int(line["step"]) for line in MetricsFile(folder.metrics).tail(1)), default=0)
+    newest = Checkpoints(folder.checkpoints).newest()
+    kept = newest.step if newest else 0
+    return f"the steps after {kept} of {made} were not saved, see {folder.log('trainer')}" if made > kept else None
 
 
 class _Run:
@@ -208,12 +231,8 @@ class _Run:
         resume = found.received(config.parts()) if found else None
         self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
         self.plan.write()
-        self.restarts = Restarts()
-        self.numbers = {service: number for number, service in enumerate(self.plan.environments)}
-        """What the living API knows the environments by."""
-        self.met = len(self.numbers)
-        """How many environments it has met."""
-        self.forgotten: set[int] = set()
+        self.again = Restarting(store, self.run_id, group, self.plan, lambda: _require_wanted(store, self.run_id))
+        self.numbers = self.again.numbers
         self.flow_run_id: str | None = runtime.flow_run.id
 
     def start(self) -> None:
@@ -290,70 +309,20 @@ class _Run:
                 self._restart(name, death(self.plan.service(name), code))
                 return False
             if len(self.numbers) > 1:  # it has no more items; the others need not wait for its share
-                self._forget(self.numbers[name])
+                self.again.forget(self.numbers[name])
         return False
-
-    def _forget(self, number: int) -> None:
-        """Tell the API, once, that this environment is gone."""
-        if number not in self.forgotten:
-            self.forgotten.add(number)
-            forget_environment(self.plan, number)
 
     def _finished(self) -> bool:
         newest = Checkpoints(self.folder.checkpoints).newest()
         return newest is not None and newest.final
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
-        """What the table of `supervision.policy` says. Raises the problem when that is the end of the attempt."""
-        pause_s = self.restarts.pause_s(name)
-        if pause_s is None or (name in self.numbers and not (tallies.read(self.folder.tally_of(name)) or {}).get("groups")):
-            raise problem
-        log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)
-        self.store.update(self.run_id, phase=f"restarting {name}")
+        """Raises the problem when it ends the attempt."""
         try:
-            self._watch_others(pause_s)
-            if name == "api":
-                self._restart_api()
-            else:
-                before = self.numbers[name]
-                self._start_environment(name)
-                self._forget(before)  # until now its share is kept for it
+            self.again.restart(name, problem)
         except ProcessExitedError:
             if not self._finished():  # the trainer may have made its last step meanwhile
                 raise
-        self.store.update(self.run_id, phase="training")
-
-    def _restart_api(self) -> None:
-        """With new environments, as it remembers nothing."""
-        for environment in self.numbers:
-            self.group.stop(environment)
-            self.group.forget(environment)
-        self._start_again(self.plan.service("api"))
-        self.met, self.forgotten = 0, set()
-        for environment in self.numbers:
-            self._start_environment(environment)
-
-    def _start_environment(self, service: str) -> None:
-        """From where training stands."""
-        health, self.numbers[service] = trainer_health(self.plan), self.met
-        self.met += 1
-        name = self.plan.environments[service]
-        groups = int(((health.get("mixture") or {}).get(name) if len(self.numbers) > 1 else health.get("groups")) or 0)
-        self._start_again(self.plan.environment_again(service, groups=groups, number=self.numbers[service]))
-
-    def _watch_others(self, seconds: float) -> None:
-        """Wait, unless one of those dies that cannot be started again. Raises ProcessExitedError."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for spec in self.plan.services:
-                if not DEATHS[role(spec.name)].pauses_s:
-                    self.group.require(spec.name)
-            time.sleep(POLL_S)
-
-    def _start_again(self, spec: ServiceSpec) -> None:
-        _require_wanted(self.store, self.run_id)
-        start_service(self.group, spec, self.store, self.run_id)
-        wait_for_service(self.group, spec, self.store, self.run_id)
 
     def _note_told(self, health: dict[str, Any]) -> None:
         told = {key: health[key] for key in ("resumed", "wandb_url", "wandb_error") if health.get(key)}
@@ -384,12 +353,14 @@ class _Run:
 
 
 def _check_own_state(flow_run_id: str | None) -> None:
-    """Raises StopRequested when the server has this run cancelled or given up."""
+    """Raises StopRequested when the server has this run cancelled, ProcessExitedError when it has given it up."""
     if flow_run_id is None:
         return
     try:
         state = ((PrefectApi().flow_run(flow_run_id) or {}).get("state") or {}).get("type")
     except ServerDownError:
         return  # an outage is no reason to stop training
-    if state in ("CANCELLING", "CANCELLED", "CRASHED", "FAILED"):
+    if state in ("CANCELLING", "CANCELLED"):
         raise StopRequested(str(state).lower())
+    if state in ("CRASHED", "FAILED"):
+        raise ProcessExitedError(f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on")

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, StageError
+from lachesis.files import write_private
 from lachesis.inference_tests import InferenceRequest, probe_config
-from lachesis.runs import write_private
 from lachesis.scanning import Environment
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup

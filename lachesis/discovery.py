@@ -23,8 +23,8 @@ from typing import Any
 from lachesis import paths
 from lachesis.child import child_environment, chosen
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
+from lachesis.files import storage_errors, tail, write_private
 from lachesis.requirements import interpreter
-from lachesis.runs import storage_errors, tail, write_private
 from lachesis.scanning import OWN_BASES, ROOT_CLASS, Environment, scan
 from lachesis.sources import fingerprint
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from lachesis.config import RunConfig
 from lachesis.errors import CheckpointError, ConfigError, RunStateError
-from lachesis.runs import RunDir, RunRecord, RunStore, private, storage_errors
+from lachesis.files import private, storage_errors
+from lachesis.runs import RunDir, RunRecord, RunStore
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
 
 

@@ -23,9 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lachesis import paths
 from lachesis.config import RunConfig
 from lachesis.errors import StorageError, UnknownTestError
+from lachesis.files import storage_errors, write_private
 from lachesis.forecast import Forecast, Planned, Rollouts
 from lachesis.profiles import endpoint_key
-from lachesis.runs import RunDir, now, storage_errors, write_private
+from lachesis.runs import RunDir, now
 from lachesis.tally import is_score
 from lachesis.verdict import Seen, Verdict
 from lachesis.verdict import best as best_word

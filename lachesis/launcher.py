@@ -20,9 +20,10 @@ import psutil
 from lachesis import paths
 from lachesis.config import setting
 from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError, UnknownRunError
+from lachesis.files import storage_errors
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
-from lachesis.runs import RunRecord, RunStore, Status, now, seconds_between, storage_errors
+from lachesis.runs import RunRecord, RunStore, Status, lasted_s, now, seconds_between
 from lachesis.supervision import leftovers
 
 log = logging.getLogger(__name__)
@@ -221,7 +222,6 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
 
 def next_attempt(record: RunRecord) -> dict[str, Any]:
     """What changes in the record of a run that goes on from its newest checkpoint."""
-    took = seconds_between(record.started_at, record.ended_at) / 3600 if record.started_at and record.ended_at else 0.0
     return {
         "status": "pending",
         "phase": "queued",
@@ -234,7 +234,9 @@ def next_attempt(record: RunRecord) -> dict[str, Any]:
         "services": {},
         "started_at": None,
         "ended_at": None,
-        "earlier_hours": record.earlier_hours + took,
+        "earlier_hours": record.earlier_hours + (lasted_s(record) / 3600 if record.ended else 0.0),
+        "began_s": None,
+        "took_s": None,
         "queued_at": now(),
         "flow_run_id": None,  # the flow run of the attempt before it has ended, which says nothing about this one
         "flow_pid": None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.runs import RunRecord, seconds_between
+from lachesis.runs import RunRecord, lasted_s
 from lachesis.sections import LimitsSection
 
 KINDS = ("prefill", "sampled", "trained")
@@ -45,7 +45,6 @@ def spent(
 ) -> Spent:
     """What a run has taken, the most that is known, because it never becomes less: from the last line of its metrics, from what
     its trainer tells now (`told`), or from what was written `at_end` of an attempt (see `kept`)."""
-    begun = seconds_between(record.started_at, record.ended_at if record.ended else None) if record.started_at else 0.0
     now, end = dict(told or {}), dict(at_end or {})
     tokens = [
         now.get("tokens") or 0,
@@ -53,7 +52,7 @@ def spent(
         sum(end.get(k, 0) for k in KINDS),
     ]
     costs = [cost for cost in (now.get("cost_usd"), last.get("cost/total"), end.get("cost")) if cost is not None]
-    hours = round(record.earlier_hours + begun / 3600, 4)
+    hours = round(record.earlier_hours + lasted_s(record) / 3600, 4)
     return Spent(hours=hours, tokens=max(tokens), cost_usd=max(costs, default=None))
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lachesis.runs import storage_errors
+from lachesis.files import storage_errors
 from lachesis.tally import is_score
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import Any
 
 from lachesis import paths
 from lachesis.errors import MissingDependencyError
-from lachesis.runs import storage_errors
+from lachesis.files import storage_errors
 
 USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (

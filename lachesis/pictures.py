@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lachesis.files import storage_errors
 from lachesis.metrics import MetricsFile, Step
 from lachesis.reports import RunResults
-from lachesis.runs import RunDir, RunRecord, storage_errors
+from lachesis.runs import RunDir, RunRecord
 
 Json = dict[str, Any]
 SMOOTH = 10

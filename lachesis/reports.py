@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lachesis import tally as tallies
 from lachesis.config import plain
 from lachesis.errors import CheckpointError
+from lachesis.files import tail
 from lachesis.forecast import Actual, Forecast, compare
 from lachesis.limits import spent
 from lachesis.metrics import Step, history
 from lachesis.prices import Tokens
-from lachesis.runs import RunDir, RunRecord, seconds_between, short_name, tail
+from lachesis.runs import RunDir, RunRecord, lasted_s, seconds_between, short_name
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.weights import adapter_folder
 
@@ -186,7 +187,7 @@ def run_status(
     checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
     steps = _of_this_attempt(record, steps, checkpoints)
     last, after = steps[-1] if steps else {}, record.evaluation.get("after", {})
-    minutes = seconds_between(record.started_at or record.created_at, record.ended_at if record.ended else None) / 60
+    minutes = (lasted_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),

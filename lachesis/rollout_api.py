@@ -143,6 +143,7 @@ class Bounded:
         waiting = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
         return {
             "turn": self.shares.turn(self._envs()),
+            "registered": len(self._envs()),
             **{key: self.counts[key] for key in ("received", "refused", "dropped")},
             "refusal": self.refusal,
             "queue_size": len(self._queue()),

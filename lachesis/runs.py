@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lachesis import paths
 from lachesis.errors import RunStateError, StorageError, UnknownRunError, shorten
+from lachesis.files import owners_only, storage_errors, write_private
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
@@ -97,6 +98,10 @@ class RunRecord(BaseModel):
     """Hours that attempts before this one took."""
     healthy_at: Time | None = None
     ended_at: Time | None = None
+    began_s: float | None = None
+    """The host's monotonic clock when this attempt began; who sets the time does not move it."""
+    took_s: float | None = None
+    """Seconds that this attempt took, once it has ended."""
     attempt: int = 1
     wandb_project: str
     wandb_run_name: str
@@ -165,7 +170,7 @@ class RunDir:
         """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
         flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
         until = time.monotonic() + timeout_s
-        with storage_errors(self.path), open(self.lock, "w", opener=_private) as lock:
+        with storage_errors(self.path), open(self.lock, "w", opener=owners_only) as lock:
             while not _try_lock(lock):
                 if time.monotonic() > until:
                     raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
@@ -246,10 +251,20 @@ class RunStore:
             record = self.load(run_id)
             if record.ended or if_attempt not in (None, record.attempt):
                 return record
-            ended = {"status": status, "phase": status, "error": error, "ended_at": now(), "services": exited(record.services)}
+            ended: dict[str, Any] = {"status": status, "phase": status, "error": error, "ended_at": now()}
+            ended |= {"services": exited(record.services), "took_s": self._seen_alive_s(record)}
             record = record.model_copy(update=ended)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
+
+    def _seen_alive_s(self, record: RunRecord) -> float:
+        """How long an attempt lived whose end nobody saw: until it wrote last; the host may have been off since."""
+        signs = [0.0]
+        for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
+            with contextlib.suppress(OSError):
+                signs.append(file.stat().st_mtime)
+        begun = datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
+        return max(0.0, min(lasted_s(record), max(signs) - begun))
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
         with self._locked(run_id):
@@ -285,67 +300,13 @@ class RunStore:
     def _locked(self, run_id: str) -> Iterator[None]:
         self.load(run_id)
         file = self.dir(run_id).path / ".lock"
-        with storage_errors(self.root), open(file, "w", opener=_private) as lock:
+        with storage_errors(self.root), open(file, "w", opener=owners_only) as lock:
             until = time.monotonic() + LOCK_S
             while not _try_lock(lock):
                 if time.monotonic() > until:
                     raise StorageError(f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang")
                 time.sleep(0.01)
             yield
-
-
-@contextlib.contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk says into a StorageError that names the path."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the space and the rights of that folder") from error
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace the file as a whole, readable by its owner only. Raises StorageError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-    with storage_errors(path):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """What is made in the block is for its owner only, also in the process of somebody who uses this as a library."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def secret_file(path: Path) -> str:
-    """What the file holds; made at the first call, for its owner only. Raises StorageError."""
-    if not path.is_file():
-        made = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-        write_private(made, secrets.token_urlsafe(32))
-        with storage_errors(path), contextlib.suppress(FileExistsError):
-            os.link(made, path)  # the first of several wins
-        made.unlink()
-    with storage_errors(path):
-        found = path.read_text(errors="replace").strip()
-    if not found:
-        raise StorageError(f"{path} is empty; delete it, and a new one is made")
-    return found
 
 
 def exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
@@ -368,19 +329,20 @@ def short_name(service: str) -> str:
     return "env" + dash + which if role == "environment" else service
 
 
-def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log, or "" when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 65536))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
-
-
 def now() -> str:
     """Fine enough that what was made one after the other is in that order when it is sorted by its time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def lasted_s(record: RunRecord) -> float:
+    """Seconds of the run's attempt until now, or until its end. While it lives by a clock that nobody sets; the calendar is
+    asked where there is none."""
+    if record.took_s is not None or record.started_at is None:
+        return record.took_s or 0.0
+    passed = time.monotonic() - record.began_s if record.began_s is not None and not record.ended else -1.0
+    if passed >= 0:  # the host was not started anew
+        return passed
+    return max(0.0, seconds_between(record.started_at, record.ended_at if record.ended else None))
 
 
 def seconds_between(start: str, end: str | None = None) -> float:

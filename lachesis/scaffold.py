@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from lachesis.errors import ConfigError, StorageError
-from lachesis.runs import storage_errors
+from lachesis.files import storage_errors
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 TEMPLATE = Path(__file__).with_name("environment") / "template.txt"

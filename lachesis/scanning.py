@@ -155,7 +155,7 @@ def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The import statements that bind names of the module: also those under `if`, `try` and `with`, none in a function or class."""
+    """The import statements that bind names of the module: under `if`, `try` and `with` too, none in a function or class."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node

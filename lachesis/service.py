@@ -13,6 +13,7 @@ from lachesis.config import RunConfig
 from lachesis.discovery import Schema
 from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
 from lachesis.fields import TOP, Field, Fields, allowed, editable, with_limits
+from lachesis.files import tail, write_private
 from lachesis.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -26,7 +27,7 @@ from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
-from lachesis.runs import Code, RunRecord, RunStore, tail, write_private
+from lachesis.runs import Code, RunRecord, RunStore
 from lachesis.scanning import Environment, Scan, scan
 from lachesis.sources import fingerprint
 from lachesis.supervision.plan import Plan, make_plan

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis import paths
 from lachesis.errors import ConfigError, RunStateError, StorageError
-from lachesis.runs import storage_errors, write_private
+from lachesis.files import storage_errors, write_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 KEPT_STARTS = 1000

@@ -12,7 +12,8 @@ from typing import Any
 
 from lachesis import parity
 from lachesis.errors import CheckpointError, RunStateError
-from lachesis.runs import RunDir, RunRecord, now, storage_errors
+from lachesis.files import storage_errors
+from lachesis.runs import RunDir, RunRecord, now
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from lachesis import tally as tallies
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ServerDownError, StageError
+from lachesis.files import write_private
 from lachesis.inference_tests import (
     EMBEDDED,
     InferenceTest,
@@ -21,7 +22,6 @@ from lachesis.inference_tests import (
     remote_endpoint,
     seen,
 )
-from lachesis.runs import write_private
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
 from lachesis.supervision.plan import make_probe

@@ -27,9 +27,11 @@ def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_i
 
 
 @task(task_run_name="wait for {spec.name}", cache_policy=NO_CACHE)
-def wait_for_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> float:
-    """Seconds until the service was healthy; fails at once when it dies."""
-    waited = wait_healthy(group, spec)
+def wait_for_service(
+    group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str, needs: list[str] | None = None
+) -> float:
+    """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any)."""
+    waited = wait_healthy(group, spec, needs)
     log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited, spec.log)
     store.update_service(run_id, spec.name, state="running")
     return waited

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lachesis.errors import RunStateError, StorageError, UnknownRunError
+from lachesis.files import write_private
 from lachesis.metrics import MetricsFile, history
-from lachesis.runs import RunRecord, RunStore, write_private
+from lachesis.runs import RunRecord, RunStore
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:

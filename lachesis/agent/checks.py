@@ -21,7 +21,8 @@ from lachesis import checking, discovery, paths, requirements, scaffold
 from lachesis.agent import answers
 from lachesis.agent.desk import SCHEMA_TIMEOUT_S, TEST_WAIT_S, Tell
 from lachesis.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
-from lachesis.runs import RunDir, now, storage_errors, tail, write_private
+from lachesis.files import storage_errors, tail, write_private
+from lachesis.runs import RunDir, now
 from lachesis.service import Launch, Service
 from lachesis.sources import fingerprint
 

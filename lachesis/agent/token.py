@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from lachesis import paths
-from lachesis.runs import secret_file, storage_errors
+from lachesis.files import secret_file, storage_errors
 
 
 def own_token() -> str:

@@ -83,6 +83,7 @@ class WeightsStore:
             size = sum(file.stat().st_size for file in temporary.iterdir())
             about = {**about, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
             (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
+            _to_disk(temporary)
             if folder.exists():
                 shutil.rmtree(folder)
             os.replace(temporary, folder)
@@ -157,6 +158,13 @@ class WeightsStore:
         """Every training run that was ever created here, the newest first."""
         records = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
         return sorted(records, key=lambda record: str(record["last_request_time"]), reverse=True)
+
+
+def _to_disk(folder: Path) -> None:
+    """So that a power failure after the renaming leaves no file without its content."""
+    for file in folder.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.errors import ServerDownError
+from lachesis.files import write_private
 from lachesis.metrics import MetricsFile, history
 from lachesis.monitor import text
 from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunRecord, write_private
+from lachesis.runs import RunRecord
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lachesis.files import tail
 from lachesis.launcher import ui_url
 from lachesis.metrics import Step
 from lachesis.pages import cell, curve, table
-from lachesis.runs import RunRecord, short_name, tail
+from lachesis.runs import RunRecord, short_name
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched

@@ -16,13 +16,14 @@ from pydantic import BaseModel, ValidationError
 
 from lachesis import cleanup, launcher
 from lachesis.errors import ServerDownError, StorageError
+from lachesis.files import write_private
 from lachesis.limits import exceeded, shares
 from lachesis.monitor.learning import Health, best_reward, judge
 from lachesis.monitor.look import Look, look_at
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunDir, RunRecord, RunStore, now, seconds_between, write_private
+from lachesis.runs import RunDir, RunRecord, RunStore, now, seconds_between
 from lachesis.supervision import leftovers
 
 log = logging.getLogger("lachesis.monitor")
@@ -31,6 +32,8 @@ MOST_RESUMES = 3
 """A run that stalls again and again is stopped in the end."""
 AFTER_END_S = 900.0
 """A run that ended is looked after for so long: its last report, and what it may have left behind."""
+SET_S = 30.0
+"""A clock that moves so far against the monotonic one was set, or the host slept."""
 HELD_S = 300.0
 """Longer than the services of a run take to end, the trainer at the cloud among them; who holds it after that is stuck."""
 
@@ -48,6 +51,10 @@ class Memory(BaseModel):
     best_reward: float | None = None
     """The highest mean reward of a window until now."""
     held_since: float | None = None
+    ahead_s: float | None = None
+    """The time of day minus the monotonic clock, at the look before."""
+    set_at: float | None = None
+    """When, by the monotonic clock, that was seen to change."""
     artifacts: dict[str, str] = {}
     published_at: float = 0.0
     final: bool = False
@@ -138,10 +145,11 @@ class Monitor:
         if memory.flow_run_id != look.record.flow_run_id:
             memory = Memory(flow_run_id=look.record.flow_run_id)
         answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
-        if look.record.status == "running":
+        set_lately = _clock_was_set(memory, look.limits.stall_after_s)
+        if look.record.status == "running" and not set_lately:
             silent = [name for name, ok in answers.items() if not ok]
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
-        stall = find_stall(look, memory.silent_since)
+        stall = None if set_lately else find_stall(look, memory.silent_since)
         memory.best_reward = best_reward(look.steps, memory.best_reward)
         health = judge(look.steps, first=look.first, best=memory.best_reward)
         said = [look.problem] if look.problem else []
@@ -193,11 +201,13 @@ class Monitor:
         seen.said.append(f"resumed from its newest checkpoint, for the {record.auto_resumes + 1}. time")
 
     def _unstick(self, seen: Watched) -> None:
-        """A run whose end takes longer than any of its services may: end whoever still holds it."""
-        seen.memory.held_since = seen.memory.held_since or time.time()
-        if time.time() - seen.memory.held_since > HELD_S:
+        """A run whose end takes longer than any of its services may: end what of it still holds it."""
+        seen.memory.held_since = seen.memory.held_since or time.monotonic()
+        if time.monotonic() - seen.memory.held_since > HELD_S:
             folder = seen.look.folder
-            stuck = [*leftovers.holders(folder.path / ".alive"), *leftovers.processes_under(folder.path).get(folder.path, [])]
+            flows = set(cleanup.flow_processes(self.store.home))  # another one may have opened the file, such as a backup
+            stuck = [one for one in leftovers.holders(folder.lock) if one in flows]
+            stuck += leftovers.processes_under(folder.path).get(folder.path, [])
             seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
 
     def _end_leftovers(self, seen: list[Watched]) -> None:
@@ -252,6 +262,15 @@ class Monitor:
     def _remember(self, seen: Watched) -> None:
         with contextlib.suppress(StorageError):
             write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())
+
+
+def _clock_was_set(memory: Memory, patience_s: float) -> bool:
+    """Whether somebody has set the time lately: then what happened before it is no measure of how long anything takes."""
+    clock, ahead_s = time.monotonic(), time.time() - time.monotonic()
+    if memory.ahead_s is not None and abs(ahead_s - memory.ahead_s) > SET_S:
+        memory.set_at, memory.silent_since = clock, {}
+    memory.ahead_s = ahead_s
+    return memory.set_at is not None and 0 <= clock - memory.set_at < patience_s
 
 
 def _memory_file(folder: RunDir) -> Path:

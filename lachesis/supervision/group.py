@@ -10,16 +10,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from lachesis.child import child_environment, secrets
 from lachesis.errors import ProcessExitedError
-from lachesis.runs import tail
+from lachesis.files import tail
 from lachesis.supervision.process import ServiceSpec
 
 LOG_BYTES = 200_000_000
@@ -39,10 +39,12 @@ class _State:
 
 class ServiceGroup:
     """Talks to the reaper, which is the parent of every service and holds the file descriptors in `hold` as long as one of
-    them lives. While the file `hurry` is there, what shall end is killed at once."""
+    them lives; `own` is put into its environment. While the file `hurry` is there, what shall end is killed at once."""
 
-    def __init__(self, hold: tuple[int, ...] = (), hurry: Path | None = None) -> None:
-        self._hold, self._hurry = hold, hurry
+    def __init__(
+        self, hold: tuple[int, ...] = (), hurry: Path | None = None, own: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._hold, self._hurry, self._own = hold, hurry, own
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
@@ -51,7 +53,7 @@ class ServiceGroup:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself
             pass_fds=self._hold,
-            env=child_environment({}),
+            env=child_environment(dict(self._own)),
             start_new_session=True,
         )
         self._states: dict[str, _State] = {}
@@ -102,6 +104,10 @@ class ServiceGroup:
     def running(self, name: str) -> bool:
         state = self._states.get(name)
         return state is not None and not state.ended
+
+    def knows(self, name: str) -> bool:
+        """Whether it was started and not forgotten."""
+        return name in self._states
 
     def forget(self, name: str) -> None:
         """It has ended, and that is no news any more."""

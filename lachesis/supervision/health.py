@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from lachesis.errors import HealthTimeoutError
-from lachesis.runs import tail
+from lachesis.files import tail
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
 
 POLL_S = 0.1
 
 
-def wait_healthy(group: ServiceGroup, spec: ServiceSpec) -> float:
+def wait_healthy(group: ServiceGroup, spec: ServiceSpec, needs: Sequence[str] | None = None) -> float:
     """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
-    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. A service of the group that dies meanwhile fails the
-    wait as well."""
+    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one that it `needs`, of any of the group
+    where nothing is said, fails the wait as well."""
     started = time.monotonic()
     last = ""
     while (waited := time.monotonic() - started) < spec.timeout_s:
-        for name in (spec.name, *group.exited()):  # what it waits for may have died too
+        for name in (spec.name, *(group.exited() if needs is None else needs)):  # what it waits for may have died too
             group.require(name)
         last = spec.ready()
         if not last:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from lachesis.runs import secret_file
+from lachesis.files import secret_file
 
 MARK = "LACHESIS_RUN"
 TOKEN_FILE = ".mark"

@@ -19,8 +19,9 @@ from lachesis import config as configuration
 from lachesis.child import chosen
 from lachesis.config import RunConfig
 from lachesis.errors import ConfigError
+from lachesis.files import write_private
 from lachesis.requirements import interpreter
-from lachesis.runs import RunDir, RunRecord, write_private
+from lachesis.runs import RunDir, RunRecord
 from lachesis.supervision.health import http_question
 from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
@@ -177,7 +178,7 @@ def _trainer(
     record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
 ) -> ServiceSpec:
     url = f"http://{HOST}:{ports['trainer']}"
-    env = {**_hub(config), **_passed("WANDB_")}
+    env = {**_hub(config), **(_passed("WANDB_") if config.tinker.use_wandb else {})}
     if record.profile == "embedded":
         env |= _engine_client(ports["engine"], token)
     else:
@@ -274,7 +275,8 @@ def make_probe(
     """The environment's `process` command for one model of an inference test, and the files it reads. `client` holds the
     secrets of the model's server and goes through the environment of this child only."""
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
-    local = Path(yaml.safe_load(config_yaml)["env"]["tokenizer_name"]).is_dir()
+    asked = yaml.safe_load(config_yaml)["env"]
+    local = Path(asked["tokenizer_name"]).is_dir()
     probe = ServiceSpec(
         "environment",
         [*_python(file), "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
@@ -283,7 +285,7 @@ def make_probe(
         env={
             **chosen(),
             **({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")),
-            **_passed("WANDB_"),
+            **(_passed("WANDB_") if asked["use_wandb"] else {}),
             **client,
             MARK: mark(output.parent),
         },
@@ -334,6 +336,15 @@ def trainer_health(plan: Plan) -> dict[str, Any]:
     except (httpx.HTTPError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def registered_environments(plan: Plan) -> int:
+    """How many environments the API has met; the number of the next one. 0 when it does not answer."""
+    try:
+        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False)
+        return int(answer.json()["registered"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def forget_environment(plan: Plan, number: int) -> None:

@@ -28,6 +28,12 @@ DEATHS = {
 }
 
 
+def may_be_restarted(service: str | None) -> bool:
+    """Whether the table has a restart for it."""
+    death = DEATHS.get(role(service or ""))
+    return death is not None and bool(death.pauses_s)
+
+
 class Restarts:
     """Of one attempt."""
 

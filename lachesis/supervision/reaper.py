@@ -80,9 +80,11 @@ class Reaper:
     def __init__(self) -> None:
         self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the grace in seconds, in order of start
         self.logs: dict[str, Log] = {}
+        self.ending: list[threading.Thread] = []
+        self.voice = threading.Lock()
 
     def tell(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
+        with self.voice, contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
@@ -114,21 +116,36 @@ class Reaper:
     def report_exits(self) -> None:
         for name, (process, _) in list(self.services.items()):
             if process.poll() is not None:
-                self.end(name)
+                self.end_beside(name)
 
-    def end(self, name: str) -> None:
-        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited."""
-        process, grace_s = self.services.pop(name)
+    def end_beside(self, name: str) -> None:
+        """As `end`, while the others are looked after."""
+        self.ending = [one for one in self.ending if one.is_alive()]
+        self.ending.append(threading.Thread(target=self.end, args=(name, *self.services.pop(name), self.logs.pop(name))))
+        self.ending[-1].start()
+
+    def end(self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: Log) -> None:
+        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited. The leader's end is told at
+        once, whatever its children do."""
+        told = False
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
                 os.killpg(process.pid, number)
             until = time.monotonic() + patience_s
             while alive(process) and time.monotonic() < until and not (number == signal.SIGTERM and hurried()):
+                if not told and process.returncode is not None:
+                    told = self.told_end(name, process, log)
                 time.sleep(POLL_S)
             if not alive(process):
                 break
-        self.logs.pop(name).join(LAST_WORDS_S)
+        if not told:
+            self.told_end(name, process, log)
+
+    def told_end(self, name: str, process: subprocess.Popen[bytes], log: Log) -> bool:
+        """After its last words are in the log."""
+        log.join(LAST_WORDS_S)
         self.tell(exited=name, code=process.poll())
+        return True
 
     def run(self) -> None:
         buffer = b""
@@ -144,10 +161,12 @@ class Reaper:
                     if "stop" not in message:
                         self.start(message)
                     elif message["stop"] in self.services:
-                        self.end(message["stop"])
+                        self.end_beside(message["stop"])
             self.report_exits()
         for name in reversed(list(self.services)):
-            self.end(name)
+            self.end(name, *self.services.pop(name), self.logs.pop(name))
+        for thread in self.ending:
+            thread.join()
 
 
 def hurried() -> bool:

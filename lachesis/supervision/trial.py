@@ -11,7 +11,7 @@ from typing import Any
 from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, StageError
-from lachesis.runs import write_private
+from lachesis.files import write_private
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy

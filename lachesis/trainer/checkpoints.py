@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.errors import CheckpointError
-from lachesis.runs import now, storage_errors, write_private
+from lachesis.files import storage_errors, write_private
+from lachesis.runs import now
 
 log = logging.getLogger(__name__)
 ENGINE = "engine"

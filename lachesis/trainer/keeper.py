@@ -50,6 +50,8 @@ class Keeper:
         self.checkpoints.folder.mkdir(exist_ok=True)
         self.checkpoints.set_aside(after=newest.step if newest else 0)
         self.step = newest.step if newest else 0
+        self.warm = newest is not None and not newest.borrowed
+        """Whether what comes before the first step, training on examples, is in the weights."""
         self.groups = newest.groups if newest else 0
         self.mixture = collections.Counter(newest.mixture if newest else {})
         self._texts = [probe.tokens for probe in newest.probes] if newest else []
@@ -67,11 +69,12 @@ class Keeper:
         self._rewards.append(reward)
         self._texts = self._texts or [text for text in texts if len(text) > 1]
 
-    async def save(self, step: int, *, final: bool) -> None:
+    async def save(self, step: int, *, final: bool = False) -> None:
         """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
         says."""
-        if step <= self.step:
+        if step <= self.step and not (step == 0 and not self.warm):
             return
+        self.warm = True
         paths = await self.policy.save(f"step-{step:06d}")
         reward = statistics.fmean(self._rewards) if self._rewards else None
         probes = await self._probes()

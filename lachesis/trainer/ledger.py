@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import tally as tallies
+from lachesis.files import write_private
 from lachesis.limits import KINDS, kept
 from lachesis.metrics import MetricsFile
 from lachesis.prices import Prices, Tokens
-from lachesis.runs import RunDir, write_private
+from lachesis.runs import RunDir
 from lachesis.trainer.usage import Usage
 
 FROM_TALLY = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}

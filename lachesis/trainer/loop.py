@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lachesis.config import RunConfig
+from lachesis.files import write_private
 from lachesis.metrics import MetricsFile, WandbSink
-from lachesis.runs import RunDir, write_private
+from lachesis.runs import RunDir
 from lachesis.trainer.advantages import kl_penalties, learning_rate
 from lachesis.trainer.atropos import Atropos, Group
 from lachesis.trainer.batch import Batch, Recipe, to_batch
@@ -64,6 +65,8 @@ class Trainer:
             was_cut=state.usage.was_cut if config.tinker.cut_rollouts == "leave_out" else None,
         )
         self._ahead: asyncio.Task[Fetched | None] | None = None
+        self._clock = Clock()
+        """From the line of one step to that of the next."""
         self._proven = False
         """Whether the first update was seen to reach the environments."""
         state.spent = lambda: self.ledger.spent(state.usage)
@@ -73,8 +76,9 @@ class Trainer:
         the end in either case, and also when an error ends the loop, if the server still takes it."""
         self.state.phase = "training"
         try:
-            if self.state.step == 0:
+            if self.state.step == 0 and not self.keeper.warm:
                 await self._imitate(stop)
+            self._clock = Clock()
             while self.state.step < self.config.env.total_steps and not self.state.over_budget(self.config.limits):
                 if not await self._one_step(stop):
                     break
@@ -90,7 +94,7 @@ class Trainer:
 
     async def _one_step(self, stop: asyncio.Event) -> bool:
         """False when told to stop while waiting for rollouts."""
-        clock = Clock()
+        clock = self._clock
         self.state.wait_for("rollouts")
         fetched = await self._next(stop)
         if fetched is None:
@@ -108,11 +112,12 @@ class Trainer:
         found |= await lost
         self.state.step += 1
         self.keeper.note(found["reward/mean"], _some_texts(groups))
-        if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
-            await self._save()
-            clock.lap("time/checkpoint")
         self.rollouts.keep(self.state.step, groups)
         self._record(found, clock)
+        self._clock = Clock()
+        if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
+            await self._save()  # after the step's line: a resume from here must find it
+            self._clock.lap("time/checkpoint")
         return not stop.is_set()
 
     async def _next(self, stop: asyncio.Event) -> Fetched | None:
@@ -193,6 +198,8 @@ class Trainer:
         self.state.usage.version += 1
         kept = {"examples": len(examples), "updates": len(losses), "first_loss": losses[0], "last_loss": losses[-1]}
         write_private(self.folder.path / "supervised.json", json.dumps(kept))
+        self.state.wait_for("checkpoint")
+        await self.keeper.save(0)
         self.state.phase = "training"
 
     def _record(self, metrics: dict[str, float], clock: Clock) -> None:

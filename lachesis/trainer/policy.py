@@ -16,7 +16,7 @@ from tinker.lib.base_url import resolve_base_url
 
 from lachesis.config import RunConfig
 from lachesis.errors import CheckpointError, MissingKeyError, ServerDownError
-from lachesis.runs import write_private
+from lachesis.files import write_private
 from lachesis.trainer.batch import Array, Batch, Datum, spread
 from lachesis.trainer.supervised import Example
 

@@ -206,7 +206,7 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
     (seen,) = Monitor(store).tick()
     assert "trainer" in seen.memory.silent_since
     (store.dir("0123abcd").path / "monitor.json").write_text(
-        seen.memory.model_copy(update={"silent_since": {"trainer": 1.0}, "held_since": 1.0}).model_dump_json()
+        seen.memory.model_copy(update={"silent_since": {"trainer": 1.0}, "held_since": -1000.0}).model_dump_json()
     )
     assert Monitor(store).tick()[0].stall is not None
     store.update("0123abcd", flow_run_id="g")

@@ -95,6 +95,22 @@ def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in family)
 
 
+def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> None:
+    """Its own child, which ignores SIGTERM, has its grace; neither this death nor the next one waits for that."""
+    pids = tmp_path / "pids"
+    with ServiceGroup() as group:
+        other = group.start(spec("trainer", tmp_path, "sleep"))
+        leader = group.start(spec("environment", tmp_path, "family", str(pids), grace_s=6.0))
+        assert wait_for(lambda: "child deaf" in (tmp_path / "environment.log").read_text())
+        time.sleep(0.3)
+        child = int(pids.read_text().split()[1])
+        for pid, name in ((leader, "environment"), (other, "trainer")):
+            os.kill(pid, signal.SIGKILL)
+            assert group.wait(name, timeout_s=3) == -signal.SIGKILL
+        assert alive(child)
+    assert not alive(child)
+
+
 def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
     with (
         ServiceGroup() as group,

@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
         "supervised_file": str(examples), "supervised_epochs": 4, "supervised_batch_size": 4, "supervised_learning_rate": 0.01,
     }  # fmt: skip
     made = Run(folder, random_model, steps=STEPS, env={"max_batches_offpolicy": 3}, tinker=tinker)
+    made.attempt(kill_at=1)
     made.attempt()
     return made
 
@@ -50,6 +51,9 @@ def test_the_examples_were_learned_first(run: Run) -> None:
     found = json.loads((run.folder.path / "supervised.json").read_text())
     assert (found["examples"], found["updates"]) == (12, 12)
     assert found["last_loss"] < 0.8 * found["first_loss"]
+    log = run.folder.log("trainer").read_text()
+    assert log.count("supervised update 12/12") == 1, "a run that is killed after it goes on behind it"
+    assert run.resumed["step"] == 0
 
 
 def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
