@@ -6,6 +6,8 @@ import fcntl
 import multiprocessing
 import os
 import stat
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from lachesis.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.files import write_private
 from lachesis.metrics import MetricsFile, history
-from lachesis.runs import RunRecord, RunStore
+from lachesis.runs import RunRecord, RunStore, lasted_s
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
@@ -85,6 +87,24 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
     store.create(record("abcd1234", attempt=2))
     assert store.end("abcd1234", "stopped", if_attempt=1).status == "pending"
     assert store.end("abcd1234", "stopped", if_attempt=2).status == "stopped"
+
+
+def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+    """The time of day was set by a day since the run began; then the host was started anew; then the run ended unseen."""
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60)
+    assert lasted_s(began) == pytest.approx(60, abs=5)
+    anew = began.model_copy(update={"began_s": time.monotonic() + 1e6})
+    assert lasted_s(anew) == pytest.approx(86400, abs=5)
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert lasted_s(anew.model_copy(update={"started_at": tomorrow})) == 0
+    store = RunStore(tmp_path)
+    folder = store.create(anew)
+    for file in (folder.record, folder.metrics):
+        file.touch()
+        os.utime(file, (time.time() - 82800,) * 2)
+    ended = store.end("0123abcd", "failed")
+    assert lasted_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
 
 
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:

@@ -31,11 +31,13 @@ class Stall(BaseModel):
     evidence: str
 
 
-def find_stall(look: Look, silent_since: dict[str, float]) -> Stall | None:
-    """The stall of a run that trains, or None. `silent_since` says since when a service has not answered, by earlier looks."""
+def find_stall(look: Look, silent_since: dict[str, float], *, clock_was_set: bool = False) -> Stall | None:
+    """The stall of a run that trains, or None. `silent_since` says since when a service has not answered, by earlier looks.
+    After somebody has set the time, times from before it say nothing."""
     if look.record.status != "running" or look.record.phase != "training":
         return None
-    return _frozen(look, silent_since) or _silent(look, silent_since) or _waiting(look)
+    frozen = _frozen(look, silent_since)
+    return frozen if frozen or clock_was_set else _silent(look, silent_since) or _waiting(look)
 
 
 def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:

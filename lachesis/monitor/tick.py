@@ -149,7 +149,7 @@ class Monitor:
         if look.record.status == "running" and not set_lately:
             silent = [name for name, ok in answers.items() if not ok]
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
-        stall = None if set_lately else find_stall(look, memory.silent_since)
+        stall = find_stall(look, memory.silent_since, clock_was_set=set_lately)
         memory.best_reward = best_reward(look.steps, memory.best_reward)
         health = judge(look.steps, first=look.first, best=memory.best_reward)
         said = [look.problem] if look.problem else []

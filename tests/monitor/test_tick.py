@@ -108,6 +108,24 @@ def test_a_stall_is_told_and_its_policy_followed(
     assert not any(text.startswith("stalled") for text in again.said), "once per stall"
 
 
+def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked: Asked) -> None:
+    """By an hour, so that the environment's last beat, a second ago, is an hour old."""
+    make(limits={"on_stall": "stop", "max_hours": 0.5}, began_s=time.monotonic() - 60, started_at="2026-01-01T00:00:00+00:00")
+    Monitor(store).tick()
+    file = store.dir("0123abcd").path / "monitor.json"
+    memory = json.loads(file.read_text())
+    file.write_text(
+        json.dumps({**memory, "ahead_s": memory["ahead_s"] - 3600, "silent_since": {"trainer": time.time() - 3600}})
+    )
+    (seen,) = Monitor(store).tick()
+    assert (seen.stall, asked) == (None, [])
+    memory = json.loads(file.read_text())
+    file.write_text(json.dumps({**memory, "set_at": memory["set_at"] - 3600, "silent_since": {"trainer": time.time() - 3600}}))
+    (seen,) = Monitor(store).tick()
+    assert seen.stall is not None, "later times are measured again"
+    assert asked
+
+
 def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store: RunStore, make: Make, asked: Asked) -> None:
     make(limits={"on_stall": "resume"}, auto_resumes=tick.MOST_RESUMES)
     frozen(store, "0123abcd")

@@ -1,0 +1,139 @@
+"""Services that die while another one is being started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows import restarting
+from lachesis.errors import ProcessExitedError
+from lachesis.runs import RunRecord, RunStore
+from lachesis.supervision.group import ServiceGroup, death
+from lachesis.supervision.process import ServiceSpec
+from tasks.processes import start_service, wait_for_service
+
+RUN = "0123abcd"
+ENVIRONMENTS = {"environment": "one", "environment-two": "two"}
+
+
+class World:
+    """Engine, API, trainer and two environments that have each given a group; none of them does anything."""
+
+    def __init__(self, home: Path, group: ServiceGroup) -> None:
+        self.group, store = group, RunStore(home)
+        record = RunRecord(run_id=RUN, environment="one", environment_file="one.py", profile="embedded", base_model="m",
+                           total_steps=9, seed=0, wandb_project="p", wandb_run_name="n")  # fmt: skip
+        self.folder = store.create(record)
+        self.ready = threading.Event()
+        """Whether the first environment is ready, once it has been started."""
+        self.ready.set()
+        self.specs = {name: self._spec(name) for name in ("engine", "api", "trainer", *ENVIRONMENTS)}
+        self.pids = {name: group.start(spec) for name, spec in self.specs.items()}
+        for name in ENVIRONMENTS:
+            self.folder.tally_of(name).write_text('{"groups": 3, "at": 1.0}')
+        self.forgotten: list[int] = []
+        plan: Any = SimpleNamespace(
+            environments=ENVIRONMENTS,
+            services=list(self.specs.values()),
+            service=self.specs.__getitem__,
+            environment_again=lambda service, groups, number: self.specs[service],
+        )
+        self.again = restarting.Restarting(store, RUN, group, plan, lambda: None)
+
+    def _spec(self, name: str) -> ServiceSpec:
+        def ready() -> str:
+            return "" if name != "environment" or self.ready.is_set() else "not yet"
+
+        log = self.folder.log(name)
+        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+        return ServiceSpec(name, argv, log=log, cwd=log.parent, ready=ready, timeout_s=30.0, grace_s=2.0)
+
+    def start(self, group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> None:
+        self.pids[spec.name] = start_service.fn(group, spec, store, run_id)
+
+    def kill(self, name: str) -> ProcessExitedError:
+        os.kill(self.pids[name], signal.SIGKILL)
+        assert self.group.wait(name, timeout_s=5) == -signal.SIGKILL
+        return death(self.specs[name], -signal.SIGKILL)
+
+    def kill_while_it_starts(self, victim: str) -> threading.Thread:
+        """Kill that one once the first environment was started again, and before it is ready."""
+        before = self.pids["environment"]
+        self.ready.clear()
+
+        def wait_and_kill() -> None:
+            while self.pids["environment"] == before:
+                time.sleep(0.02)
+            self.kill(victim)
+            self.ready.set()
+
+        killer = threading.Thread(target=wait_and_kill)
+        killer.start()
+        return killer
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with ServiceGroup() as group:
+        made = World(tmp_path, group)
+        monkeypatch.setattr(made.again.restarts, "pause_s", lambda service: 0.1)
+        monkeypatch.setattr(restarting, "start_service", made.start)
+        monkeypatch.setattr(restarting, "wait_for_service", wait_for_service.fn)
+        monkeypatch.setattr(restarting, "trainer_health", lambda plan: {"groups": 5})
+        monkeypatch.setattr(restarting, "registered_environments", lambda plan: 2)
+        monkeypatch.setattr(restarting, "forget_environment", lambda plan, number: made.forgotten.append(number))
+        yield made
+
+
+def test_two_environments_that_die_together_are_both_started_again(world: World) -> None:
+    problems = {name: world.kill(name) for name in ENVIRONMENTS}
+    for name, problem in problems.items():
+        assert name in world.group.exited()
+        world.again.restart(name, problem)
+    assert world.group.exited() == {}
+    assert sorted(world.forgotten) == [0, 1]
+
+
+def test_one_that_has_ended_well_ends_no_restart(world: World) -> None:
+    world.group.stop("environment-two")
+    world.again.restart("environment", world.kill("environment"))
+    assert world.group.running("environment")
+
+
+@pytest.mark.parametrize("victim", ["environment", "environment-two", "api"])
+def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -> None:
+    """Of the one that is being started, of another one, and of the API, after which all environments are started again."""
+    problem = world.kill("environment")
+    killer = world.kill_while_it_starts(victim)
+    world.again.restart("environment", problem)
+    killer.join()
+    assert set(world.group.exited()) == {victim}
+    world.again.restart(victim, death(world.specs[victim], -signal.SIGKILL))
+    assert world.group.exited() == {}
+    assert all(world.group.running(name) for name in world.specs)
+
+
+def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(world: World) -> None:
+    problem = world.kill("api")
+    killer = world.kill_while_it_starts("environment")
+    world.again.restart("api", problem)
+    killer.join()
+    assert set(world.group.exited()) == {"environment"}
+    assert world.group.running("environment-two")
+
+
+def test_the_death_of_the_trainer_ends_the_restart(world: World) -> None:
+    problem = world.kill("environment")
+    killer = world.kill_while_it_starts("trainer")
+    with pytest.raises(ProcessExitedError, match="trainer was ended by signal 9"):
+        world.again.restart("environment", problem)
+    killer.join()
