@@ -56,6 +56,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):
             values = dict(report.user_properties).get("row")
+            if outcome == "failed" and not values:
+                values = {"fault": report.nodeid.rpartition("::")[2]}
             if values and report.when == "call":
                 found = {**values, "took (s)": f"{report.duration:.0f}", "noticed after (s)": values.get("noticed", "")}
                 lines.append([found.get(column, "") for column in COLUMNS] + [outcome])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ class Case:
     status: str
     reason: str = ""
     resume: bool = False
+    told: bool = False
+    """Whether the part ends well when it is told to, so that no death ends the run."""
 
     @property
     def name(self) -> str:
@@ -34,16 +37,19 @@ class Case:
 def play(world: World, case: Case, row: Callable[..., None]) -> None:
     """Start a run, break it, and look at what came of it."""
     run = world.take(case.phase)
-    run.reach(case.phase, case.part)
+    run.reach("running" if case.phase == "checkpointing" else case.phase, case.part)
     made, attempt = (run.steps() or [0])[-1], run.record.attempt
     world.restarts += case.part in ("runner", "server") and case.number != STOP
     pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
+    assert pid in world.processes(), f"{pid} is not ours"
+    if case.phase == "checkpointing":  # last of all, as a save is soon over
+        run.reach("checkpointing")
     noticed = 0.0
     if case.number == STOP:
         with frozen(pid, FROZEN_S):
             pass
     else:
-        world.strike(pid, case.number)
+        os.kill(pid, case.number)
         noticed = _noticed(world, run, case, pid)
     if case.status == "running":
         run.advances()
@@ -53,6 +59,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         record = run.ended()
         assert record.status == case.status, record.error
         assert case.reason in (record.error or ""), record.error
+        assert record.failed_service == (case.part if case.part in SERVICES and not case.told else None)
         assert run.kept() > made - INTERVAL - 1, "no more is lost than the last interval"
         seen = f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
         if case.resume:

@@ -29,8 +29,9 @@ class Steady(BaseEnv):
 
     async def setup(self) -> None:
         self.count = 0
-        sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
-        if self.config.mode == "forks":  # children in its own group and in one of their own
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        sleep = [sys.executable, "-c", deaf]
+        if self.config.mode == "forks":  # children in its own group and in one of their own, which no SIGTERM ends
             for own_session in (False, True):
                 subprocess.Popen(sleep, start_new_session=own_session)  # noqa: ASYNC220
 

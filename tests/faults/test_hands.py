@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -21,6 +18,7 @@ import pytest
 from lachesis.errors import LachesisError
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import now
+from tests.faults.signals import NOTICED_S
 from tests.faults.world import INTERVAL, ROOT, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
@@ -199,12 +197,22 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
     run = world.start(mode="forks")
     run.reach("running")
     world.strike(run.pid("environment"), signal.SIGKILL)
+    began = time.monotonic()
+    world.wait(lambda: run.record.phase == "restarting environment", NOTICED_S, "the death to be noticed")
+    noticed = f"{time.monotonic() - began:.1f}"
     run.advances()
     assert run.stop().status == "stopped"
     found = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
     left = [one for one in found if "time.sleep(3600)" in " ".join(one.info["cmdline"] or [])]
     assert left == []
-    row(fault="environment forks", phase="running", expected="no process left", seen="none", kept=run.kept())
+    row(
+        fault="environment forks",
+        phase="running",
+        expected="no process left",
+        seen="none",
+        noticed=noticed,
+        kept=run.kept(),
+    )
 
 
 def test_a_log_without_end(world: World, row: Row) -> None:
@@ -228,55 +236,3 @@ def _grows(log: Path) -> bool:
     before = size()
     time.sleep(1)
     return size() != before
-
-
-@pytest.mark.parametrize("server", ["engine", "trainer", "api", "prefect"])
-def test_two_hundred_wrong_requests_a_second(world: World, row: Row, server: str) -> None:
-    run = world.take("running")
-    run.reach("running")
-    port = world.port if server == "prefect" else run.record.services[server].port
-    counts: dict[int, int] = {}
-    stop = threading.Event()
-    threads = [threading.Thread(target=_pester, args=(f"http://127.0.0.1:{port}", counts, stop)) for _ in range(4)]
-    began = time.monotonic()
-    for one in threads:
-        one.start()
-    try:
-        run.advances(5)
-        time.sleep(max(0.0, 10 - (time.monotonic() - began)))
-    finally:
-        stop.set()
-        for one in threads:
-            one.join()
-    seconds = time.monotonic() - began
-    assert not [status for status in counts if status >= 500], counts
-    assert run.record.status == "running"
-    world.current = run
-    rate = sum(counts.values()) / seconds
-    row(
-        fault=f"{rate:.0f} wrong requests/s at {server}",
-        phase="running",
-        expected="trains on",
-        seen=json.dumps(counts),
-        kept=run.kept(),
-    )
-
-
-def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
-    """Fifty a second: paths that are none, wrong bodies, wrong tokens, foreign names."""
-    tries: list[dict[str, Any]] = [
-        {"method": "GET", "url": "/nothing"},
-        {"method": "POST", "url": "/api/v1/forward_backward", "content": b"\xff" * 100, "headers": {"X-API-Key": "tml-wrong"}},
-        {"method": "POST", "url": "/v1/chat/completions", "json": {"messages": 7}},
-        {"method": "POST", "url": "/scored_data", "json": {"tokens": [[1]], "masks": [[1]], "scores": []}},
-        {"method": "GET", "url": "/reset_data", "headers": {"Host": "evil.example"}},
-        {"method": "POST", "url": "/api/flow_runs/filter", "json": {"flow_runs": 7}},
-    ]
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
-        number = 0
-        while not stop.is_set():
-            begun = time.monotonic()
-            status = client.request(**tries[number % len(tries)]).status_code
-            counts[status] = counts.get(status, 0) + 1
-            number += 1
-            time.sleep(max(0.0, 0.02 - (time.monotonic() - begun)))

@@ -53,14 +53,14 @@ def _port(run: Run) -> int | None:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make the clock of this case with")
 def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
-    """By a day forth, then to a day back, for launcher, server, runner and flow."""
+    """By a day forth, then to a day back, for launcher, server, runner and flow; the run may take an hour."""
     library, offset = tmp_path / "clock.so", tmp_path / "offset"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("clock.c"))], check=True)
     offset.write_text("0")
     world.stop_serving()
     world.serve(LD_PRELOAD=str(library), CLOCK_OFFSET_FILE=str(offset))
     try:
-        run = world.start()
+        run = world.start(**{"limits.max_hours": 1.0})
         run.reach("running")
         for jump in (86400, -86400):
             offset.write_text(str(jump))

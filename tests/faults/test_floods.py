@@ -1,0 +1,120 @@
+"""Two hundred wrong requests a second at each server, and what is right goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from lachesis.supervision.process import free_ports
+from tests.faults.world import KEY, World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
+Row = Callable[..., None]
+FLOOD_S = 10.0
+
+
+@dataclass
+class Flood:
+    """How often a server answered with which status, and how many requests a second it was sent."""
+
+    answers: dict[int, int] = field(default_factory=dict)
+    rate: float = 0.0
+
+
+@pytest.mark.parametrize("server", ["engine", "trainer", "api", "prefect"])
+def test_wrong_requests_at_a_server_of_a_run(world: World, row: Row, server: str) -> None:
+    run = world.take("running")
+    run.reach("running")
+    port = world.port if server == "prefect" else run.record.services[server].port
+    with flooded(f"http://127.0.0.1:{port}") as flood:
+        run.advances(5)
+    assert run.record.status == "running"
+    world.current = run
+    told = f"{flood.rate:.0f} wrong requests/s at {server}"
+    row(fault=told, phase="running", expected="trains on", seen=json.dumps(flood.answers), kept=run.kept())
+
+
+@pytest.mark.parametrize("words", [("api",), ("mcp", "--http")], ids=lambda words: words[0])
+def test_wrong_requests_at_a_service_for_agents(world: World, row: Row, words: tuple[str, ...]) -> None:
+    """With the right token it answers then, and its log does not hold what was sent as one."""
+    port, log = free_ports(1)[0], world.home / "logs" / f"{words[0]}.log"
+    url, command = f"http://127.0.0.1:{port}", [sys.executable, "-m", "lachesis.cli.main", *words, "--port", str(port)]
+    with log.open("wb") as stream:
+        service = subprocess.Popen(command, env=world.env(), stdout=stream, stderr=stream)
+    try:
+        world.wait(lambda: _status(url, "/"), 60, "an answer", poll_s=0.2)
+        with flooded(url) as flood:
+            pass
+        bearer = {"Authorization": f"Bearer {(world.home / 'token').read_text()}"}
+        right = "/runs" if words == ("api",) else "/mcp"
+        assert (_status(url, right), _status(url, right, bearer)) in ((401, 200), (401, 406)), "no event stream was asked for"
+        assert service.poll() is None
+    finally:
+        service.terminate()
+        service.wait(20)
+    assert KEY not in log.read_text()
+    told = f"{flood.rate:.0f} wrong requests/s at lachesis {words[0]}"
+    row(fault=told, phase="serving", expected="answers", seen=json.dumps(flood.answers))
+
+
+def _status(url: str, path: str, headers: dict[str, str] | None = None) -> int:
+    """0 when nobody answers."""
+    try:
+        return httpx.get(f"{url}{path}", headers=headers, timeout=10, trust_env=False).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+@contextlib.contextmanager
+def flooded(url: str) -> Iterator[Flood]:
+    """The server there is asked wrong things while the block lasts, and for some seconds at least; none of its answers may tell
+    of a fault of its own."""
+    flood, stop, began = Flood(), threading.Event(), time.monotonic()
+    threads = [threading.Thread(target=_pester, args=(url, flood.answers, stop)) for _ in range(4)]
+    for one in threads:
+        one.start()
+    try:
+        yield flood
+        time.sleep(max(0.0, FLOOD_S - (time.monotonic() - began)))
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+    flood.rate = sum(flood.answers.values()) / (time.monotonic() - began)
+    assert not [status for status in flood.answers if status >= 500], flood.answers
+
+
+def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
+    """Fifty a second: paths that are none, wrong bodies, wrong tokens, foreign names."""
+    wrong = f"tml-{KEY}-wrong"
+    tries: list[dict[str, Any]] = [
+        {"method": "GET", "url": "/nothing"},
+        {
+            "method": "POST",
+            "url": "/api/v1/forward_backward",
+            "content": b"\xff" * 100,
+            "headers": {"X-API-Key": f"tml-{KEY}-wrong"},
+        },
+        {"method": "POST", "url": "/v1/chat/completions", "json": {"messages": 7}},
+        {"method": "POST", "url": "/scored_data", "json": {"tokens": [[1]], "masks": [[1]], "scores": []}},
+        {"method": "GET", "url": "/reset_data", "headers": {"Host": "evil.example"}},
+        {"method": "POST", "url": "/api/flow_runs/filter", "json": {"flow_runs": 7}},
+    ]
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        number = 0
+        while not stop.is_set():
+            begun = time.monotonic()
+            status = client.request(**tries[number % len(tries)]).status_code
+            counts[status] = counts.get(status, 0) + 1
+            number += 1
+            time.sleep(max(0.0, 0.02 - (time.monotonic() - begun)))
