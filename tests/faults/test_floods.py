@@ -99,12 +99,7 @@ def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
     wrong = f"tml-{KEY}-wrong"
     tries: list[dict[str, Any]] = [
         {"method": "GET", "url": "/nothing"},
-        {
-            "method": "POST",
-            "url": "/api/v1/forward_backward",
-            "content": b"\xff" * 100,
-            "headers": {"X-API-Key": f"tml-{KEY}-wrong"},
-        },
+        {"method": "POST", "url": "/api/v1/forward_backward", "content": b"\xff" * 100, "headers": {"X-API-Key": wrong}},
         {"method": "POST", "url": "/v1/chat/completions", "json": {"messages": 7}},
         {"method": "POST", "url": "/scored_data", "json": {"tokens": [[1]], "masks": [[1]], "scores": []}},
         {"method": "GET", "url": "/reset_data", "headers": {"Host": "evil.example"}},
