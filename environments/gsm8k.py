@@ -43,12 +43,15 @@ class Gsm8kEnv(TaskEnv):
         config, needed = self.config, ("question", "answer")
         local = Path(config.dataset).suffix in (".jsonl", ".json", ".ndjson")
         train = rows(config.dataset, needed=needed, subset=None if local else "main")
-        self.shots, train = train[: config.few_shot], train[config.few_shot :]
         if config.held_out_dataset:
-            return {"train": train, "held_out": rows(config.held_out_dataset, needed=needed)}
-        if local:
-            return train
-        return {"train": train, "held_out": rows(config.dataset, needed=needed, subset="main", split="test")}
+            held_out = rows(config.held_out_dataset, needed=needed)
+        else:
+            held_out = [] if local else rows(config.dataset, needed=needed, subset="main", split="test")
+        asked = {_asked(one) for one in held_out}
+        self.shots = [one for one in train if _asked(one) not in asked][: config.few_shot]
+        shown = {_asked(one) for one in self.shots}
+        train = [one for one in train if _asked(one) not in shown]
+        return {"train": train, "held_out": held_out} if held_out else train
 
     def prompt(self, item: Item) -> list[dict[str, Any]]:
         shown = [{"role": role, "content": text} for one in self.shots for role, text in _turns(one)]
@@ -77,6 +80,10 @@ class Gsm8kEnv(TaskEnv):
 
     def corrupt(self, item: Item) -> str:
         return random.choice([f"\\boxed{{{_number(item)}1}}", f"It is {_number(item)}."])
+
+
+def _asked(item: Item) -> str:
+    return " ".join(str(item["question"]).split())
 
 
 def _number(item: Item) -> str:

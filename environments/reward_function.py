@@ -7,6 +7,7 @@ Each row has a `prompt`, a text or messages; its other fields are given to a fun
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def loaded(place: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
+    sys.path.append(str(path.parent))  # it may import its neighbours
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):

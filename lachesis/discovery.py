@@ -150,12 +150,15 @@ def examples(
 ) -> list[list[dict[str, Any]]]:
     """Conversations of the environment to warm a model up with, a share of them right. Raises as `schema` does."""
     request = {"values": values, "count": count, "share": share, "seed": seed}
-    found: list[list[dict[str, Any]]] = _ask_child("examples", environment, request, timeout_s)["examples"]
+    found: list[list[dict[str, Any]]] = _ask_child("examples", environment, request, timeout_s, loads=True)["examples"]
     return found
 
 
-def _ask_child(question: str, environment: Environment, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Run `lachesis.environment` and read the file it writes; its output may hold anything, so it goes to a log."""
+def _ask_child(
+    question: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, loads: bool = False
+) -> dict[str, Any]:
+    """Run `lachesis.environment` and read the file it writes; its output may hold anything, so it goes to a log. Only who
+    `loads` the data set may ask the hub."""
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out, log = Path(folder) / "answer.json", Path(folder) / "log"
         place = (environment.file_path, environment.class_name, str(out))
@@ -166,7 +169,7 @@ def _ask_child(question: str, environment: Environment, request: dict[str, Any],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
-                env=child_environment({**chosen(), "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}),
+                env=child_environment({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **chosen(), "WANDB_MODE": "disabled"}),
                 start_new_session=True,
             )
             try:

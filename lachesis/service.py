@@ -208,7 +208,7 @@ class Service:
             models.build(models.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
-        code = fingerprint(Path(environment.file_path))
+        code, parts = fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.parts()
         expected = None if config.env.mixture else validations.known_forecast(self.tests, config, code)
         others = {name: file for name, file in mixture.files(environment, config).items() if name != environment.name}
         return RunRecord(
@@ -221,7 +221,10 @@ class Service:
             batch_size=config.env.batch_size,
             seed=config.tinker.seed,
             fingerprint=code,
-            mixture={name: Code(environment_file=file, fingerprint=fingerprint(Path(file))) for name, file in others.items()},
+            mixture={
+                name: Code(environment_file=file, fingerprint=fingerprint(Path(file), parts[name].env.model_extra or {}))
+                for name, file in others.items()
+            },
             forecast=expected.model_dump(mode="json") if expected else None,
             require_validation=launch.require_validation,
             wandb_project=config.tinker.wandb_project,
@@ -253,7 +256,7 @@ class Service:
             ),
             config.to_yaml(),
             class_name=environment.class_name,
-            fingerprint=fingerprint(Path(environment.file_path)),
+            fingerprint=fingerprint(Path(environment.file_path), config.env.model_extra or {}),
             own_values=config.env.model_extra or {},
             planned=validations.planned(config),
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from lachesis.errors import EnvironmentLoadError
 
@@ -23,16 +25,23 @@ def module_name(file: Path) -> str | None:
     return ".".join(place.parts) if len(place.parts) > 1 else None
 
 
-def fingerprint(file: Path) -> str:
+def fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
     """16 hexadecimal digits that change when the environment's file changes, or a module in its folder or package that it
-    imports, directly or through others. Raises EnvironmentLoadError when the file cannot be read."""
+    imports, directly or through others; also those that one of the values of its fields names, as FILE.py or FILE.py:NAME.
+    Raises EnvironmentLoadError when the file cannot be read."""
     digest = hashlib.sha256()
-    for one in sorted(files(file.resolve())):
+    for one in sorted(files(file.resolve()).union(*map(files, _named(values)))):
         try:
             digest.update(one.name.encode() + b"\0" + one.read_bytes() + b"\0")
         except OSError as error:
             raise EnvironmentLoadError(f"{one} cannot be read: {error.strerror}") from error
     return digest.hexdigest()[:16]
+
+
+def _named(values: Mapping[str, object]) -> list[Path]:
+    texts = [value for value in values.values() if isinstance(value, str)]
+    places = [Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser() for text in texts]
+    return [place.resolve() for place in places if place.suffix == ".py" and place.is_absolute() and place.is_file()]
 
 
 def files(file: Path) -> set[Path]:

@@ -118,6 +118,8 @@ async def _dataset(state: Json) -> Json:
 async def _model_free(state: Json) -> Json:
     env = state["env"]
     missing = [name for name in ("gold", "corrupt", "score_answer") if not callable(getattr(env, name, None))]
+    if not getattr(env, "scores_texts", True):  # one of lachesis.environment that scores conversations
+        missing.append("score_answer")
     if missing:
         return {"offered": False, "missing": missing, "faults": []}
     faults: list[str] = []
@@ -137,8 +139,8 @@ async def _model_free(state: Json) -> Json:
 
 async def _score(env: Any, item: Any, answer: str) -> float:
     """What the answer is worth, as training would have it. Raises StageFailed when it is no number."""
-    if hasattr(env, "scored"):  # lachesis.environment
-        outcome = await env.scored(env.score_answer, item, answer)
+    if hasattr(env, "score_text"):  # one of lachesis.environment
+        outcome = await env.score_text(item, answer)
         if outcome.reward is None:
             raise StageFailed(f"{answer!r}"[:200] + f" could not be scored: {outcome.reason}")
         return float(outcome.reward)

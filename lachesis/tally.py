@@ -11,6 +11,7 @@ import contextvars
 import functools
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -20,7 +21,11 @@ from typing import Any
 from lachesis.child import redact
 
 BEAT_S = 2.0
-MOST_ERRORS = 5
+MOST_ERRORS, MOST_ZEROS = 5, 20
+OTHERS = "others"
+"""What is counted of further kinds."""
+DIFFERS = re.compile(r"""'[^']*'|"[^"]*"|\d+""")
+"""What two errors of one kind may tell differently."""
 EMPTY = (
     "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
     "solves all of them or none"
@@ -49,6 +54,7 @@ class Tally:
              "completions", "sampled_tokens", "truncated", "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
+        """By the words of the first of their kind."""
         self.zeros: dict[str, int] = {}
         """Rewards of 0 whose reason the environment tells."""
         self.waiting: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
@@ -74,9 +80,7 @@ class Tally:
     def note(self, error: str) -> None:
         """Keep what went wrong, each kind once with its count."""
         plain = error.encode("utf-8", "replace").decode()  # half an emoji could not be written as JSON
-        key = redact(" ".join(plain.split()))[:300]
-        if key in self.errors or len(self.errors) < MOST_ERRORS:
-            self.errors[key] = self.errors.get(key, 0) + 1
+        _count(self.errors, redact(" ".join(plain.split()))[:300], MOST_ERRORS)
 
     @contextlib.contextmanager
     def under_way(self, kind: str) -> Any:
@@ -91,6 +95,14 @@ class Tally:
         while True:
             self.write()
             time.sleep(BEAT_S)
+
+
+def _count(found: dict[str, int], text: str, most: int) -> None:
+    """One more of this kind, or of the others when there are too many kinds."""
+    kind = DIFFERS.sub("", text)
+    known = next((one for one in found if DIFFERS.sub("", one) == kind), None)
+    key = known or (text if len(found) < most else OTHERS)
+    found[key] = found.get(key, 0) + 1
 
 
 def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = None) -> None:
@@ -194,7 +206,7 @@ def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int)
     for reason in _marks(group, "invalid"):
         tally.note(reason)
     for reason in _marks(group, "zero"):
-        tally.zeros[reason[:120]] = tally.zeros.get(reason[:120], 0) + 1
+        _count(tally.zeros, reason[:120], MOST_ZEROS)
     if bad:
         tally.counts["invalid"] += rollouts
         tally.note(f"a score is {bad[0]!r}, which is no finite number")

@@ -37,7 +37,8 @@ def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[
 
 def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:
     mine = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
-    code, own = fingerprint(Path(environment_file)), config.env.model_extra or {}
+    own = config.env.model_extra or {}
+    code = fingerprint(Path(environment_file), own)
     reasons = []
     for test in mine:
         reason = _against(test, code, own)

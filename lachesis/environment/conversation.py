@@ -9,11 +9,16 @@ class Guess(ConversationEnv):
     def prompt(self, item):
         return "Guess my number, from 0 to 99."
 
+    def identity(self, item):
+        return str(item["number"])
+
     async def play(self, item, chat):
-        for turn in range(self.config.max_turns):
-            guess = int(await chat.answer(None if turn == 0 else "higher"))
-            ...
-        return 1.0
+        answer = await chat.answer()
+        for _ in range(self.config.max_turns - 1):
+            if answer.strip() == str(item["number"]):
+                break
+            answer = await chat.answer("higher" if answer.strip() < str(item["number"]) else "lower")
+        return float(answer.strip() == str(item["number"]))
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ class ConversationEnv(TaskEnv):
     config: ConversationEnvConfig
 
     async def play(self, item: Item, chat: Chat) -> Any:
-        """Hold one conversation; what it was worth, as from `score_answer`."""
+        """Hold one conversation; what it was worth, as from `score_answer`. What blocks goes through `asyncio.to_thread`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method play(self, item, chat) that returns a number")
 
     async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
@@ -116,7 +121,8 @@ class ConversationEnv(TaskEnv):
     async def _conversation(self, item: Item, split: str) -> Rollout:
         chat = Chat(self, self.messages(item), split)
         try:
-            outcome = outcome_of(await self.play(item, chat))
+            async with self.in_time("play(), without what was sampled,"):
+                outcome = outcome_of(await self.play(item, chat))
         except TooLong:
             outcome = zero(TOO_LONG) if chat.answers else invalid("the first question is longer than the limit of tokens")
         except Invalid as error:

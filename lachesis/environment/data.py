@@ -56,7 +56,7 @@ def _lines(file: Path) -> Iterable[Any]:
     except OSError as error:
         where = "" if file.is_absolute() else f"; the environment runs in {Path.cwd()}, so give the whole path"
         raise DatasetError(f"{file} cannot be read: {error.strerror or error}{where}") from error
-    for line in text.splitlines():
+    for line in text.split("\n"):  # and at nothing else, as U+2028 may stand in a text
         if line.strip():
             try:
                 yield json.loads(line)

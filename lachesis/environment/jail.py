@@ -39,28 +39,38 @@ CAPABILITIES_V3 = 0x20080522
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
-    "read": (0, 63), "write": (1, 64), "open": (2, -1), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1),
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1),
     "poll": (7, -1), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65),
     "writev": (20, 66), "access": (21, -1), "pipe": (22, -1), "select": (23, -1), "sched_yield": (24, 124), "mremap": (25, 216),
     "madvise": (28, 233), "dup": (32, 23), "dup2": (33, -1), "nanosleep": (35, 101), "getpid": (39, 172),
-    "socketpair": (53, 199), "exit": (60, 93), "uname": (63, 160), "fcntl": (72, 25), "getdents": (78, -1), "getcwd": (79, 17),
+    "socketpair": (53, 199), "exit": (60, 93), "uname": (63, 160), "getdents": (78, -1), "getcwd": (79, 17),
     "readlink": (89, -1), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165), "sysinfo": (99, 179),
     "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177),
     "getppid": (110, 173), "sigaltstack": (131, 132), "gettid": (186, 178), "futex": (202, 98), "sched_getaffinity": (204, 123),
     "epoll_create": (213, -1), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "clock_nanosleep": (230, 115), "exit_group": (231, 94), "epoll_wait": (232, -1), "epoll_ctl": (233, 21),
-    "openat": (257, 56), "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72),
+    "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72),
     "ppoll": (271, 73), "set_robust_list": (273, 99), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
     "epoll_create1": (291, 20), "dup3": (292, 24), "pipe2": (293, 59), "getrandom": (318, 278), "statx": (332, 291),
     "rseq": (334, 293), "faccessat2": (439, 439),
 }  # fmt: skip
-IOCTL, CLONE3 = (16, 29), (435, 435)
+OPEN, OPENAT, FCNTL, IOCTL, CLONE3 = (2, -1), (257, 56), (72, 25), (16, 29), (435, 435)
+WRITING = 0o3 | 0o100 | 0o1000
+"""Of the flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file that was opened for reading; Landlock
+knows no right for that before Linux 6.2."""
+F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
+"""What may be asked of a file. Not who is told by a signal when it can be read (F_SETOWN): that is a way to kill others, which
+Landlock does not close before Linux 6.12."""
+FCNTL_QUESTIONS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
 TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
+IOCTL_QUESTIONS = (TCGETS, FIONBIO, FIOCLEX)
 """Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of its own files."""
-LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
+LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+ARGUMENT = (16, 24, 32)
+"""Where the lower half of each argument of a call lies."""
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
-EPERM, ENOSYS = 1, 38
+EPERM, EACCES, ENOSYS = 1, 13, 38
 
 
 def main() -> None:
@@ -131,7 +141,8 @@ def _drop_capabilities() -> None:
 
 
 def _filter_calls() -> None:
-    """Each allowed call by its number; of ioctl three questions; everything else fails. clone3 is said not to exist, so that
+    """Each allowed call by its number; files are opened for reading only, and of fcntl and ioctl a few questions are answered;
+    everything else fails. clone3 is said not to exist, so that
     the C library tries clone, which fails."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
@@ -142,14 +153,16 @@ def _filter_calls() -> None:
     for number in numbers:
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
-    code += [(EQUAL, 1, 0, IOCTL[column]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 24)]
-    code += [
-        (EQUAL, 2, 0, TCGETS),
-        (EQUAL, 1, 0, FIONBIO),
-        (EQUAL, 0, 1, FIOCLEX),
-        (RETURN, 0, 0, ALLOW),
-        (RETURN, 0, 0, FAIL | EPERM),
-    ]
+    for pair, argument in ((OPEN, 1), (OPENAT, 2)):
+        if pair[column] >= 0:
+            code += [(EQUAL, 0, 4, pair[column]), (LOAD, 0, 0, ARGUMENT[argument]), (ANY_BIT, 0, 1, WRITING)]
+            code += [(RETURN, 0, 0, FAIL | EACCES), (RETURN, 0, 0, ALLOW)]
+    for pair, questions in ((FCNTL, FCNTL_QUESTIONS), (IOCTL, IOCTL_QUESTIONS)):
+        code += [(EQUAL, 0, 2 + 2 * len(questions), pair[column]), (LOAD, 0, 0, ARGUMENT[1])]
+        for question in questions:
+            code += [(EQUAL, 0, 1, question), (RETURN, 0, 0, ALLOW)]
+        code += [(RETURN, 0, 0, FAIL | EPERM)]
+    code += [(RETURN, 0, 0, FAIL | EPERM)]
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
     program = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(code), ctypes.addressof(packed)))
     _called("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))

@@ -14,6 +14,8 @@ from typing import Any
 
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 
+from lachesis.environment import clock
+
 PLAIN = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -43,21 +45,23 @@ async def sample(
     server: Any, tokenizer: Any, messages: list[dict[str, Any]], *, count: int, max_tokens: int, temperature: float,
     most_tokens: int, split: str, prompt: list[int] | None = None,
 ) -> list[Sampled]:  # fmt: skip
-    """`count` answers to the messages, or to these ids. An endpoint that answers with text alone (`server_type: openai`) gives
-    constants for tokens, which are good for scores and for nothing else.
+    """`count` answers to the messages, or to these ids. No limit of `clock` counts the time that takes. An endpoint that
+    answers with text alone (`server_type: openai`) gives constants for tokens, which are good for scores and for nothing else.
 
     Raises TooLong when prompt and answer do not fit `most_tokens`, and what the server raises.
     """
     if isinstance(server.servers[0], OpenAIServer):
-        return await _texts(server, messages, count, max_tokens, temperature, split)
+        with clock.uncounted():
+            return await _texts(server, messages, count, max_tokens, temperature, split)
     ids = prompt if prompt is not None else first_prompt(tokenizer, messages)
     room = most_tokens - len(ids) - 1
     if most_tokens > 0 and room < 1:
         raise TooLong(f"the prompt has {len(ids)} tokens; max_token_length is {most_tokens}")
-    _, tokens_G, logprobs_G, reasons_G = await server.tokens_and_logprobs_completion(
-        prompt="", input_ids=ids, n=count, temperature=temperature, split=split,
-        max_tokens=min(max_tokens, room) if most_tokens > 0 else max_tokens,
-    )  # fmt: skip
+    with clock.uncounted():
+        _, tokens_G, logprobs_G, reasons_G = await server.tokens_and_logprobs_completion(
+            prompt="", input_ids=ids, n=count, temperature=temperature, split=split,
+            max_tokens=min(max_tokens, room) if most_tokens > 0 else max_tokens,
+        )  # fmt: skip
     if len(tokens_G) != count:
         raise RuntimeError(f"the server gave {len(tokens_G)} samples; asked for: {count}")
     return [

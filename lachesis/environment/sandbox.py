@@ -18,19 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lachesis.environment import jail
+from lachesis.environment import clock, jail
 from lachesis.environment.outcome import Invalid
 
 JAIL = Path(jail.__file__)
 MEBI = 2**20
 START_S = 20.0
 """A machine under load may take that long to begin; it is not the program's time."""
+PATIENCE = 10.0
+"""A program that waits for a processor may take so many times its limit."""
 Ending = Literal["ended", "timed out", "out of memory", "too much output", "failed"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`seconds` count from the beginning of the program; it may use as many of processor time."""
+    """`seconds` count from the beginning of the program, without what it waits for a processor; it may use as many of
+    processor time."""
 
     seconds: float = 5.0
     memory_mib: int = 512
@@ -53,14 +56,18 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None, at_once: int | None = None) -> None:
         self.limits = limits or Limits()
-        self._turn = asyncio.Semaphore(at_once or max(1, os.cpu_count() or 1))
+        self._turn = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
     async def run(self, program: str, stdin: str = "") -> Ran:
         """Run a Python program to its end, whatever it does. Raises Invalid when this machine cannot confine or start one,
         which is not the program's fault."""
-        async with self._turn:
+        with clock.uncounted():
+            await self._turn.acquire()
+        try:
             with tempfile.TemporaryDirectory(prefix="lachesis-jail-") as folder:
                 return await self._run(program, stdin, folder)
+        finally:
+            self._turn.release()
 
     async def _run(self, program: str, stdin: str, folder: str) -> Ran:
         limits = self.limits
@@ -104,23 +111,41 @@ async def _watched(child: asyncio.subprocess.Process, limits: Limits) -> Ran:
     assert child.stdout is not None and child.stderr is not None  # noqa: PT018
     started = time.monotonic()
     reading = [asyncio.ensure_future(_read(stream, limits.output_bytes)) for stream in (child.stdout, child.stderr)]
+    ending = asyncio.gather(*reading, child.wait())
     how: Ending = "ended"
     try:
-        async with asyncio.timeout(limits.seconds):
-            await asyncio.gather(*reading)
-            await child.wait()
-    except TimeoutError:
-        how = "timed out"
+        while (left := limits.seconds + _delayed_s(child.pid) - (time.monotonic() - started)) > 0 and not ending.done():
+            await asyncio.wait({ending}, timeout=left)
+            if time.monotonic() - started > PATIENCE * limits.seconds:
+                raise Invalid("this machine had no time for the program")
+        if ending.done():
+            ending.result()
+        else:
+            how = "timed out"
     except _TooMuch:
         how = "too much output"
+    finally:
+        ending.cancel()
     code = child.returncode
     texts = [one.result().decode(errors="replace") if _has_ended(one) else "" for one in reading]
     for one in reading:
         one.cancel()
     await asyncio.gather(*reading, return_exceptions=True)  # nobody else may read when this is over
+    took = time.monotonic() - started
+    if how == "ended" and code == -signal.SIGKILL and took < limits.seconds:
+        raise Invalid("something on this machine has killed the program")  # it cannot have used up its processor time
     if how == "ended" and code != 0:
         how = _why(code or 0, texts[1])
-    return Ran(how, code if code is not None else -signal.SIGKILL, texts[0], texts[1], time.monotonic() - started)
+    return Ran(how, code if code is not None else -signal.SIGKILL, texts[0], texts[1], took)
+
+
+def _delayed_s(pid: int) -> float:
+    """Seconds for which the program could have run and no processor was free; 0 where the kernel does not say. Source: the
+    second number of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst of Linux)."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class _TooMuch(Exception):

@@ -25,17 +25,17 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 from pydantic import Field
 
-from lachesis.environment import data, evaluation
+from lachesis.environment import clock, data, evaluation
 from lachesis.environment.data import Item, Split
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of
-from lachesis.environment.sampling import Sampled, sample
+from lachesis.environment.sampling import Sampled, first_prompt, sample
 
 log = logging.getLogger(__name__)
 MOST_STUCK = 8
@@ -109,9 +109,22 @@ class TaskEnv(BaseEnv):
         """As `score_answer`, with the lengths and the messages of the rollout."""
         return self.score_answer(item, rollout.answer)
 
-    def example(self, item: Item, *, right: bool) -> list[Message]:
+    async def score_text(self, item: Item, answer: str) -> Outcome:
+        """What an answer would be worth that somebody gave, as in training."""
+        messages = self.messages(item)
+        prompt, tokens = first_prompt(self.tokenizer, messages), self.tokenizer.encode(answer, add_special_tokens=False)
+        one = Sampled(prompt, tokens, [0.0] * len(tokens), answer, "stop")
+        return await self.scored(self.score_rollout, item, _single(messages, one))
+
+    @property
+    def scores_texts(self) -> bool:
+        """Whether single answers can be scored: one of the two methods for it was written."""
+        return any(getattr(type(self), name) is not getattr(TaskEnv, name) for name in ("score_answer", "score_rollout"))
+
+    async def example(self, item: Item, *, right: bool) -> list[Message]:
         """A conversation to imitate before reinforcement begins, whose answer is right or not. Needs `gold` and `corrupt`."""
         answer = self.gold(item) if right else self.corrupt(item)  # type: ignore[attr-defined]
+        answer = await answer if inspect.isawaitable(answer) else answer
         return [*self.messages(item), {"role": "assistant", "content": answer}]
 
     @classmethod
@@ -190,28 +203,43 @@ class TaskEnv(BaseEnv):
         that is no coroutine runs in a thread, one at a time, so that one which hangs keeps nobody else."""
         try:
             value = await self._called(scoring, values)
-            async with asyncio.timeout(self.config.verifier_timeout):
+            async with self.in_time("the verifier"):
                 return outcome_of(await value if inspect.isawaitable(value) else value)
-        except TimeoutError:
-            return invalid(f"the verifier was not done after {self.config.verifier_timeout:g} s")
         except Invalid as error:
             return invalid(str(error))
         except Exception as error:
             log.warning("the verifier raised", exc_info=error)
             return invalid(f"the verifier raised {type(error).__name__}: {str(error)[:120]}")
 
+    @contextlib.asynccontextmanager
+    async def in_time(self, who: str) -> AsyncIterator[None]:
+        """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than
+        `verifier_timeout`."""
+        try:
+            async with clock.limited(self.config.verifier_timeout) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise  # one of its own
+            raise Invalid(f"{who} was not done after {self.config.verifier_timeout:g} s") from None
+
     async def _called(self, scoring: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         if inspect.iscoroutinefunction(scoring):
             return scoring(*values)
         if self._stuck > MOST_STUCK:
-            raise Invalid(f"the verifier has not ended {self._stuck} times, and is not asked any more")
+            raise Invalid("too many calls of the verifier have not ended; none is made until one of them has")
         async with self._verifying:
+            call = Call(scoring, values)
             try:
-                async with asyncio.timeout(self.config.verifier_timeout):
-                    return await in_thread(scoring, *values)
-            except TimeoutError:
-                self._stuck += 1  # its thread cannot be ended
-                raise
+                async with self.in_time("the verifier"):
+                    return await call.begun()
+            finally:
+                if not call.ended:  # its thread cannot be ended
+                    self._stuck += 1
+                    call.then = self._one_less
+
+    def _one_less(self) -> None:
+        self._stuck -= 1
 
     def messages(self, item: Item) -> list[Message]:
         """The conversation's beginning: the system's message, if there is one, and the question."""
@@ -264,25 +292,35 @@ def _single(messages: list[Message], one: Sampled) -> Rollout:
     )
 
 
-async def in_thread(call: Callable[..., Any], *values: Any) -> Any:
-    """The result of a call in a thread of its own, which does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
+class Call:
+    """A call in a thread of its own, which does not keep the process from ending. `then` is done when it ends."""
 
-    def finish(set_it: Callable[[Any], None], value: Any) -> None:
-        if not result.done():
-            set_it(value)
+    def __init__(self, function: Callable[..., Any], values: Sequence[Any]) -> None:
+        self.function, self.values = function, values
+        self.ended = False
+        self.then: Callable[[], None] = lambda: None
 
-    def run() -> None:
-        try:
-            found = call(*values)
-        except BaseException as error:
-            kept = RuntimeError(f"{type(error).__name__} ended it") if not isinstance(error, Exception) else error
-            told = (result.set_exception, kept)
-        else:
-            told = (result.set_result, found)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            loop.call_soon_threadsafe(finish, *told)
+    async def begun(self) -> Any:
+        """Begin, and give its result; who is cancelled meanwhile leaves it to itself."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Any] = loop.create_future()
 
-    threading.Thread(target=run, name="verifier", daemon=True).start()
-    return await result
+        def finish(set_it: Callable[[Any], None], value: Any) -> None:
+            self.ended = True
+            self.then()
+            if not result.done():
+                set_it(value)
+
+        def run() -> None:
+            try:
+                found = self.function(*self.values)
+            except BaseException as error:
+                kept = RuntimeError(f"{type(error).__name__} ended it") if not isinstance(error, Exception) else error
+                told = (result.set_exception, kept)
+            else:
+                told = (result.set_result, found)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+                loop.call_soon_threadsafe(finish, *told)
+
+        threading.Thread(target=run, name="verifier", daemon=True).start()
+        return await result

@@ -29,7 +29,7 @@ from verifiers.types import Response, ResponseMessage, ResponseTokens, ToolCall,
 
 from lachesis.environment import toolcalls
 from lachesis.environment.data import Item
-from lachesis.environment.outcome import Outcome, invalid, outcome_of, zero
+from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import Sampled, TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
@@ -60,15 +60,21 @@ class VerifiersEnv(TaskEnv):
         return item["prompt"]
 
     def identity(self, item: Item) -> str:
-        return json.dumps([item["prompt"], item.get("answer"), item.get("info")], sort_keys=True, default=str)
+        return json.dumps([item["prompt"], item.get("answer")], sort_keys=True, default=str)
 
     async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
         """`count` conversations at once, scored by the environment's own rubric."""
         arguments = {"temperature": self.config.temperature, "max_tokens": self.config.max_answer_tokens}
         client = Sampler(self, split)
-        states = await asyncio.gather(
-            *(self.inner.rollout(dict(item), client, self.config.tokenizer_name, arguments) for _ in range(count))
-        )
+
+        async def conversation() -> Any:
+            try:
+                async with self.in_time("the conversation"):
+                    return await self.inner.rollout(dict(item), client, self.config.tokenizer_name, arguments)
+            except Invalid:
+                return {"trajectory": [], "prompt": item["prompt"], "completion": (), "timed_out": True, "given_up": True}
+
+        states = await asyncio.gather(*(conversation() for _ in range(count)))
         made = [_rollout(state, self.tokenizer) for state in states]
         for one, outcome in zip(made, await self._outcomes(states), strict=True):
             one.outcome = outcome
@@ -82,7 +88,7 @@ class VerifiersEnv(TaskEnv):
             scored = [found if not found.valid else outcome_of(state["reward"]) for state in whole]
         else:
             scored = [await self.scored(self._score, [state]) for state in whole]
-        await asyncio.gather(*(self.inner.rubric.cleanup(state) for state in states))
+        await asyncio.gather(*(self.inner.rubric.cleanup(state) for state in states if not state.get("given_up")))
         rest = iter(scored)
         return [outcome if outcome is not None else next(rest) for outcome in lost]
 

@@ -238,7 +238,7 @@ class _Environment:
             [*_python(self.file), "lachesis.environment", "run", self.file, "serve", "--config", str(self.config_file)],
             log=self.folder.log(self.service),
             cwd=self.folder.path,
-            env={**chosen(), **_hub(self.config), **wandb, **place, **signed},
+            env={**_data_hub(self.config), **chosen(), **wandb, **place, **signed},
             ready=_registered(env.rollout_server_url, self.number),
             timeout_s=300.0,  # setup() may load a data set
         )
@@ -257,7 +257,7 @@ class _Environment:
             [*_python(self.file), "lachesis.environment", "run", self.file, "evaluate", "--config", str(file)],
             log=self.folder.logs / f"evaluate_{which}{self.ending}_{self.folder.path.name}.log",
             cwd=self.folder.path,
-            env={**chosen(), **_hub(self.config)},
+            env={**_data_hub(self.config), **chosen()},
             timeout_s=600.0,
         )
         return spec, file
@@ -283,8 +283,8 @@ def make_probe(
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
+            **({} if local else _passed("HF_TOKEN")),
             **chosen(),
-            **({"HF_HUB_OFFLINE": "1"} if local else _passed("HF_TOKEN")),
             **(_passed("WANDB_") if asked["use_wandb"] else {}),
             **client,
             MARK: mark(output.parent),
@@ -305,7 +305,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*_python(file), "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**chosen(), **_hub(config), MARK: mark(folder)},
+        env={**_data_hub(config), **chosen(), MARK: mark(folder)},
     )
     return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
 
@@ -322,6 +322,12 @@ def _is_local(config: RunConfig) -> bool:
 def _hub(config: RunConfig) -> dict[str, str]:
     """A local model needs no hub, and asking for it would cost retries; another one may need the user's token."""
     return {"HF_HUB_OFFLINE": "1"} if _is_local(config) else _passed("HF_TOKEN")
+
+
+def _data_hub(config: RunConfig) -> dict[str, str]:
+    """For an environment, whose data set may come from the hub also where the model does not; with a token when the model's
+    does, or by LACHESIS_PASS."""
+    return {} if _is_local(config) else _passed("HF_TOKEN")
 
 
 def _passed(prefix: str) -> dict[str, str]:

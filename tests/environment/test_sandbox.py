@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lachesis.environment import Invalid, jail
@@ -48,6 +49,9 @@ async def test_a_program_runs_with_the_standard_library() -> None:
         ("writes where it stands", "open('x', 'w')", "PermissionError"),
         ("writes elsewhere", "open('/tmp/lachesis-escaped', 'w')", "PermissionError"),
         ("changes the library", "import os; open(os.__file__, 'a')", "PermissionError"),
+        ("empties a file", "import os; os.open(os.__file__, os.O_RDONLY | os.O_TRUNC)", "PermissionError"),
+        ("names its parent for signals", "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())", "PermissionError"),
+        ("wants to be told by signals", "import fcntl; fcntl.fcntl(0, fcntl.F_SETFL, 0o20000)", "PermissionError"),
         ("removes a file", "import os; os.remove(os.__file__)", "PermissionError"),
         ("makes a folder", "import os; os.mkdir('/tmp/lachesis-escaped')", "PermissionError"),
         ("makes a link", "import os; os.symlink('/etc', '/tmp/lachesis-escaped')", "PermissionError"),
@@ -105,6 +109,29 @@ async def test_what_never_ends_is_ended(program: str) -> None:
     found = await ran(program, limits=Limits(seconds=0.5))
     assert (found.how, found.code < 0) == ("timed out", True), found
     assert found.seconds < 5
+
+
+async def test_what_waits_for_a_processor_is_not_the_programs_time() -> None:
+    """Eight that think at once on one core, each with half a second to itself."""
+    sandbox = Sandbox(Limits(seconds=0.6), at_once=8)
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done')"
+    core = {min(os.sched_getaffinity(0))}
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, core)
+    try:
+        found = await asyncio.gather(*(sandbox.run(code) for _ in range(8)))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert [(one.how, one.output) for one in found] == [("ended", "done\n")] * 8
+
+
+async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
+    running = asyncio.ensure_future(ran("import time; print('up', flush=True); time.sleep(9)"))
+    await asyncio.sleep(1)
+    children = [one for one in psutil.Process().children() if "jail.py" in " ".join(one.cmdline())]
+    children[0].kill()
+    with pytest.raises(Invalid, match="something on this machine has killed the program"):
+        await running
 
 
 async def test_output_has_a_limit() -> None:

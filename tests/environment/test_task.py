@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, zero
+from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, clock, zero
 from lachesis.environment.task import as_group
 from lachesis.trainer.batch import Recipe, to_batch
 from tests.environment.conftest import LOGPROB, Generator
@@ -86,7 +86,52 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, 
     rollouts = await env.rollouts(env.items.train[0], 12)
     reasons = [one.outcome.reason for one in rollouts]
     assert reasons[0] == "the verifier was not done after 0.02 s"
-    assert reasons[-1] == "the verifier has not ended 9 times, and is not asked any more"
+    assert reasons[-1] == "too many calls of the verifier have not ended; none is made until one of them has"
+
+
+async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Make, generator: Generator) -> None:
+    env = made(Words, verifier_timeout=0.02)
+    await env.setup()
+
+    def slow(item: Any, rollout: Any) -> float:
+        time.sleep(0.5)
+        return 1.0
+
+    reasons = [(await env.scored(slow, {}, None)).reason for _ in range(12)]
+    assert "none is made" in str(reasons[-1])
+    await asyncio.sleep(0.7)
+    assert (await env.scored(lambda item, rollout: 0.5, {}, None)) == Outcome(0.5)
+
+
+async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Make) -> None:
+    env = made(Words)
+    await env.setup()
+
+    def away(item: Any) -> float:
+        raise TimeoutError("the judge did not answer")
+
+    for _ in range(12):
+        assert (await env.scored(away, {})).reason == "the verifier raised TimeoutError: the judge did not answer"
+
+
+async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made: Make) -> None:
+    env = made(Words, verifier_timeout=0.3)
+    await env.setup()
+
+    async def waits(item: Any) -> float:
+        with clock.uncounted():
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
+        return 1.0
+
+    async def hangs(item: Any) -> float:
+        with clock.uncounted():
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5)
+        return 1.0
+
+    assert await env.scored(waits, {}) == Outcome(1.0)
+    assert (await env.scored(hangs, {})).reason == "the verifier was not done after 0.3 s"
 
 
 async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generator) -> None:
