@@ -219,3 +219,13 @@ def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
         other=BASE + "class Other(BaseEnv):\n    pass\n",
     )
     assert [one.name for one in discovery.scan([tmp_path / "mine.py"]).environments] == ["mine"]
+
+
+def test_code_that_a_field_names_is_part_of_the_hash(tmp_path: Path) -> None:
+    write(tmp_path, env=BASE + "class A(BaseEnv):\n    pass\n", mine="import helper\n", helper="x = 1\n", data="1")
+    file, values = tmp_path / "env.py", {"function": f"{tmp_path / 'mine.py'}:reward", "size": 3, "other": "not/there.py"}
+    before = sources.fingerprint(file, values)
+    assert before not in (sources.fingerprint(file), sources.fingerprint(file, {"file": str(tmp_path / "data.py")}))
+    write(tmp_path, helper="x = 2\n")
+    assert sources.fingerprint(file, values) != before
+    assert sources.fingerprint(file) == sources.fingerprint(file, {"size": 4})

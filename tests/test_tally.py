@@ -96,3 +96,14 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
     assert found["errors"] == {"a": 1, "b": 5}
     assert whole(files[:1]) == one
     assert whole(files[2:]) is None
+
+
+def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
+    """What differs from rollout to rollout makes no kind; what is too much is counted together."""
+    tally = Tally(tmp_path / "tally.json")
+    for number in range(50):
+        tally.note(f"the verifier raised ValueError: invalid literal: 'answer {number}'")
+    for word in "abcdefgh":
+        tally.note(f"fault {word}")
+    assert tally.errors["the verifier raised ValueError: invalid literal: 'answer 0'"] == 50
+    assert (len(tally.errors), tally.errors["others"]) == (6, 4)

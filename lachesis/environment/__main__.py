@@ -84,6 +84,7 @@ def _count(file: Path, place: Path) -> None:
     def cli(cls: Any) -> None:
         cursor.watch(reached, cls)
         tally.watch_environment(counts, cls)
+        mending.survive_evaluations(cls, counts.note)
         start(cls)
 
     BaseEnv.cli = classmethod(cli)

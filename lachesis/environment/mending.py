@@ -4,6 +4,7 @@ archived, and no file of it is touched.
     chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
     the server's key  is printed to the log with the configuration, so the environment gets another one
     evaluations       and checkpoints are left out when the step goes on by more than one, or at every step
+    an evaluation     that raises is told nowhere, and one that hangs ends the training
     the first group   is begun five seconds late, in case that other environments register meanwhile
     log-probabilities are dropped by the method that gathers single rollouts
 
@@ -19,6 +20,7 @@ import asyncio
 import functools
 import os
 import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -95,6 +97,25 @@ def evaluate_when_due() -> None:
             self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
 
     BaseEnv.env_step_checks = env_step_checks
+
+
+EVALUATION_S = 3600.0
+
+
+def survive_evaluations(cls: Any, note: Callable[[str], None]) -> None:
+    """Let training go on when the environment's evaluation raises, or is not done after an hour, and tell it."""
+    original = cls.evaluate
+
+    @functools.wraps(original)
+    async def evaluate(self: Any, *values: Any, **options: Any) -> None:
+        try:
+            async with asyncio.timeout(EVALUATION_S) as limit:
+                await original(self, *values, **options)
+        except Exception as error:
+            late = f"was not done after {EVALUATION_S:g} s" if limit.expired() else f"raised {type(error).__name__}: {error}"
+            note(f"evaluate() {late}; training goes on")
+
+    cls.evaluate = evaluate
 
 
 OTHERS_S = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,10 @@ class Echo(ConversationEnv):
             raise Invalid("the judge is away")
         if second == "bug":
             raise ValueError("a bug")
+        if second == "hangs":
+            await asyncio.sleep(60)
+        if second == "late":
+            raise TimeoutError("the judge")
         return float(second == "yes")
 
 
@@ -82,13 +88,15 @@ async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made: Make
         (["a", "b"], 0.0, None),
         (["a", "away"], None, "the judge is away"),
         (["a", "bug"], None, "play() raised: ValueError: a bug"),
+        (["a", "late"], None, "play() raised: TimeoutError: the judge"),
+        (["a", "hangs"], None, "play(), without what was sampled, was not done after 0.4 s"),
         (["x" * 60 + "…", "yes"], 0.0, TOO_LONG),
     ],
 )
 async def test_what_ends_a_conversation_decides_its_outcome(
     made: Make, generator: Generator, answers: list[str], reward: float | None, reason: str | None
 ) -> None:
-    _, rollout = await play(made, generator, answers, max_token_length=70)
+    _, rollout = await play(made, generator, answers, max_token_length=70, verifier_timeout=0.4)
     assert (rollout.outcome.reward, rollout.outcome.reason) == (reward, reason)
     assert len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs) < 70
 
@@ -107,6 +115,32 @@ async def test_a_server_that_fails_makes_one_conversation_invalid(made: Make, ge
     generator.say = lambda prompt, n: ["!500"]
     with pytest.raises(Invalid, match="all 3 rollouts are invalid: the server failed"):
         await env.collect_trajectories({"question": "one?"})
+
+
+async def test_slow_samples_are_no_hang(made: Make, generator: Generator) -> None:
+    env = made(Echo, verifier_timeout=0.3)
+    await env.setup()
+    generator.say = lambda prompt, n: [time.sleep(0.3) or "yes"]
+    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    assert rollout.outcome.reward == 1.0
+
+
+async def test_a_conversation_offers_no_check_of_single_answers(made: Make) -> None:
+    """Its `gold` and `corrupt` are for examples."""
+
+    class Taught(Echo):
+        async def gold(self, item: Item) -> str:
+            return "yes"
+
+        def corrupt(self, item: Item) -> str:
+            return "no"
+
+    env = made(Taught)
+    await env.setup()
+    found = await stages._model_free({"env": env, "items": env.items.train})
+    assert (found["offered"], found["missing"]) == (False, ["score_answer"])
+    examples = [await env.example(env.items.train[0], right=right) for right in (True, False)]
+    assert [one[-1]["content"] for one in examples] == ["yes", "no"]
 
 
 class Stubborn(Echo):

@@ -76,6 +76,11 @@ def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None,
         rows(file, needed=("q", "a"))
 
 
+def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"q": "one\u2028two\u0085three"}\r\n{"q": "four"}', encoding="utf-8")
+    assert [one["q"] for one in rows(tmp_path / "rows.jsonl", needed=("q",))] == ["one\u2028two\u0085three", "four"]
+
+
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -150,3 +150,22 @@ async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.
         assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
         assert [one.api_key for one in configs] == ["k", "k"]
         assert "LACHESIS_INFERENCE_TOKEN" not in os.environ
+
+
+async def test_an_evaluation_that_raises_or_hangs_is_told_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Env:
+        async def evaluate(self, fault: str = "") -> None:
+            if fault == "raises":
+                raise ValueError("no held-out items")
+            if fault == "hangs":
+                await asyncio.sleep(60)
+
+    told: list[str] = []
+    monkeypatch.setattr(mending, "EVALUATION_S", 0.1)
+    mending.survive_evaluations(Env, told.append)
+    for fault in ("", "raises", "hangs"):
+        await Env().evaluate(fault)
+    assert told == [
+        "evaluate() raised ValueError: no held-out items; training goes on",
+        "evaluate() was not done after 0.1 s; training goes on",
+    ]

@@ -198,6 +198,20 @@ async def test_a_file_to_evaluate_on_is_not_trained_on(made: Make, problems: Pat
     assert PROBLEM not in env.items.train
 
 
+async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path: Path) -> None:
+    """Neither in one file, where a row stands twice, nor where the file to evaluate on has it."""
+    whole, held_out = tmp_path / "problems.jsonl", tmp_path / "test.jsonl"
+    lines = [json.dumps({"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"}) + "\n" for n in range(40)]
+    whole.write_text("".join([*lines, *lines]))
+    held_out.write_text("".join(lines[:5]))
+    for fields in ({}, {"held_out_dataset": str(held_out)}):
+        env = made(environment("gsm8k"), dataset=str(whole), few_shot=8, **fields)
+        await env.setup()
+        shown = {one["question"] for one in env.shots}
+        assert len(env.shots) == 8
+        assert not shown & {one["question"] for one in [*env.items.train, *env.items.held_out]}
+
+
 @pytest.mark.parametrize("name", SINGLE)
 def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
     found = discovery.find(name, [ROOT / "environments"])
@@ -209,6 +223,14 @@ def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
 
 
 FUNCTION = """
+from __future__ import annotations
+import dataclasses
+import beside_mine
+
+@dataclasses.dataclass
+class Row:
+    prompt: str
+
 def reward(prompt, completion, answer):
     if completion == "bug":
         raise ValueError("a bug")
@@ -221,6 +243,7 @@ def whole(**row):
 
 async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
+    (tmp_path / "beside_mine.py").touch()
     data = [{"prompt": f"say {n}", "answer": str(n)} for n in range(9)] + [{"prompt": [{"role": "user", "content": "hi"}]}]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in data))
     fields = {"function": f"{tmp_path}/mine.py:reward", "dataset": str(tmp_path / "data.jsonl")}

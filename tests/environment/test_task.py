@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from lachesis import stages
 from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, clock, zero
-from lachesis.environment.task import as_group
+from lachesis.environment.task import Rollout, as_group
 from lachesis.trainer.batch import Recipe, to_batch
 from tests.environment.conftest import LOGPROB, Generator
 
@@ -87,6 +88,28 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, 
     reasons = [one.outcome.reason for one in rollouts]
     assert reasons[0] == "the verifier was not done after 0.02 s"
     assert reasons[-1] == "too many calls of the verifier have not ended; none is made until one of them has"
+
+
+async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> None:
+    """Also where only score_rollout() was written."""
+
+    class Short(TaskEnv):
+        def load_dataset(self) -> list[Item]:
+            return [{"question": f"say {number}"} for number in range(9)]
+
+        def gold(self, item: Item) -> str:
+            return "ok"
+
+        def corrupt(self, item: Item) -> str:
+            return "much too long"
+
+        def score_rollout(self, item: Item, rollout: Rollout) -> float:
+            return float(rollout.sampled_tokens <= 3)
+
+    env = made(Short)
+    await env.setup()
+    found = await stages._model_free({"env": env, "items": env.items.train[:3]})
+    assert (found["offered"], found["gold_right"], found["corrupt_wrong"], found["faults"]) == (True, 3, 3, [])
 
 
 async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Make, generator: Generator) -> None:
