@@ -24,6 +24,7 @@ import httpx
 from table import show
 
 from lachesis import scanning, tally
+from lachesis.config import RunConfig
 from lachesis.environment.sandbox import Sandbox
 from lachesis.inference_tests import InferenceRequest, probe_config
 from lachesis.scaffold import TEMPLATE
@@ -138,7 +139,7 @@ def process(name: str, folder: Path) -> None:
         group.start(probe)
         await_end(group, probe, needs=[])
         lines = [json.loads(line) for line in output.read_text().splitlines()]
-        by_hand = ask(lines, config.env.model_extra or {}, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
+        by_hand = ask(lines, config, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
     made = tally.read(folder / "tally.json") or {}
     theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
@@ -148,9 +149,9 @@ def process(name: str, folder: Path) -> None:
     show(f"{name}: a group of {GROUP} answers (target: 1.10)", ["", "ms", "times by hand"], rows)
 
 
-def ask(lines: list[dict[str, Any]], own: dict[str, Any], url: str, token: str) -> float:
+def ask(lines: list[dict[str, Any]], config: RunConfig, url: str, token: str) -> float:
     """Seconds per group, after the first ones."""
-    took = []
+    took, most = [], (config.env.model_extra or {})["max_answer_tokens"]
     with httpx.Client(timeout=120, trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
         for line in lines:
             masks = line["masks"][0]
@@ -159,7 +160,7 @@ def ask(lines: list[dict[str, Any]], own: dict[str, Any], url: str, token: str) 
                 "prompt": {"prompt_token_ids": prompt},
                 "logprobs": 0,
                 "n": GROUP,
-                "max_tokens": own["max_answer_tokens"],
+                "max_tokens": min(most, config.env.max_token_length - len(prompt) - 1),
                 "temperature": 1.0,
             }
             started = time.perf_counter()

@@ -116,7 +116,10 @@ class ConversationEnv(TaskEnv):
 
     async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
         """`count` conversations at once. One that the server does not answer is invalid, the others stay."""
-        return list(await asyncio.gather(*(self._conversation(item, split) for _ in range(count))))
+        made = list(await asyncio.gather(*(self._conversation(item, split) for _ in range(count))))
+        if type(self).score_group is not TaskEnv.score_group:
+            await self.compare(item, [one for one in made if one.outcome.valid])
+        return made
 
     async def _conversation(self, item: Item, split: str) -> Rollout:
         chat = Chat(self, self.messages(item), split)

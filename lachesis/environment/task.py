@@ -109,6 +109,11 @@ class TaskEnv(BaseEnv):
         """As `score_answer`, with the lengths and the messages of the rollout."""
         return self.score_answer(item, rollout.answer)
 
+    def score_group(self, item: Item, rollouts: Sequence[Rollout]) -> Any:
+        """Write it instead where an answer is worth something only beside the others: one value per rollout, each as from
+        `score_answer`. May be a coroutine."""
+        raise NotImplementedError
+
     async def score_text(self, item: Item, answer: str) -> Outcome:
         """What an answer would be worth that somebody gave, as in training."""
         messages = self.messages(item)
@@ -194,17 +199,36 @@ class TaskEnv(BaseEnv):
             split=split,
         )
         made = [_single(messages, one) for one in answers]
-        for rollout in made:
-            rollout.outcome = await self.scored(self.score_rollout, item, rollout)
+        if type(self).score_group is not TaskEnv.score_group:
+            await self.compare(item, made)
+        else:
+            for rollout in made:
+                rollout.outcome = await self.scored(self.score_rollout, item, rollout)
         return made
+
+    async def compare(self, item: Item, rollouts: Sequence[Rollout]) -> None:
+        """Give each of these the outcome that `score_group` says."""
+        found = await self._value(self.score_group, (item, rollouts))
+        if isinstance(found, list | tuple) and len(found) == len(rollouts):
+            outcomes = [outcome_of(value) for value in found]
+        else:
+            given = f"{len(found)} values" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
+            wrong = found if isinstance(found, Outcome) else invalid(f"score_group() gave {given} for {len(rollouts)} rollouts")
+            outcomes = [wrong] * len(rollouts)
+        for rollout, outcome in zip(rollouts, outcomes, strict=True):
+            rollout.outcome = outcome
 
     async def scored(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
         """What the scoring function says of this, whatever it does: raise, hang, or give something that is no score. A function
         that is no coroutine runs in a thread, one at a time, so that one which hangs keeps nobody else."""
+        return outcome_of(await self._value(scoring, values))
+
+    async def _value(self, scoring: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        """What the function gives, or an invalid outcome."""
         try:
             value = await self._called(scoring, values)
             async with self.in_time("the verifier"):
-                return outcome_of(await value if inspect.isawaitable(value) else value)
+                return await value if inspect.isawaitable(value) else value
         except Invalid as error:
             return invalid(str(error))
         except Exception as error:

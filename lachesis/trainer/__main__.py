@@ -192,7 +192,7 @@ def listener(config: RunConfig) -> Iterator[socket.socket]:
     """The inference server's socket, bound at once so that a taken port fails before anything is loaded."""
     address = urlsplit(config.openai.base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
-    with socket.socket() as sock:
+    with socket.socket(proto=socket.IPPROTO_TCP) as sock:  # as such, asyncio sends small answers at once (TCP_NODELAY)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))

@@ -112,6 +112,34 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
     assert (found["offered"], found["gold_right"], found["corrupt_wrong"], found["faults"]) == (True, 3, 3, [])
 
 
+@pytest.mark.parametrize(
+    ("said", "outcomes"),
+    [
+        ("rank", [Outcome(0.5), Outcome(0.0), Outcome(1.0)]),
+        ("one", [Outcome(None, reason="score_group() gave 1 values for 3 rollouts")] * 3),
+        ("none", [Outcome(None, reason="score_group() gave a NoneType for 3 rollouts")] * 3),
+        ("raises", [Outcome(None, reason="the verifier raised KeyError: 'x'")] * 3),
+        ("nan", [Outcome(1.0), Outcome(None, reason="the score is nan"), Outcome(0.0, reason="too plain")]),
+    ],
+)
+async def test_answers_can_be_scored_beside_each_other(
+    made: Make, generator: Generator, said: str, outcomes: list[Outcome]
+) -> None:
+    class Longest(Words):
+        async def score_group(self, item: Item, rollouts: Any) -> Any:
+            ranked = sorted(one.answer for one in rollouts)
+            kinds = {"one": [1.0], "none": None, "nan": [1.0, float("nan"), zero("too plain")]}
+            if said == "raises":
+                raise KeyError("x")
+            return kinds[said] if said in kinds else [ranked.index(one.answer) / 2 for one in rollouts]
+
+    env = made(Longest)
+    await env.setup()
+    generator.say = lambda prompt, n: ["b", "a", "c"]
+    rollouts = await env.rollouts(env.items.train[0], 3)
+    assert [one.outcome for one in rollouts] == outcomes
+
+
 async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Make, generator: Generator) -> None:
     env = made(Words, verifier_timeout=0.02)
     await env.setup()
