@@ -1,7 +1,7 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all tests            make lint    style, types, import direction
-# make faults  break everything that can break, and print a table (half an hour)
+# make faults  break everything that can break, and print a table (half an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
 PYTHON ?= python3
@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-LONGEST_FAULTS := tests/faults/test_services.py tests/faults/test_orchestration.py
+LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py orchestration.py hosts.py)
 
 .PHONY: install demo test faults serve lint bench clean
 

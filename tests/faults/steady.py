@@ -14,7 +14,7 @@ LINE = "x" * 4095
 class SteadyConfig(BaseEnvConfig):
     mode: str = Field(default="", description="forks, leaves or prints")
     gigabytes: float = Field(default=1.0, description="What `prints` writes to its log")
-    pause_s: float = Field(default=0.1, description="Before each item")
+    pause_s: float = Field(default=0.25, description="Before each item; runs that train on must leave the cores to others")
 
 
 class Steady(BaseEnv):

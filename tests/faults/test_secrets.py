@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -41,6 +42,31 @@ def test_no_secret_is_anywhere(world: World, row: Row) -> None:
     found = [str(file) for file in world.home.rglob("*") if file.is_file() and _holds(file, [marked, *tokens.values()])]
     assert found == []
     row(fault="scan for secrets", phase="running, ended", expected="none", seen="none", kept=run.kept())
+
+
+def test_a_server_with_a_password(world: World, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody writes without it, runs train, and it is known to server, runner and flow alone."""
+    password = "pw-marked-77c1e0"
+    world.stop_serving()
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", f"me:{password}")
+    world.serve()
+    try:
+        run = world.start()
+        run.reach("running")
+        url = f"http://127.0.0.1:{world.port}/api/flow_runs/filter"
+        answers = [
+            httpx.post(url, json={}, auth=auth, trust_env=False).status_code for auth in (None, ("me", "x"), ("me", password))
+        ]
+        assert answers == [401, 401, 200]
+        for name in ("engine", "api", "trainer", "environment", "reaper"):
+            assert not any(password in value for value in psutil.Process(run.pid(name)).environ().values()), name
+        assert run.stop().status == "stopped"
+        found = [str(file) for file in world.home.rglob("*") if file.is_file() and _holds(file, [password])]
+        assert found == []
+    finally:
+        world.end_all_runs()
+        world.stop_serving()
+    row(fault="server with a password", phase="running", expected="401 without it", seen="401, trains on", kept=run.kept())
 
 
 def _token(pid: int) -> str | None:
