@@ -46,10 +46,9 @@ def serve(args: argparse.Namespace) -> None:
     token = os.environ.get("LACHESIS_ENGINE_TOKEN", "")
     if not token.startswith("tml-"):
         raise MissingKeyError("LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)")
-    # With its protocol asyncio knows it as TCP, and sends small answers at once (TCP_NODELAY).
-    with socket.socket(
-        proto=socket.IPPROTO_TCP
-    ) as listener:  # bound before the model is loaded, so a taken port fails in a second
+    # Bound before the model is loaded, so a taken port fails in a second. With its protocol asyncio knows it as TCP, and sends
+    # small answers at once (TCP_NODELAY).
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((args.host, args.port))
