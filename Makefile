@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py orchestration.py hosts.py)
+LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py orchestration.py logs.py hosts.py)
 
 .PHONY: install demo test faults serve lint bench clean
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import psutil
@@ -213,26 +212,3 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
         noticed=noticed,
         kept=run.kept(),
     )
-
-
-def test_a_log_without_end(world: World, row: Row) -> None:
-    """Ten gigabytes in one go."""
-    run = world.start(mode="prints", gigabytes=10.0)
-    run.reach("running")
-    log = run.dir.log("environment")
-    world.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
-    world.wait(lambda: not _grows(log), 300, "the end of the flood", 1)
-    size = sum(file.stat().st_size for file in run.dir.logs.iterdir())
-    assert size < 250_000_000
-    run.advances()
-    assert run.stop().status == "stopped"
-    row(fault="log of 10 GB", phase="running", expected="trains on", seen=f"{size / 1e6:.0f} MB kept", kept=run.kept())
-
-
-def _grows(log: Path) -> bool:
-    def size() -> int:
-        return log.stat().st_size if log.exists() else 0
-
-    before = size()
-    time.sleep(1)
-    return size() != before

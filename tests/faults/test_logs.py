@@ -1,0 +1,37 @@
+"""A log without end, in a file of its own: it takes longer than anything else, and other cases go on beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.matrix]
+Row = Callable[..., None]
+
+
+def test_a_log_without_end(world: World, row: Row) -> None:
+    """Ten gigabytes in one go."""
+    run = world.start(mode="prints", gigabytes=10.0)
+    run.reach("running")
+    log = run.dir.log("environment")
+    world.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
+    world.wait(lambda: not _grows(log), 600, "the end of the flood", 1)
+    size = sum(file.stat().st_size for file in run.dir.logs.iterdir())
+    assert size < 250_000_000
+    run.advances()
+    assert run.stop().status == "stopped"
+    row(fault="log of 10 GB", phase="running", expected="trains on", seen=f"{size / 1e6:.0f} MB kept", kept=run.kept())
+
+
+def _grows(log: Path) -> bool:
+    def size() -> int:
+        return log.stat().st_size if log.exists() else 0
+
+    before = size()
+    time.sleep(1)
+    return size() != before
