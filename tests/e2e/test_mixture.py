@@ -23,7 +23,7 @@ def test_two_environments_train_one_model(
 ) -> None:
     refused = cli("train", "calm", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm)
     assert "env.mixture names calm, which is the run's own environment" in refused["error"]
-    words = ("train", "calm", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=16")
+    words = ("train", "calm", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=30")
     run_id = cli(*words, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 3, 150, "three steps")
     assert cli("stop", run_id)["status"] == "stopped"
@@ -41,8 +41,8 @@ def test_two_environments_train_one_model(
 
     lines = [json.loads(line) for line in (served_home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()]
     made = [tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text")) for one in lines]
-    assert len(made) == 16
-    assert sum(pair == (16, 8) for pair in made) >= 13, f"two parts to one, but for what waited at the death: {made}"
+    assert len(made) == 30
+    assert sum(pair == (16, 8) for pair in made) >= 27, f"two parts to one, but for what waited at the death: {made}"
     means = [(2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"]) / 3 for one in lines[:2]]
     assert means == pytest.approx([one["reward/mean"] for one in lines[:2]], abs=1e-6)
     results = cli("results", run_id)
