@@ -56,7 +56,7 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None, at_once: int | None = None) -> None:
         self.limits = limits or Limits()
-        self._turn = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        self._turn = asyncio.Semaphore(at_once or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
 
     async def run(self, program: str, stdin: str = "") -> Ran:
         """Run a Python program to its end, whatever it does. Raises Invalid when this machine cannot confine or start one,
