@@ -17,7 +17,7 @@ class Guess(ConversationEnv):
         for _ in range(self.config.max_turns - 1):
             if answer.strip() == str(item["number"]):
                 break
-            answer = await chat.answer("higher" if answer.strip() < str(item["number"]) else "lower")
+            answer = await chat.answer("no, another one")
         return float(answer.strip() == str(item["number"]))
 """
 
