@@ -18,28 +18,23 @@ left to write is where items come from and what an answer is worth.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import json
-import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 from pydantic import Field
 
-from lachesis.environment import clock, data, evaluation
+from lachesis.environment import data, evaluation
 from lachesis.environment.data import Item, Split
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of
 from lachesis.environment.sampling import Sampled, first_prompt, sample
+from lachesis.environment.verifier import Verifier, in_time
 
-log = logging.getLogger(__name__)
-MOST_STUCK = 8
-"""So many calls of a verifier that never end, and it is not called any more: each of them keeps a thread."""
 Message = dict[str, Any]
 
 
@@ -140,8 +135,7 @@ class TaskEnv(BaseEnv):
 
     async def setup(self) -> None:
         await self.load()
-        self._verifying = asyncio.Lock()
-        self._stuck = 0
+        self._verifier = Verifier(self.config.verifier_timeout)
         self._rewards: list[Outcome] = []
 
     async def load(self) -> None:
@@ -202,13 +196,14 @@ class TaskEnv(BaseEnv):
         if type(self).score_group is not TaskEnv.score_group:
             await self.compare(item, made)
         else:
-            for rollout in made:
-                rollout.outcome = await self.scored(self.score_rollout, item, rollout)
+            values = await self._verifier.values(self.score_rollout, [(item, one) for one in made])
+            for rollout, value in zip(made, values, strict=True):
+                rollout.outcome = outcome_of(value)
         return made
 
     async def compare(self, item: Item, rollouts: Sequence[Rollout]) -> None:
         """Give each of these the outcome that `score_group` says."""
-        found = await self._value(self.score_group, (item, rollouts))
+        (found,) = await self._verifier.values(self.score_group, [(item, rollouts)])
         if isinstance(found, list | tuple) and len(found) == len(rollouts):
             outcomes = [outcome_of(value) for value in found]
         else:
@@ -219,51 +214,14 @@ class TaskEnv(BaseEnv):
             rollout.outcome = outcome
 
     async def scored(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
-        """What the scoring function says of this, whatever it does: raise, hang, or give something that is no score. A function
-        that is no coroutine runs in a thread, one at a time, so that one which hangs keeps nobody else."""
-        return outcome_of(await self._value(scoring, values))
+        """What the scoring function says of this, whatever it does: raise, hang, or give something that is no score."""
+        (value,) = await self._verifier.values(scoring, [values])
+        return outcome_of(value)
 
-    async def _value(self, scoring: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        """What the function gives, or an invalid outcome."""
-        try:
-            value = await self._called(scoring, values)
-            async with self.in_time("the verifier"):
-                return await value if inspect.isawaitable(value) else value
-        except Invalid as error:
-            return invalid(str(error))
-        except Exception as error:
-            log.warning("the verifier raised", exc_info=error)
-            return invalid(f"the verifier raised {type(error).__name__}: {str(error)[:120]}")
-
-    @contextlib.asynccontextmanager
-    async def in_time(self, who: str) -> AsyncIterator[None]:
+    def in_time(self, who: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than
         `verifier_timeout`."""
-        try:
-            async with clock.limited(self.config.verifier_timeout) as limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise  # one of its own
-            raise Invalid(f"{who} was not done after {self.config.verifier_timeout:g} s") from None
-
-    async def _called(self, scoring: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-        if inspect.iscoroutinefunction(scoring):
-            return scoring(*values)
-        if self._stuck > MOST_STUCK:
-            raise Invalid("too many calls of the verifier have not ended; none is made until one of them has")
-        async with self._verifying:
-            call = Call(scoring, values)
-            try:
-                async with self.in_time("the verifier"):
-                    return await call.begun()
-            finally:
-                if not call.ended:  # its thread cannot be ended
-                    self._stuck += 1
-                    call.then = self._one_less
-
-    def _one_less(self) -> None:
-        self._stuck -= 1
+        return in_time(self.config.verifier_timeout, who)
 
     def messages(self, item: Item) -> list[Message]:
         """The conversation's beginning: the system's message, if there is one, and the question."""
@@ -314,37 +272,3 @@ def _single(messages: list[Message], one: Sampled) -> Rollout:
         truncated=one.finish_reason == "length",
         sampled_tokens=len(one.tokens),
     )
-
-
-class Call:
-    """A call in a thread of its own, which does not keep the process from ending. `then` is done when it ends."""
-
-    def __init__(self, function: Callable[..., Any], values: Sequence[Any]) -> None:
-        self.function, self.values = function, values
-        self.ended = False
-        self.then: Callable[[], None] = lambda: None
-
-    async def begun(self) -> Any:
-        """Begin, and give its result; who is cancelled meanwhile leaves it to itself."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
-
-        def finish(set_it: Callable[[Any], None], value: Any) -> None:
-            self.ended = True
-            self.then()
-            if not result.done():
-                set_it(value)
-
-        def run() -> None:
-            try:
-                found = self.function(*self.values)
-            except BaseException as error:
-                kept = RuntimeError(f"{type(error).__name__} ended it") if not isinstance(error, Exception) else error
-                told = (result.set_exception, kept)
-            else:
-                told = (result.set_result, found)
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(finish, *told)
-
-        threading.Thread(target=run, name="verifier", daemon=True).start()
-        return await result

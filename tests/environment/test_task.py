@@ -80,6 +80,29 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
 
+async def test_one_that_hangs_amid_others_costs_its_own_score_alone(made: Make, generator: Generator) -> None:
+    env = made(Words, verifier_timeout=0.3)
+    await env.setup()
+    generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
+    rollouts = await env.rollouts(env.items.train[0], 5)
+    assert [one.outcome.reward for one in rollouts] == [0.5, None, None, 0.75, None]
+
+
+async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: Generator) -> None:
+    """Each waits for all the others."""
+    together = asyncio.Barrier(4)
+
+    class Judged(Words):
+        async def score_answer(self, item: Item, answer: str) -> float:
+            await together.wait()
+            return 0.5
+
+    env = made(Judged, verifier_timeout=5.0)
+    await env.setup()
+    rollouts = await env.rollouts(env.items.train[0], 4)
+    assert [one.outcome for one in rollouts] == [Outcome(0.5)] * 4
+
+
 async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, generator: Generator) -> None:
     env = made(Words, verifier_timeout=0.02)
     await env.setup()
