@@ -49,8 +49,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         with frozen(pid, FROZEN_S):
             pass
     else:
-        os.kill(pid, case.number)
-        noticed = _noticed(world, run, case, pid)
+        noticed = _struck(world, run, case, pid)
     if case.status == "running":
         run.advances()
         assert run.record.attempt == attempt, "the attempt went on"
@@ -74,20 +73,47 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     row(fault=signal_, phase=case.phase, expected=expected, seen=seen, noticed=told, kept=kept)
 
 
-def _noticed(world: World, run: Run, case: Case, pid: int) -> float:
-    """Seconds until the run's record shows the death of a service; 0 for other parts."""
+def _struck(world: World, run: Run, case: Case, pid: int) -> float:
+    """Send the signal; seconds until somebody is seen to know of the death, 0 where nobody has to."""
+    shown = _sign(world, run, case)
+    os.kill(pid, case.number)
+    if shown is None:
+        return 0.0
     began = time.monotonic()
+    if case.number == TERM:  # it may finish what it is doing; from its end on it must be noticed
+        world.wait(lambda: pid not in world.processes(), 60, f"the end of {case.part}", poll_s=0.02)
+        began = time.monotonic()
+    world.wait(shown, NOTICED_S, f"the end of {case.part} to be noticed", poll_s=0.02)
+    return time.monotonic() - began
 
+
+def _sign(world: World, run: Run, case: Case) -> Callable[[], bool] | None:
+    """Of a service, the run's record; of server and runner, a line of the launcher; of flow and reaper, the end of the first
+    service. Flow and reaper end in order when they are told to."""
+    if case.part in SERVICES:
+        return _in_record(run, case.part)
+    if case.part in ("server", "runner"):
+        return _in_log(world, case.part)
+    return _by_an_end(world, run) if case.number == KILL else None
+
+
+def _in_record(run: Run, service: str) -> Callable[[], bool]:
     def shown() -> bool:
         record = run.record
-        one = record.services.get(case.part)
-        restarted = record.phase == f"restarting {case.part}"
+        one = record.services.get(service)
+        restarted = record.phase == f"restarting {service}"
         return restarted or record.ended or (one is not None and one.state.startswith("exited"))
 
-    if case.part in SERVICES:
-        if case.number == TERM:  # it may finish what it is doing; from its end on it must be noticed
-            world.wait(lambda: pid not in world.processes(), 60, f"the end of {case.part}", poll_s=0.02)
-            began = time.monotonic()
-        world.wait(shown, NOTICED_S, f"the run to notice the end of {case.part}", poll_s=0.02)
-        return time.monotonic() - began
-    return 0.0
+    return shown
+
+
+def _in_log(world: World, part: str) -> Callable[[], bool]:
+    log, line = world.home / "launcher.log", f"the Prefect {part} exited"
+    before = log.read_text().count(line)
+    return lambda: log.read_text().count(line) > before
+
+
+def _by_an_end(world: World, run: Run) -> Callable[[], bool]:
+    living = {one.pid for one in run.record.services.values() if one.pid} & set(world.processes())
+    assert living, "no service runs that could end"
+    return lambda: not living <= set(world.processes())
