@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from engine import medium
 from table import show
 
-from lachesis import scanning, tally
+from lachesis import discovery, lessons, scanning, tally
 from lachesis.config import RunConfig
 from lachesis.environment.sandbox import Sandbox
 from lachesis.inference_tests import InferenceRequest, probe_config
@@ -42,14 +43,19 @@ GROUPS, GROUP, WARM = 60, 16, 10
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        discovery(Path(folder))
+        finding(Path(folder))
     asyncio.run(sandbox())
-    for name in ("arithmetic", "reverse_text"):
+    for name, model in (("arithmetic", None), ("reverse_text", taught("reverse_text")), ("reverse_text", medium())):
         with tempfile.TemporaryDirectory() as folder:
-            process(name, Path(folder))
+            process(name, model, Path(folder))
 
 
-def discovery(folder: Path) -> None:
+def taught(name: str) -> Path:
+    """As `lachesis model build --for`: its answers are as long as those of the task."""
+    return lessons.build(discovery.find(name), {})
+
+
+def finding(folder: Path) -> None:
     """Environments as `lachesis env new` makes them; the first time, again, and after some of them were changed."""
     for number in range(FILES):
         text = TEMPLATE.read_text().replace("CLASS", f"Env{number}").replace("NAME", f"env_{number}")
@@ -119,10 +125,10 @@ async def at_once(call: Callable[[], Awaitable[None]]) -> float:
     return 2 * RUNS / (time.perf_counter() - started)
 
 
-def process(name: str, folder: Path) -> None:
+def process(name: str, model: Path | None, folder: Path) -> None:
     """Groups that an environment's process makes one after the other, beside the same requests sent to the same server by hand,
     one after the other: what is more is tokenising, scoring and Atropos."""
-    launch = Launch(name)
+    launch = Launch(name, model=str(model) if model else None)
     environment, config = Service().resolve(launch)
     Service().build_model(launch, lambda done, total: None)
     output = folder / "groups.jsonl"
@@ -146,7 +152,8 @@ def process(name: str, folder: Path) -> None:
         ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],
         ["the same requests by hand", f"{1000 * by_hand:.0f}", "1.00"],
     ]
-    show(f"{name}: a group of {GROUP} answers (target: 1.10)", ["", "ms", "times by hand"], rows)
+    size = "48 million" if model and model.name == medium().name else "100,000"
+    show(f"{name}, {size} parameters: a group of {GROUP} answers (target: 1.10)", ["", "ms", "times by hand"], rows)
 
 
 def ask(lines: list[dict[str, Any]], config: RunConfig, url: str, token: str) -> float:
