@@ -46,15 +46,17 @@ def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
     return [
         seed,
         record.status,
-        results["reward"]["first"],
-        results["reward"]["last"],
-        results["held_out"].get("before"),
-        results["held_out"].get("after"),
+        *(_short(results["reward"][name]) for name in ("first", "last")),
+        *(_short(results["held_out"].get(name)) for name in ("before", "after")),
         f"{steps[-1]['time'] - steps[0]['time']:.0f}",
         "–" if good is None else f"{good:.0f}",
         f"{seconds_between(record.created_at, record.ended_at):.0f}",
         ", ".join(f"{word} {count}" for word, count in said.items()),
     ]
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":
