@@ -43,6 +43,7 @@ def main() -> None:
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
     with launcher.Serving():
+        found["Lachesis, two batches may wait"] = [ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds]
         found["Lachesis"] = [ours(seed) for seed in args.seeds]
     mine = middle(found["Lachesis"])
     rows: list[list[object]] = []
@@ -58,10 +59,10 @@ def main() -> None:
 RUNS: dict[int, str] = {}
 
 
-def ours(seed: int) -> Times:
+def ours(seed: int, *edits: tuple[str, object]) -> Times:
     service = Service()
     began = time.time()
-    record = service.start(Launch("arithmetic", edits=EDITS, seed=seed))
+    record = service.start(Launch("arithmetic", edits=(*EDITS, *edits), seed=seed))
     RUNS[seed] = record.run_id
     record = watch.until_end(service, record.run_id, quiet=True)
     launcher.wait_gone(service.store, record)

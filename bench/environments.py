@@ -52,7 +52,7 @@ def main() -> None:
 
 def taught(name: str) -> Path:
     """As `lachesis model build --for`: its answers are as long as those of the task."""
-    return lessons.build(discovery.find(name), {})
+    return lessons.build((discovery.find(name), {}))
 
 
 def finding(folder: Path) -> None:

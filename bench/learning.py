@@ -28,7 +28,7 @@ def main() -> None:
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
-        model = models.build(models.Recipe()) if name == "arithmetic" else lessons.build(discovery.find(name), {})
+        model = models.build(models.Recipe()) if name == "arithmetic" else lessons.build((discovery.find(name), {}))
         with launcher.Serving():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
         targets = "first <= 0.35, last >= 0.85, training <= 180 s" if name == "arithmetic" else "reward up by 0.3, run <= 300 s"

@@ -72,7 +72,9 @@ def check(environment: Environment, config: RunConfig, folder: Path, tell: Tell 
         try:
             groups, tally = _roll_out(environment, config, folder)
         except LachesisError as error:
-            add(Line("rollout", "failed", str(error), time.monotonic() - started))
+            told = _errors(read(folder / "tally.json") or {})
+            known = f"{told}; the traceback is in {folder / 'rollout.log'}" if told else str(error)
+            add(Line("rollout", "failed", known, time.monotonic() - started))
             return lines
         for line in _look(groups, tally, config.openai.model_name, time.monotonic() - started):
             add(line)
@@ -114,7 +116,7 @@ def _roll_out(environment: Environment, config: RunConfig, folder: Path) -> tupl
 
 
 def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[Line]:
-    errors = "; ".join(f"{text} ({count} times)" for text, count in (tally.get("errors") or {}).items())
+    errors = _errors(tally)
     if not groups:
         return [Line("rollout", "failed", f"no group came: {errors or 'the environment left it out'}", seconds)]
     from transformers import AutoTokenizer
@@ -123,11 +125,17 @@ def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[L
     scores = ", ".join(f"{score:g}" for score in group["scores"])
     invalid = int(tally.get("invalid", 0))
     told = f"{len(group['scores'])} answers scored {scores}{f'; {invalid} of them invalid: {errors}' if invalid else ''}"
+    if not invalid and not any(group["scores"]):
+        told += ", as is usual for a model that does not know the task"
     tokens = _tokens(group)
     lines = [Line("rollout", "warned" if invalid else "passed", told, seconds), tokens]
     if tokens.status != "failed":
         lines += [_round_trip(group, tokenizer), _stops(group, tokenizer.eos_token_id)]
     return [*lines, _truncation(tally)]
+
+
+def _errors(tally: Json) -> str:
+    return "; ".join(f"{text} ({count} times)" for text, count in (tally.get("errors") or {}).items())
 
 
 def _tokens(group: Mapping[str, Any]) -> Line:
@@ -152,7 +160,7 @@ def _tokens(group: Mapping[str, Any]) -> Line:
             trained += mask != -100
     if not trained:
         return Line("tokens", "failed", "every token is masked with -100: nothing would be trained on")
-    told = f"{trained} of {sum(map(len, group['tokens']))} would be trained on"
+    told = f"{trained} of {sum(map(len, group['tokens']))} would be trained on: those that the model has said"
     if not group.get("inference_logprobs"):
         lack = (
             "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"

@@ -66,6 +66,8 @@ def adopt(text: str) -> str:
     process. Raises UnknownEnvironmentError for a file that is not there or holds none, EnvironmentLoadError for one that does
     not parse."""
     if not text.endswith(".py"):
+        if Path(f"{text}.py").is_file() and text not in {one.name for one in scan().environments}:
+            raise UnknownEnvironmentError(f"there is no environment {text!r}; the file is given as {text}.py", available=[])
         return text
     file = Path(text).expanduser().resolve()
     if not file.is_file():

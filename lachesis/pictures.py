@@ -58,14 +58,16 @@ def reward(steps: Sequence[Step], results: RunResults) -> Any:
     figure, axes = _axes(1)
     _line(axes[0], steps, "reward/mean", GREY, label="one step", width=0.8)
     _smooth(axes[0], steps, "reward/mean", BLUE, f"mean of {SMOOTH} steps")
+    mixed = _of_environments(steps)
     ends = {"before": steps[0]["step"], "after": steps[-1]["step"]}
     for which, value in results.held_out.items():
         if value is not None and which in ends:
-            axes[0].plot([ends[which]], [value], "o", color=ORANGE, label=f"held out, {which}: {value:.3f}")
-    for key, colour in zip(_of_environments(steps), MORE_COLOURS, strict=False):
+            whose = f" {results.environment}" if mixed else ""
+            axes[0].plot([ends[which]], [value], "o", color=ORANGE, label=f"held out{whose}, {which}: {value:.3f}")
+    for key, colour in zip(mixed, MORE_COLOURS, strict=False):
         _smooth(axes[0], steps, key, colour, key.split("/")[1])
     axes[0].set(xlabel="step", ylabel="reward/mean")
-    axes[0].legend(frameon=False)
+    axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -108,12 +110,14 @@ PICTURES: dict[str, Callable[[Sequence[Step], RunResults], Any]] = {"reward": re
 
 def _axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # without pyplot there is no window system and no state
+    from matplotlib.ticker import MaxNLocator
 
     rows = -(-count // columns)
     figure = Figure(figsize=(9, 3.2 if count == 1 else 1.9 * rows + 0.4), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
 
 

@@ -83,7 +83,7 @@ def _keep_samples(cls: Any, file: Path, said: Said) -> None:
         if group and kept < MOST_SAMPLES:
             kept += 1
             with contextlib.suppress(Exception):  # a group of an unusual shape is scored all the same
-                _append(file, {"prompt": said.prompt, **_responses(self, group, said.texts)})
+                _append(file, {"prompt": said.prompt or _asked(self, group), **_responses(self, group, said.texts)})
         return group, backlog
 
     cls.collect_trajectories = collect_trajectories
@@ -136,6 +136,14 @@ def _follow_sampling(wanted: Json) -> Said:
 
         setattr(APIServer, name, call)
     return said
+
+
+def _asked(env: Any, group: Any) -> str:
+    """The text before the first token of the model's own, where ids were sent instead of a text."""
+    one = group[0] if isinstance(group, list) else group
+    tokens, masks = one["tokens"][0], one["masks"][0]
+    first = next((at for at, mask in enumerate(masks) if mask != -100), len(tokens))
+    return str(env.tokenizer.decode(tokens[:first]))[:2000]
 
 
 def _append(file: Path, line: Json) -> None:

@@ -158,6 +158,8 @@ class RunResults(Report):
     """What it took until now, and the ratio to the forecast for the steps that were made."""
     health: Json | None = None
     """The last judgement of the monitor."""
+    rollouts: Json | None = None
+    """As in the status: which rollouts could not be scored, and which rewards of 0 have a reason."""
     error: str | None = None
     next_steps: list[str]
 
@@ -235,6 +237,7 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
     known: Json = {
         **_forecast(record, steps),
         "health": record.health,
+        "rollouts": _rollouts(folder),
         "wandb_url": record.wandb_url,
         "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
         "error": record.error,

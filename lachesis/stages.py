@@ -130,9 +130,10 @@ async def _model_free(state: Json) -> Json:
         right += _is_right(env, high)
         wrong += low < high
         if not _is_right(env, high) and len(faults) < 3:
-            faults.append(f"the right answer {good!r} to {item!r} scores {high}"[:300])
+            faults.append(f"gold() gave {good!r} to {item!r}, which scores {high}; it must give a right answer"[:300])
         elif low >= high and len(faults) < 3:
-            faults.append(f"the wrong answer {bad!r} to {item!r} scores {low}, the right one {good!r} scores {high}"[:300])
+            told = f"corrupt() gave {bad!r}, which scores {low}, and gold() {good!r}, which scores {high}, to {item!r}"
+            faults.append(f"{told[:240]}; what corrupt() gives must score less")
     count = len(state["items"])
     return {"offered": True, "items": count, "gold_right": right, "corrupt_wrong": wrong, "faults": faults}
 

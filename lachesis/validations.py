@@ -47,8 +47,8 @@ def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -
         reasons.append(f"test {test.test_id} {reason}")
     what = reasons[0] if reasons else "it was never validated"
     raise ValidationMissingError(
-        f"{config.environment} has no fresh successful validation: {what}; `lachesis test {config.environment}` or "
-        "rl_test_inference makes one",
+        f"{config.environment} has no fresh successful validation: {what}; `lachesis test`, with this "
+        "environment and these values, or rl_test_inference makes one",
         environment=config.environment,
         fingerprint=code,
     )

@@ -110,11 +110,12 @@ def _faults(
 def _learnability(groups: int, scores: list[float], signal: float) -> tuple[Word, list[str]]:
     right = sum(score > 0 for score in scores)
     share = f"{round(signal * groups)} of {groups} groups have rewards that differ"
+    above = f"{right} of {len(scores)} rollouts score above 0"
     if signal >= LEAST_SIGNAL:
-        return "learnable", [f"{share}; {right} of {len(scores)} rollouts are right"]
+        return "learnable", [f"{share}; {above}"]
     if right / len(scores) >= 0.5:
-        return "too easy", [f"{right} of {len(scores)} rollouts are right; {share}: nothing is left to learn"]
-    return "too hard", [f"{right} of {len(scores)} rollouts are right; {share}: there is almost no reward to learn from"]
+        return "too easy", [f"{above}; {share}: nothing is left to learn"]
+    return "too hard", [f"{above}; {share}: there is almost no reward to learn from"]
 
 
 def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[str]:

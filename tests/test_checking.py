@@ -35,7 +35,7 @@ def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any) -> 
     assert code == 0, (found, said)
     assert [line["name"] for line in found["checks"]] == ALL
     assert {line["status"] for line in found["checks"]} == {"passed"}
-    assert found["environment"] == "loud_words"
+    assert (found["environment"], found["logs"]) == ("loud_words", None)
     assert processes_under(tmp_path) == {}
     code, _, said = lachesis("env", "new", "loud_words", home=home, cwd=tmp_path)
     assert code == 1
@@ -44,11 +44,16 @@ def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any) -> 
 FAULTS = {  # what is replaced, with what, and what is said then
     "import": ("import random\n", "import random\nimport no_such_module\n", "no_such_module"),
     "dataset": ("for word in sorted(words)]", "for word in []]", "holds 0 different items"),
-    "model-free check": ('return {"letters": 0.5 * letters, "exact": 0.5 * (said == right)}', "return 1.0", "the right one"),
+    "rollout": ("        # Named parts;", "        assert answer.isupper(), 'bug'\n        #", "raised AssertionError: bug"),
+    "model-free check": (
+        'return {"letters": 0.5 * letters, "exact": 0.5 * (said == right)}',
+        "return 1.0",
+        "what corrupt() gives must score less",
+    ),
 }
 
 
-@pytest.mark.parametrize("stage", ["import", "dataset", "model-free check"])
+@pytest.mark.parametrize("stage", ["import", "dataset", "model-free check", "rollout"])
 def test_the_check_that_fails_is_named_and_is_the_last(tmp_path: Path, new_home: Any, stage: str) -> None:
     file = scaffold.new("faulty", tmp_path)
     old, new, said = FAULTS[stage]
@@ -87,7 +92,9 @@ def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str
 def test_a_group_without_log_probabilities_is_warned_of() -> None:
     line = checking._tokens(group(inference_logprobs=None))
     assert line.status == "warned"
-    assert line.message.startswith("2 of 4 would be trained on; the group has no inference_logprobs")
+    assert line.message.startswith(
+        "2 of 4 would be trained on: those that the model has said; the group has no inference_logprobs"
+    )
 
 
 def test_turns_that_end_twice_or_never_are_warned_of() -> None:

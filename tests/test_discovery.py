@@ -133,6 +133,10 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
     name = discovery.adopt(str(tmp_path / "mine.py"))
     assert name == "mine", "its own name is taken by another file"
     assert discovery.find(name).file_path == str(tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    assert discovery.adopt("mine") == "mine"
+    with pytest.raises(UnknownEnvironmentError, match=r"the file is given as empty\.py"):
+        discovery.adopt("empty")
     with pytest.raises(UnknownEnvironmentError, match="there is no file"):
         discovery.adopt(str(tmp_path / "gone.py"))
     with pytest.raises(UnknownEnvironmentError, match="holds no class that inherits from one of BaseEnv, ConversationEnv"):

@@ -76,6 +76,13 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
     assert len(others) == 2
 
 
+def test_several_environments_teach_one_model(tmp_path: Path) -> None:
+    taught = [(discovery.find(name), {}) for name in ("reverse_text", "countdown")]
+    made = lessons.build(*taught, steps=1, home=tmp_path)
+    assert made.name.startswith("tiny-reverse_text-countdown-")
+    assert lessons.build(*reversed(taught), steps=1, home=tmp_path) != made
+
+
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
-        lessons.build(discovery.find("reverse_text"), {}, share=1.5)
+        lessons.build((discovery.find("reverse_text"), {}), share=1.5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ class Env:
 
     def __init__(self, items: list[Any], group: dict[str, Any] | None = None) -> None:
         self.items, self.group, self.asked = items, group, 0
-        self.tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: "".join(map(chr, tokens)))
+        self.tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens=False: "".join(map(chr, tokens)))
 
     async def get_next_item(self) -> Any:
         self.asked += 1
@@ -47,6 +49,17 @@ async def test_an_environment_may_make_the_item_itself() -> None:
     env = Env([])
     env.item_from_prompt = lambda prompt: {"q": prompt} if prompt == "a" else None  # type: ignore[attr-defined]
     assert await probe._items(env, ["a", "b"]) == {"a": {"q": "a"}}
+
+
+async def test_samples_of_ids_know_what_was_asked(tmp_path: Path) -> None:
+    group = {"tokens": [[66, 67, 65]], "masks": [[-100, -100, 65]], "scores": [1.0]}
+
+    class Asked(Env):
+        pass
+
+    probe._keep_samples(Asked, tmp_path / "samples.jsonl", probe.Said())
+    await Asked([], group).collect_trajectories({})
+    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"prompt": "BC", "responses": ["A"], "scores": [1.0]}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -124,7 +125,9 @@ def test(args: argparse.Namespace) -> int:
     service = Service()
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompted = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
-    wanted = TestOptions(num_steps=args.steps, group_size=args.group_size, models=args.model, prompts=args.prompt, **prompted)
+    wanted = TestOptions(
+        num_steps=args.steps, group_size=args.group_size, models=_models(args.model), prompts=args.prompt, **prompted
+    )
     launch = Launch(adopt(args.environment), args.profile, edits)
     service.describe(launch)  # wrong input is told before a model is built
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
@@ -135,8 +138,21 @@ def test(args: argparse.Namespace) -> int:
         while not (found := service.test(started.test_id)).ended:
             advance(service.tests.groups_done(found), found.request.num_steps * len(found.request.models))
             time.sleep(0.5)
-    out(args, found.model_dump(mode="json"), show.tested(found))
+    out(args, found.model_dump(mode="json"), show.tested(found, _train_command(args)))
     return 0 if (found.result or {}).get("summary", {}).get("environment_working") else 1
+
+
+def _models(given: list[str] | None) -> list[str] | None:
+    """A folder is a model of this machine's own engine."""
+    return given and [f"embedded:{Path(one).resolve()}" if "/" in one and Path(one).is_dir() else one for one in given]
+
+
+def _train_command(args: argparse.Namespace) -> str:
+    """For what was tested, as it was given."""
+    folders = [one.removeprefix("embedded:") for one in _models(args.model) or [] if one.startswith("embedded:/")]
+    model = ["--model", folders[0]] if len(folders) == 1 else []
+    edits = [part for text in args.edits for part in ("--set", text)]
+    return shlex.join(["lachesis", "train", args.environment, *model, *edits, "--require-validation", "--watch"])
 
 
 def runs(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -69,8 +70,15 @@ def _check(args: argparse.Namespace) -> int:
     tell = (lambda line: None) if args.json else _show
     lines = checking.check(environment, config, folder, tell)
     failed = any(line.status == "failed" for line in lines)
-    answer = {"environment": environment.name, "file_path": environment.file_path, "ok": not failed, "logs": str(folder)}
-    told = f"{environment.name} {'has failed' if failed else 'is sound'}; logs: {folder}"
+    answer = {
+        "environment": environment.name,
+        "file_path": environment.file_path,
+        "ok": not failed,
+        "logs": str(folder) if failed else None,
+    }
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    told = f"{environment.name} {f'has failed; logs: {folder}' if failed else 'is sound'}"
     show.out(args, {**answer, "checks": [asdict(line) for line in lines]}, told)
     return int(failed)
 
@@ -81,14 +89,14 @@ def _show(line: Line) -> None:
 
 
 def model(args: argparse.Namespace) -> int:
-    if args.environment is None:
+    if not args.environments:
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
             path = models.build(models.Recipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        environment, config = Service().resolve(Launch(discovery.adopt(args.environment), "embedded", edits))
-        own = dict(config.env.model_extra or {})
+        found = [Service().resolve(Launch(discovery.adopt(one), "embedded", edits)) for one in args.environments]
+        taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
-            path = lessons.build(environment, own, share=args.share, steps=args.steps, progress=advance)
+            path = lessons.build(*taught, share=args.share, steps=args.steps, progress=advance)
     show.out(args, {"path": str(path)}, f"the model is at {path}")
     return 0

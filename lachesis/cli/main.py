@@ -89,7 +89,8 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
 
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["build"])
-    command.add_argument("--for", metavar="ENVIRONMENT", dest="environment", help="taught on its examples instead of on sums")
+    told = "taught on its examples instead of on sums; may be repeated"
+    command.add_argument("--for", action="append", default=[], metavar="ENVIRONMENT", dest="environments", help=told)
     command.add_argument("--share", type=float, default=0.3, help="of those examples that are right (default: %(default)s)")
     command.add_argument("--steps", type=int, default=900, help="of that teaching (default: %(default)s)")
     _edits(command)

@@ -211,11 +211,11 @@ def _left(seconds: float | None) -> str:
     return "" if seconds is None else f", about {seconds:.0f} s left"
 
 
-def tested(test: InferenceTest) -> RenderableType:
-    """Per model its accuracy, and with prompts what was said."""
+def tested(test: InferenceTest, next_command: str) -> RenderableType:
+    """Per model its accuracy, and with prompts what was said; what comes next when a model can learn from it."""
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
-    table = _table("model", "verdict", "groups", "right", "accuracy", "no signal", "error")
+    table = _table("model", "verdict", "groups", "score above 0", "share", "no signal", "error")
     stages = " · ".join(f"{one.name} {_MARKS.get(one.status, one.status)}" for one in test.stages if one.name in STAGES)
     lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
     for one in test.result["models_tested"]:
@@ -237,7 +237,7 @@ def tested(test: InferenceTest) -> RenderableType:
         lines.append(Text(f"forecast: {_forecast(summary['forecast'])}"))
     lines.append(Text(f"files: {summary['output_directory']}", style="dim"))
     if summary.get("verdict") == "learnable":
-        lines.append(Text(f"next: lachesis train {test.request.environment} --require-validation --watch"))
+        lines.append(Text(f"next: {next_command}"))
     return Group(*lines)
 
 
@@ -271,7 +271,7 @@ def _note(prompt: Json) -> str:
 
 def results(answer: Json) -> RenderableType:
     """The last lines name run, rewards, held-out accuracy and weights, as `results --json` has them."""
-    reward, held_out = answer["reward"], answer["held_out"]
+    reward = answer["reward"]
     return _pairs(
         [
             ("run", answer["run_id"]),
@@ -285,13 +285,24 @@ def results(answer: Json) -> RenderableType:
             ),
             (
                 "held-out accuracy",
-                ", ".join(f"{which} {_number(value)}" for which, value in held_out.items()) or _unevaluated(answer["status"]),
+                ", ".join(f"{which} {_number(value)}" for which, value in _named(answer).items())
+                or _unevaluated(answer["status"]),
             ),
+            *_rollouts(answer.get("rollouts") or {}),
             ("took", _took(answer)),
             ("W&B sync", f"wandb sync {Path(answer['wandb_dir']).parent}/offline-run-*" if answer.get("wandb_dir") else None),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
         ]
     )
+
+
+def _named(answer: Json) -> Json:
+    """The held-out accuracies, each with its environment where there are several."""
+    held_out: Json = answer["held_out"]
+    several = any(" " in which for which in held_out)
+    return {
+        which if " " in which or not several else f"{answer['environment']} {which}": one for which, one in held_out.items()
+    }
 
 
 def _took(answer: Json) -> str | None:

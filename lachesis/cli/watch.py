@@ -26,7 +26,7 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
     """The record of the run once it has ended. On a terminal the view is redrawn, elsewhere a line is printed now and then."""
     record = service.get(run_id)
     asked = time.monotonic()
-    with _view(quiet=quiet) as draw:
+    with _view(record, quiet=quiet) as draw:
         while not record.ended:
             draw(service, record)
             time.sleep(REFRESH_S)
@@ -41,8 +41,9 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
 class _Lines:
     """For a log file: one line when the phase changes and every ten steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self.last = ""
+        show.console.print(f"run {record.run_id} of {record.environment}")
 
     def __call__(self, service: Service, record: RunRecord) -> None:
         steps = service.metrics(record.run_id)
@@ -50,19 +51,19 @@ class _Lines:
         key = f"{record.phase} {step // 10}"
         if key != self.last:
             self.last = key
-            reward = f", reward {_recent(steps):.3f} (mean of 5 steps)" if steps else ""
+            reward = f", reward {_recent(steps):.3f} ({_of_how_many(steps)})" if steps else ""
             show.console.print(f"{_elapsed(record):6.1f} s  {record.phase}, step {step} of {record.total_steps}{reward}")
 
 
 @contextlib.contextmanager
-def _view(*, quiet: bool) -> Iterator[Draw]:
+def _view(record: RunRecord, *, quiet: bool) -> Iterator[Draw]:
     if quiet:
         yield lambda service, record: None
     elif show.console.is_terminal:
         with Live(console=show.console, auto_refresh=False) as live:
             yield lambda service, record: live.update(_panel(service, record), refresh=True)
     else:
-        yield _Lines()
+        yield _Lines(record)
 
 
 def _panel(service: Service, record: RunRecord) -> RenderableType:
@@ -74,7 +75,9 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
     bar.add_row(ProgressBar(total=record.total_steps, completed=step, width=40), f"step {step} of {record.total_steps}")
     rewards = [one.get("reward/mean") or 0.0 for one in steps]
     curve = Text(
-        f"reward {_recent(steps):.3f} (last 5 steps)  {show.sparkline(rewards)}" if steps else "waiting for the first rollouts"
+        f"reward {_recent(steps):.3f} ({_of_how_many(steps)})  {show.sparkline(rewards)}"
+        if steps
+        else "waiting for the first rollouts"
     )
     return Group(table, bar, curve, *_speed(steps), *_judged(record))
 
@@ -102,6 +105,10 @@ def _judged(record: RunRecord) -> list[RenderableType]:
 def _recent(steps: list[dict[str, float]]) -> float:
     last = [one.get("reward/mean") or 0.0 for one in steps[-5:]]
     return sum(last) / len(last)
+
+
+def _of_how_many(steps: list[dict[str, float]]) -> str:
+    return f"mean of {min(5, len(steps))} steps" if len(steps) > 1 else "one step"
 
 
 def _elapsed(record: RunRecord) -> float:

@@ -160,6 +160,20 @@ def rollouts_fail(course: Course) -> Finding | None:
     )
 
 
+def one_has_no_reward(course: Course) -> Finding | None:
+    """Of several environments."""
+    keys = {key for one in course.last[-1:] for key in one if key.startswith("environments/") and key.endswith("/reward_mean")}
+    rewards = {key.split("/")[1]: _values(course.last, key) for key in sorted(keys)}
+    silent = [name for name, values in rewards.items() if len(values) >= WINDOW and not any(values)]
+    if not silent:
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"no rollout of {', '.join(silent)} was worth more than 0 in the last {WINDOW} steps",
+        advice="a model that can do a little of each task: see the inference test of each environment",
+    )
+
+
 def reward_falls(course: Course) -> Finding | None:
     rewards, best = _values(course.last, "reward/mean"), course.best
     if best is None or len(rewards) < WINDOW:
@@ -213,6 +227,7 @@ SIGNS: tuple[Callable[[Course], Finding | None], ...] = (
     no_signal,
     sampler_and_trainer_disagree,
     rollouts_fail,
+    one_has_no_reward,
     reward_falls,
     entropy_is_gone,
     length_drifts,

@@ -56,6 +56,7 @@ def test_a_solved_task_is_no_fault() -> None:
         ({"logprobs/gap": 0.4}, "suspect", "differ by 0.40 nats per token"),
         ({"rollouts/invalid": 1024}, "broken", "89% of the rollouts of the last 20 steps had no usable score"),
         ({"rollouts/invalid": 64}, "suspect", "33% of the rollouts of the last 20 steps had no usable score"),
+        ({"environments/b/reward_mean": 0.0}, "suspect", "no rollout of b was worth more than 0 in the last 20 steps"),
         ({"reward/mean": 0.05}, "suspect", "the mean reward fell from"),
         ({"entropy/sampling": 0.001, "reward/mean": 0.1}, "suspect", "it tries nothing new"),
         ({"length/mean": 60.0}, "suspect", "completions went from"),

@@ -188,9 +188,10 @@ async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
 
 async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
     found = await child_stages._model_free({"env": Checked(0.5), "items": ["1+1="]})
-    assert found["faults"] == ["the wrong answer '3' to '1+1=' scores 0.5, the right one '2' scores 0.5"]
+    told = "corrupt() gave '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
+    assert found["faults"] == [f"{told}; what corrupt() gives must score less"]
     found = await child_stages._model_free({"env": Checked(0.0), "items": ["1+1="]})
-    assert found["faults"] == ["the right answer '2' to '1+1=' scores 0.0"]
+    assert found["faults"] == ["gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"]
     assert (await child_stages._model_free({"env": object(), "items": []}))["offered"] is False
 
 
@@ -260,7 +261,7 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
 @pytest.mark.parametrize(
     ("scores", "word", "said"),
     [
-        ([[0.5, 0.5000000001], [0.5, 0.5]], "too easy", "4 of 4 rollouts are right"),
+        ([[0.5, 0.5000000001], [0.5, 0.5]], "too easy", "4 of 4 rollouts score above 0"),
         ([[1.0, 1.0], [1.0, 1.0]], "too easy", "every one of the 4 scores is 1"),
         ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "every one of the 4 scores is -1"),
     ],
