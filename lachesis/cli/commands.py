@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import time
 from dataclasses import asdict
@@ -144,7 +145,7 @@ def test(args: argparse.Namespace) -> int:
 
 def _models(given: list[str] | None) -> list[str] | None:
     """A folder is a model of this machine's own engine."""
-    return given and [f"embedded:{Path(one).resolve()}" if "/" in one and Path(one).is_dir() else one for one in given]
+    return given and [f"embedded:{Path(one).resolve()}" if Path(one).is_dir() else one for one in given]
 
 
 def _train_command(args: argparse.Namespace) -> str:
@@ -152,7 +153,8 @@ def _train_command(args: argparse.Namespace) -> str:
     folders = [one.removeprefix("embedded:") for one in _models(args.model) or [] if one.startswith("embedded:/")]
     model = ["--model", folders[0]] if len(folders) == 1 else []
     edits = [part for text in args.edits for part in ("--set", text)]
-    return shlex.join(["lachesis", "train", args.environment, *model, *edits, "--require-validation", "--watch"])
+    profile = ["--profile", args.profile] if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded") else []
+    return shlex.join(["lachesis", "train", args.environment, *profile, *model, *edits, "--require-validation", "--watch"])
 
 
 def runs(args: argparse.Namespace) -> None:

@@ -49,7 +49,7 @@ def _new(args: argparse.Namespace) -> int:
             f"{file} is written. What is next:",
             f"  lachesis env check {file}",
             f"  lachesis model build --for {file}     # a tiny model that knows the form of its answers; prints its folder",
-            f"  lachesis test {file} --model embedded:FOLDER     # `lachesis serve` must run for this and the next",
+            f"  lachesis test {file} --model FOLDER     # `lachesis serve` must run for this and the next",
             f"  lachesis train {file} --model FOLDER --watch",
         ]
     )

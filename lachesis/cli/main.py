@@ -176,7 +176,7 @@ def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    command.add_argument("--model", action="append", help="embedded:tiny, embedded:FOLDER or a name; may be repeated")
+    command.add_argument("--model", action="append", help="embedded:tiny, a folder, or a name at the endpoint; may be repeated")
     command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
     command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")
     command.add_argument("--prompt", action="append", help="a prompt of your own instead of the items; may be repeated")

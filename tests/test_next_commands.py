@@ -1,0 +1,34 @@
+"""What a command says to do next can be copied as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lachesis.cli import commands
+from lachesis.cli.main import parser
+
+TRAIN = "--require-validation --watch"
+
+
+@pytest.mark.parametrize(
+    ("given", "then"),
+    [
+        (["sums"], f"lachesis train sums {TRAIN}"),
+        (["./my sums.py", "--set", "words=9"], f"lachesis train './my sums.py' --set words=9 {TRAIN}"),
+        (["sums", "--model", "embedded:tiny"], f"lachesis train sums {TRAIN}"),
+        (["sums", "--model", "taught"], f"lachesis train sums --model {{folder}} {TRAIN}"),
+        (["sums", "--model", "embedded:{folder}"], f"lachesis train sums --model {{folder}} {TRAIN}"),
+        (["sums", "--model", "taught", "--model", "."], f"lachesis train sums {TRAIN}"),
+        (["sums", "--profile", "tinker"], f"lachesis train sums --profile tinker {TRAIN}"),
+    ],
+)
+def test_after_a_test_comes_the_training_of_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], then: str
+) -> None:
+    folder = tmp_path / "taught"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    args = parser().parse_args(["test", *(word.format(folder=folder) for word in given)])
+    assert commands._train_command(args) == then.format(folder=folder)
