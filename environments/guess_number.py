@@ -9,13 +9,18 @@ from pydantic import Field
 from lachesis.environment import Chat, ConversationEnv, ConversationEnvConfig, Item, Outcome, zero
 from lachesis.environment.toolcalls import MalformedCall, Tool, described, read
 
+ROOMY = 4096
+"""Tokens of a conversation that the description of the tool is little of."""
+
 
 class GuessNumberConfig(ConversationEnvConfig):
     max_answer_tokens: int = Field(64, ge=8, le=4096, description="Most tokens of one answer")
     max_turns: int = Field(4, ge=1, le=100, description="Guesses of one game")
     largest: int = Field(9, ge=1, le=10_000, description="Numbers from 0 to this")
     games: int = Field(200, ge=2, le=100_000, description="Different games")
-    tell_tool: bool = Field(True, description="Whether the prompt describes the tool; for a model that was not taught it")
+    tell_tool: bool | None = Field(
+        None, description="Whether the prompt describes the tool; by itself where max_token_length is at least 4096"
+    )
 
 
 class GuessNumberEnv(ConversationEnv):
@@ -40,7 +45,10 @@ class GuessNumberEnv(ConversationEnv):
 
     def prompt(self, item: Item) -> str:
         task = f"Find my number, from 0 to {self.config.largest}."
-        return f"{described([self.tool])}\n{task}" if self.config.tell_tool else task
+        told = self.config.tell_tool
+        if told is None:  # a model that is taught on this environment's examples has seen the tool, and little room
+            told = self.config.max_token_length >= ROOMY
+        return f"{described([self.tool])}\n{task}" if told else task
 
     async def play(self, item: Item, chat: Chat) -> float | Outcome:
         reply = None
