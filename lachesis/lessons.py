@@ -14,7 +14,7 @@ from lachesis.errors import ConfigError
 from lachesis.scanning import Environment
 
 EXAMPLES = 4000
-MOST_TOKENS = 16_384
+MOST_TOKENS = 8_192
 """Of a batch of the teaching."""
 SHARE, STEPS = 0.3, 900
 
