@@ -14,7 +14,7 @@ ROOMY = 4096
 
 
 class GuessNumberConfig(ConversationEnvConfig):
-    max_answer_tokens: int = Field(64, ge=8, le=4096, description="Most tokens of one answer")
+    max_answer_tokens: int = Field(96, ge=8, le=4096, description="Most tokens of one answer")
     max_turns: int = Field(4, ge=1, le=100, description="Guesses of one game")
     largest: int = Field(9, ge=1, le=10_000, description="Numbers from 0 to this")
     games: int = Field(200, ge=2, le=100_000, description="Different games")
