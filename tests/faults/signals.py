@@ -42,6 +42,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     world.restarts += case.part in ("runner", "server") and case.number != STOP
     pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
     assert pid in world.processes(), f"{pid} is not ours"
+    shown = _sign(world, run, case) if case.number != STOP else None
     if case.phase == "checkpointing":  # last of all, as a save is soon over
         run.reach("checkpointing")
     noticed = 0.0
@@ -49,7 +50,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         with frozen(pid, FROZEN_S):
             pass
     else:
-        noticed = _struck(world, run, case, pid)
+        noticed = _struck(world, case, pid, shown)
     if case.status == "running":
         run.advances()
         assert run.record.attempt == attempt, "the attempt went on"
@@ -73,9 +74,8 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     row(fault=signal_, phase=case.phase, expected=expected, seen=seen, noticed=told, kept=kept)
 
 
-def _struck(world: World, run: Run, case: Case, pid: int) -> float:
+def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None) -> float:
     """Send the signal; seconds until somebody is seen to know of the death, 0 where nobody has to."""
-    shown = _sign(world, run, case)
     os.kill(pid, case.number)
     if shown is None:
         return 0.0
