@@ -25,6 +25,7 @@ from prefect.runner import Runner
 from prefect.schedules import Cron, Interval
 from prefect.states import Cancelled, Crashed
 
+from deployments.kept_log import keep_log
 from lachesis import paths
 from lachesis.errors import ConfigError
 from lachesis.launcher import READY_LINE, monitor_interval_s, own_max_runs
@@ -154,6 +155,7 @@ async def _cancel_all(runner: Runner) -> None:
 
 
 if __name__ == "__main__":
+    keep_log("runner")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.exit(asyncio.run(main()))

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 
+from deployments.kept_log import keep_log
 from lachesis.guard import Guard
 
 MOST_BYTES = 50_000_000
@@ -52,6 +53,7 @@ def _guard_what_is_served() -> None:
 
 
 if __name__ == "__main__":
+    keep_log("server")
     _guard_what_is_served()
     gc.disable()
     threading.Thread(target=_collect, daemon=True, name="garbage").start()

@@ -1,0 +1,8 @@
+"""What Prefect executes. Lines of logs and the reasons of failures are kept by its server, so they go there without secrets."""
+
+import logging
+
+from lachesis.child import redact_log_records
+
+logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
+redact_log_records()

@@ -17,6 +17,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, State
 
 from flows.restarting import Restarting
+from lachesis.child import redact
 from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.inference_tests import InferenceTests
@@ -37,7 +38,6 @@ from tasks.processes import build_tiny_model, is_missing_tiny_model, start_servi
 from tasks.report import Progress, publish_report
 
 log = logging.getLogger("lachesis.flow")
-logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 
 RUNNER_PID = os.getppid()
 POLL_S = 0.5
@@ -81,6 +81,8 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
             _end(store, run_id, "stopped")
             raise signalled from None
         _end(store, run_id, "failed", error)
+        if (told := redact(str(error))) != str(error):  # Prefect's server keeps it
+            raise RuntimeError(told) from None
         raise
     store.update(run_id, status="completed", phase=phase, **_over(store.load(run_id)))
     publish_report(store, run_id)
@@ -195,6 +197,7 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, LachesisError):
             reason, service = str(error), error.details.get("service")
+        reason = redact(reason)
     record = store.load(run_id)
     if status == "stopped":
         asked = record.stop_reason or FROM_OUTSIDE

@@ -14,7 +14,6 @@ from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import RunStore
 
-logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 log = logging.getLogger("lachesis.monitor")
 KEPT = timedelta(hours=2)
 """A tick is of interest as long as the next ones are near; each takes some seventy kilobytes of the database."""

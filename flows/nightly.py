@@ -13,7 +13,6 @@ from lachesis.errors import LachesisError
 from lachesis.inference_tests import TestOptions
 from lachesis.service import Launch, Service
 
-logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 log = logging.getLogger("lachesis.nightly")
 
 

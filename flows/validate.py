@@ -5,7 +5,6 @@ Stages, each a task: import, config, dataset, model-free check; then per model, 
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
@@ -32,7 +31,6 @@ from tasks.inference import Bench, ask_model, build_missing_model, failure_kind,
 from tasks.report import publish_validation
 from tasks.stages import pass_stage
 
-logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 Json = dict[str, Any]
 MOST_MODELS = 10
 

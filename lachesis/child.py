@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import logging
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
@@ -30,6 +33,26 @@ def redact(text: str) -> str:
     for value in secrets(os.environ):
         text = text.replace(value, "***")
     return text
+
+
+@functools.cache  # once for this process
+def redact_log_records() -> None:
+    """From now on no log record of this process holds the value of one of its secrets, whoever handles it."""
+    make = logging.getLogRecordFactory()
+
+    def redacted(*values: Any, **options: Any) -> logging.LogRecord:
+        record = make(*values, **options)
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # whoever writes it says that its arguments do not fit
+            return record
+        if (clean := redact(text)) != text:
+            record.msg, record.args = clean, ()
+        if record.exc_info:
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        return record
+
+    logging.setLogRecordFactory(redacted)
 
 
 def secrets(source: Mapping[str, str]) -> list[str]:

@@ -27,6 +27,8 @@ CASES = [
     Case("api", TERM, "running", "running"),
     Case("api", STOP, "running", "running"),
     Case("api", KILL, "checkpointing", "running"),
+    Case("api", TERM, "checkpointing", "running"),
+    Case("api", STOP, "checkpointing", "running"),
     Case("trainer", KILL, "starting", "failed", "trainer was ended by signal 9", resume=True),
     Case("trainer", TERM, "starting", "failed", "trainer "),
     Case("trainer", STOP, "starting", "running"),
@@ -42,6 +44,8 @@ CASES = [
     Case("environment", TERM, "running", "running"),
     Case("environment", STOP, "running", "running"),
     Case("environment", KILL, "checkpointing", "running"),
+    Case("environment", TERM, "checkpointing", "running"),
+    Case("environment", STOP, "checkpointing", "running"),
 ]
 
 
