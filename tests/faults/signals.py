@@ -36,7 +36,7 @@ class Case:
 
 def play(world: World, case: Case, row: Callable[..., None]) -> None:
     """Start a run, break it, and look at what came of it."""
-    run = world.take(case.phase)
+    run = world.take(case.phase, case.part)
     run.reach("running" if case.phase == "checkpointing" else case.phase, case.part)
     made, attempt = (run.steps() or [0])[-1], run.record.attempt
     world.restarts += case.part in ("runner", "server") and case.number != STOP
@@ -51,6 +51,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
             pass
     else:
         noticed = _struck(world, case, pid, shown)
+        run.struck[case.part] += 1
     if case.status == "running":
         run.advances()
         assert run.record.attempt == attempt, "the attempt went on"

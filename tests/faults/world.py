@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -22,6 +23,7 @@ from lachesis.metrics import MetricsFile
 from lachesis.prefect_api import server_file
 from lachesis.runs import RunDir, RunRecord
 from lachesis.service import Launch, Service
+from lachesis.supervision.policy import DEATHS
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.checkpoints import Checkpoints
 from tests.patience import deadline
@@ -107,10 +109,11 @@ class World:
         record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0, start_from=start_from))
         return Run(self, record.run_id)
 
-    def take(self, phase: Phase) -> Run:
-        """A run for a case that begins in this phase; who leaves it training gives it back as `current`."""
+    def take(self, phase: Phase, part: str = "") -> Run:
+        """A run for a case that begins in this phase; who leaves it training gives it back as `current`. One whose next death
+        of this part would be one too many is not taken."""
         run, self.current = self.current, None
-        if run is not None and (phase == "starting" or run.seen().status != "running"):
+        if run is not None and (phase == "starting" or run.seen().status != "running" or run.used_up(part)):
             run.stop(now=True)
             run = None
         return run or self.start()
@@ -152,6 +155,8 @@ class Run:
     def __init__(self, world: World, run_id: str) -> None:
         self.world, self.run_id = world, run_id
         self.dir: RunDir = world.store.dir(run_id)
+        self.struck: collections.Counter[str] = collections.Counter()
+        """How often each part was made to die, in all attempts."""
 
     @property
     def record(self) -> RunRecord:
@@ -198,6 +203,10 @@ class Run:
         wait(lambda: len(self.steps()) > INTERVAL and self.kept(), 150, "a step after a checkpoint")
         if phase == "checkpointing":
             wait(lambda: self.health().get("waiting_for") == "checkpoint", 60, "a checkpoint under way", poll_s=0.001)
+
+    def used_up(self, part: str) -> bool:
+        """Whether the part has been started again as often as the policy allows."""
+        return part in DEATHS and bool(DEATHS[part].pauses_s) and self.struck[part] >= len(DEATHS[part].pauses_s)
 
     def advances(self, count: int = 3, timeout_s: float = 120) -> None:
         before = self.steps()[-1] if self.steps() else 0
