@@ -4,6 +4,7 @@
 # make faults  break everything that can break, and print a table (half an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
+# make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/families.md
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,9 +13,9 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py orchestration.py logs.py hosts.py)
+LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py suspension.py orchestration.py logs.py hosts.py)
 
-.PHONY: install demo test faults serve lint bench clean
+.PHONY: install demo test coverage faults serve lint bench families clean
 
 install: $(INSTALLED)
 
@@ -23,6 +24,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+coverage: $(INSTALLED)
+	rm -rf .coverage_parts && mkdir .coverage_parts
+	PYTHONPATH=tests/coverage:. $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/e2e -m 'matrix or fault' \
@@ -44,11 +50,16 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/validation.py
 	$(BIN)/python bench/monitor.py
+	$(BIN)/python bench/judgement.py
+	$(BIN)/python bench/pauses.py
 	$(BIN)/python bench/environments.py
 	$(BIN)/python bench/learning.py
 
+families: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/families.py --write docs/families.md
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .coverage_parts .pytest_cache .ruff_cache .mypy_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % v[:2])'

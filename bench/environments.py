@@ -130,7 +130,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
     one after the other: what is more is tokenising, scoring and Atropos."""
     launch = Launch(name, model=str(model) if model else None)
     environment, config = Service().resolve(launch)
-    Service().build_model(launch, lambda done, total: None)
+    Service().build_model(config, lambda done, total: None)
     output = folder / "groups.jsonl"
     request = InferenceRequest(
         environment=name, environment_file=environment.file_path, models=[], num_steps=GROUPS, group_size=GROUP

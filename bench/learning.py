@@ -14,6 +14,7 @@ from table import show
 
 from lachesis import discovery, launcher, lessons, models
 from lachesis.cli import watch
+from lachesis.monitor.course import RunFacts
 from lachesis.monitor.learning import judge
 from lachesis.runs import seconds_between
 from lachesis.service import Launch, Service
@@ -41,7 +42,8 @@ def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
     launcher.wait_gone(service.store, record)
     results = service.results(record.run_id).payload()
     steps = service.metrics(record.run_id)
-    said = collections.Counter(judge(steps[:end]).word for end in range(1, len(steps) + 1))
+    facts = RunFacts(total_steps=record.total_steps)
+    said = collections.Counter(judge(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))
     good = next((one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None)
     return [
         seed,

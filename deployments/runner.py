@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
@@ -104,7 +105,7 @@ async def main() -> int:
     return 1 if lost else 0
 
 
-async def _reconcile(deployment_ids: list[object]) -> None:
+async def _reconcile(deployment_ids: list[UUID]) -> None:
     """This is the only runner of its deployments (one launcher and one deployment name per home), so a run that is still
     called running has lost its own. A flow process that survived sees the new state and ends its services."""
     async with get_client() as client:
@@ -113,28 +114,34 @@ async def _reconcile(deployment_ids: list[object]) -> None:
             await client.set_flow_run_state(run.id, Crashed(message="its runner was gone"), force=True)
 
 
-def _of(deployment_ids: list[object], *states: str) -> FlowRunFilter:
+def _of(deployment_ids: list[UUID], *states: str) -> FlowRunFilter:
     """The flow runs of these deployments in one of these states."""
     types = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
     return FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids), state=types)
 
 
-async def _heed_cancellations(runners: list[Runner], deployment_ids: list[object]) -> None:
+async def _heed_cancellations(runners: list[Runner], deployment_ids: list[UUID]) -> None:
     """Prefect's look-out for cancellations ends for good after three polls that the server did not answer."""
-    without: set[object] = set()
+    without: set[UUID] = set()
     async with get_client() as client:
         while True:
             await asyncio.sleep(HEED_S)
             for observer in (runner._cancelling_observer for runner in runners):
-                polling = observer._polling_task
-                if polling is not None and polling.done() and not polling.cancelled() and observer._consumer_task is not None:
+                polling = observer._polling_task if observer else None
+                if (
+                    observer
+                    and polling is not None
+                    and polling.done()
+                    and not polling.cancelled()
+                    and observer._consumer_task is not None
+                ):
                     observer._start_polling_task(observer._consumer_task)
             without = await _end_cancelled(client, runners, deployment_ids, without)
 
 
 async def _end_cancelled(
-    client: PrefectClient, runners: list[Runner], deployment_ids: list[object], before: set[object]
-) -> set[object]:
+    client: PrefectClient, runners: list[Runner], deployment_ids: list[UUID], before: set[UUID]
+) -> set[UUID]:
     """A run that is cancelled after it was claimed and before it has a process has nobody who would tell of its end; Prefect's
     server gives it up after five minutes. Those that have no process now; the ones that had none `before` either are over."""
     try:

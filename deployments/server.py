@@ -47,9 +47,9 @@ def _guard_what_is_served() -> None:
     def guarded(app: Any, *values: Any, host: str, **options: Any) -> None:
         names = [one.strip() for one in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",") if one.strip()]
         around = Guard(app, host=host, token=None, allowed_hosts=names, most_bytes=MOST_BYTES, pages=True)
-        run(around, *values, host=host, **options)  # type: ignore[arg-type]
+        run(around, *values, host=host, **options)
 
-    uvicorn.run = guarded
+    uvicorn.run = guarded  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
 
+import asyncio
 import random
 import re
 import time
@@ -83,22 +84,30 @@ class ArithmeticEnv(BaseEnv):
             group["scores"].append(self.score_answer(item, choice.message.content or ""))
         return group, []
 
+    def evaluation_answers(self) -> int:
+        """Return how many answers one evaluation samples, for the forecast of a run."""
+        return len(self.held_out) * self.config.eval_samples
+
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Accuracy on the held-out sums, sampled as in training."""
         started, samples = time.time(), []
-        for item in self.held_out:
-            completion = await self.server.chat_completion(
-                messages=[{"role": "user", "content": item["question"]}],
-                n=self.config.eval_samples,
-                max_tokens=self.config.max_answer_tokens,
-                temperature=1.0,
-                split="eval",
-            )
+        completions = await asyncio.gather(*map(self.answers, self.held_out))
+        for item, completion in zip(self.held_out, completions, strict=True):
             for choice in completion.choices:
                 answer = choice.message.content or ""
                 samples.append({**item, "model_answer": answer, "score": self.score_answer(item, answer)})
         accuracy = sum(sample["score"] for sample in samples) / len(samples)
         await self.evaluate_log({"eval/percent_correct": accuracy}, start_time=started, end_time=time.time(), samples=samples)
+
+    async def answers(self, item: Item) -> Any:
+        """Answers to one held-out sum."""
+        return await self.server.chat_completion(
+            messages=[{"role": "user", "content": item["question"]}],
+            n=self.config.eval_samples,
+            max_tokens=self.config.max_answer_tokens,
+            temperature=1.0,
+            split="eval",
+        )
 
 
 if __name__ == "__main__":

@@ -13,36 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, runtime
-from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled, State
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause, TerminationSignal
+from prefect.states import Cancelled
 
+from flows.groups_watch import GroupsWatch
 from flows.restarting import Restarting
+from flows.wanted import (
+    RUNNER_GONE,
+    WATCH_S,
+    StopRequested,
+    SuspendRequested,
+    leave_suspended,
+    require_wanted,
+    seldom,
+)
 from lachesis.child import redact
 from lachesis.config import RunConfig
-from lachesis.errors import LachesisError, ProcessExitedError, ServerDownError
+from lachesis.errors import LachesisError, ProcessExitedError
+from lachesis.host_clock import read_clocks
 from lachesis.inference_tests import InferenceTests
-from lachesis.launcher import BY_USER, is_submission, next_attempt
+from lachesis.launcher import BY_USER
 from lachesis.limits import exceeded, spent
 from lachesis.metrics import MetricsFile
-from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_profile
+from lachesis.resuming import is_submission, next_attempt, was_begun
 from lachesis.runs import RunDir, RunRecord, RunStore, Status, exited, lasted_s, now
 from lachesis.supervision import leftovers
 from lachesis.supervision.evaluation import read_evaluation
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import ORDER, Plan, make_plan, trainer_health
-from lachesis.supervision.process import role
+from lachesis.supervision.process import ServiceSpec, role
+from lachesis.suspension import is_suspended, note_suspended, suspended_error
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.validations import require_validation
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
-from tasks.report import Progress, publish_report
+from tasks.report import Progress, judge_at_end, publish_report
 
 log = logging.getLogger("lachesis.flow")
 
-RUNNER_PID = os.getppid()
 POLL_S = 0.5
-WATCH_S = 3.0
-RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
 FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
@@ -60,19 +70,23 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     if by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
     with store.dir(run_id).living() as lock:
-        return _recorded(store, run_id, lock, again=by_hand or (runtime.flow_run.run_count or 1) > 1)
+        return _recorded(store, run_id, lock, again=by_hand or was_begun(store.load(run_id)))
 
 
 def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[Any] | None:
-    """The run, with its end written into its record whatever it is. `again` says that Prefect has started it, by a retry or by
-    hand, and nobody has made a new attempt of it."""
+    """The run, with its end written into its record whatever it is. `again` says that Prefect has started it, by a retry, a
+    resume or by hand, and nobody has made a new attempt of it."""
     record = _begin(store, run_id, again=again)
     try:
-        _require_wanted(store, run_id)
+        require_wanted(store, run_id)
         if record.require_validation and record.attempt == 1:
             config = RunConfig.from_yaml(store.dir(run_id).config)
             require_validation(InferenceTests(store.home), config, record.environment_files)
         phase = _start_to_end(store, record, lock)
+    except (SuspendRequested, Pause):  # the latter by a task of Prefect, which looks for itself
+        note_suspended(store, store.load(run_id))
+        _end(store, run_id, "stopped")
+        return leave_suspended()
     except StopRequested as request:
         _end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {store.load(run_id).stop_reason or request}")
@@ -85,7 +99,9 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
             raise RuntimeError(told) from None
         raise
     store.update(run_id, status="completed", phase=phase, **_over(store.load(run_id)))
-    publish_report(store, run_id)
+    judge_at_end(store, run_id)
+    with contextlib.suppress(Pause):  # suspended since its last step: there is nothing left to resume
+        publish_report(store, run_id)
     return None
 
 
@@ -143,21 +159,18 @@ def _end_strays(folder: Path) -> None:
         log.info("ended what the environment had left behind: %s", told)
 
 
-class StopRequested(Exception):
-    """The record or the server says that this run shall end. A cancellation normally comes as a signal; after an outage, or
-    before the runner knows of the flow's process, it may not."""
-
-
 def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
     store.dir(run_id).hurry.unlink(missing_ok=True)
     _end_strays(store.dir(run_id).path)  # of a flow that was killed
+    clocks = read_clocks()
     begun: dict[str, Any] = {
         "status": "starting",
         "phase": "preparing",
         "error": None,
         "failed_service": None,
         "started_at": now(),
-        "began_s": time.monotonic(),
+        "began_s": clocks.monotonic_s,
+        "boot": clocks.boot,
         "took_s": None,
         "healthy_at": None,
         "ended_at": None,
@@ -168,17 +181,6 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
         "flow_pid": os.getpid(),
     }
     return store.update(run_id, **{**(next_attempt(store.load(run_id)) if again else {}), **begun})
-
-
-def _require_wanted(store: RunStore, run_id: str) -> None:
-    """Raises StopRequested when somebody has asked for the end: no service starts after that. Raises ProcessExitedError when
-    the runner is gone."""
-    reason = store.load(run_id).stop_reason
-    if reason:
-        raise StopRequested(reason)
-    if os.getppid() != RUNNER_PID:
-        raise ProcessExitedError(RUNNER_GONE)
-    _check_own_state(runtime.flow_run.id)
 
 
 def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
@@ -200,11 +202,12 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
         reason = redact(reason)
     record = store.load(run_id)
     if status == "stopped":
-        asked = record.stop_reason or FROM_OUTSIDE
+        asked = suspended_error(run_id) if is_suspended(record) else record.stop_reason or FROM_OUTSIDE
         reason = "; ".join(filter(None, (None if asked == BY_USER else asked, _unsaved(store.dir(run_id), record)))) or None
     services = exited(record.services)  # a second signal may have come before their ends were noted
     ended = {"status": status, "phase": status, "error": reason, "failed_service": service, **_over(record)}
     store.update(run_id, **ended, services=services)
+    judge_at_end(store, run_id)
 
 
 def _over(record: RunRecord) -> dict[str, Any]:
@@ -234,29 +237,32 @@ class _Run:
         resume = found.received(config.parts()) if found else None
         self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
         self.plan.write()
-        self.again = Restarting(store, self.run_id, group, self.plan, lambda: _require_wanted(store, self.run_id))
+        self.again = Restarting(store, self.run_id, group, self.plan, self._require_wanted)
+        self.look = seldom(self._require_wanted)
         self.numbers = self.again.numbers
         self.flow_run_id: str | None = runtime.flow_run.id
+        self.groups = GroupsWatch(store, self.run_id, self.plan)
 
     def start(self) -> None:
         """Each service needs those before it, except that the API needs no engine, and that the first environment, which the
         API lets in once the trainer is there, may be imported meanwhile: these start two at a time."""
-        waiting, first = [], next(iter(self.numbers))
+        waiting: list[ServiceSpec] = []
+        first = next(iter(self.numbers))
         for spec in self.plan.services:
             if spec.name not in ("engine", "api", first):
                 self._wait(waiting)
-            _require_wanted(self.store, self.run_id)
+            self._require_wanted()
             start_service(self.group, spec, self.store, self.run_id)
             waiting.append(spec)
         self._wait(waiting)
         self.store.update(self.run_id, status="running", phase="training", healthy_at=now())
 
-    def _wait(self, waiting: list[Any]) -> None:
+    def _wait(self, waiting: list[ServiceSpec]) -> None:
         while waiting:
             spec = waiting.pop(0)
             self.store.update(self.run_id, phase=f"waiting for {spec.name}")
-            wait_for_service(self.group, spec, self.store, self.run_id)
-            _require_wanted(self.store, self.run_id)
+            wait_for_service(self.group, spec, self.store, self.run_id, look=self.look)
+            self._require_wanted()
 
     def supervise(self) -> str:
         """Until the trainer has made its last step; how it ended. Raises when a service dies too early or when told to stop."""
@@ -264,7 +270,7 @@ class _Run:
         total, watched = self.plan.config.env.total_steps, time.monotonic()
         moved, last_step = time.monotonic(), -1
         while True:
-            health = self.group.unless_death(lambda: trainer_health(self.plan), {})
+            health: dict[str, Any] = self.group.unless_death(lambda: trainer_health(self.plan), {})
             step = int(health.get("step") or 0)
             self.group.unless_death(functools.partial(progress.publish, step, total), None)
             if step != last_step or any(map(self.group.running, self.numbers)):
@@ -279,8 +285,12 @@ class _Run:
             if time.monotonic() - watched > WATCH_S:
                 watched = time.monotonic()
                 self._check_budget()
-                self.group.unless_death(lambda: _require_wanted(self.store, self.run_id), None)
+                self.groups.check()
+                self.group.unless_death(self._require_wanted, None)
             time.sleep(POLL_S)
+
+    def _require_wanted(self) -> None:
+        require_wanted(self.store, self.run_id)
 
     def _check_budget(self) -> None:
         """The time of the run, which only this process sees pass when the trainer hangs. Tokens and money are counted by the
@@ -345,7 +355,7 @@ class _Run:
         needed = [spec.name for spec in self.plan.services if spec.name in ("engine", "trainer")]
         for which, spec in self.plan.evaluations.items():
             try:
-                wait_for_end(self.group, spec, needs=needed)
+                wait_for_end(self.group, spec, needs=needed, look=self.look)
                 known = self.store.load(self.run_id).evaluation
                 when, _, other = which.partition("-")
                 found = read_evaluation(self.folder.evaluation / which)
@@ -353,17 +363,3 @@ class _Run:
                 self.store.update(self.run_id, evaluation={**known, when: {**known.get(when, {}), **named}})
             except LachesisError as error:
                 log.warning("no evaluation %s training: %s", which, error)
-
-
-def _check_own_state(flow_run_id: str | None) -> None:
-    """Raises StopRequested when the server has this run cancelled, ProcessExitedError when it has given it up."""
-    if flow_run_id is None:
-        return
-    try:
-        state = ((PrefectApi().flow_run(flow_run_id) or {}).get("state") or {}).get("type")
-    except ServerDownError:
-        return  # an outage is no reason to stop training
-    if state in ("CANCELLING", "CANCELLED"):
-        raise StopRequested(str(state).lower())
-    if state in ("CRASHED", "FAILED"):
-        raise ProcessExitedError(f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on")

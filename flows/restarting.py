@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from flows.wanted import seldom
 from lachesis import tally as tallies
 from lachesis.errors import ProcessExitedError
 from lachesis.runs import RunStore
@@ -27,6 +28,7 @@ class Restarting:
     ) -> None:
         self.store, self.run_id, self.group, self.plan = store, run_id, group, plan
         self.require_wanted = require_wanted
+        self.look = seldom(require_wanted)
         self.restarts = Restarts()
         self.numbers = {service: number for number, service in enumerate(plan.environments)}
         """What the living API knows the environments by."""
@@ -91,13 +93,14 @@ class Restarting:
         while time.monotonic() < until:
             for name in self._needed():
                 self.group.require(name)
+            self.look()
             time.sleep(POLL_S)
 
     def _start_again(self, spec: ServiceSpec) -> None:
         self.require_wanted()
         start_service(self.group, spec, self.store, self.run_id)
         needs = [*self._needed(), *(["api"] if spec.name in self.numbers else [])]
-        wait_for_service(self.group, spec, self.store, self.run_id, needs=needs)
+        wait_for_service(self.group, spec, self.store, self.run_id, needs=needs, look=self.look)
 
     def _needed(self) -> list[str]:
         """Those whose death ends the attempt."""

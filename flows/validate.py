@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, runtime, unmapped
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.futures import PrefectFuture
-from prefect.states import Failed, State
+from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from lachesis import tally as tallies
@@ -33,9 +35,10 @@ from tasks.stages import pass_stage
 
 Json = dict[str, Any]
 MOST_MODELS = 10
+SUSPENDED = "it was suspended in Prefect, which ends a test; start it again"
 
 
-@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MOST_MODELS))
+@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MOST_MODELS))  # type: ignore[arg-type]
 def validate(test_id: str, home: str) -> State[Any] | None:
     """Go through the stages. What is wrong with the environment or a model is told in the result; the flow fails when nothing
     of the environment works."""
@@ -54,6 +57,9 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             for group in bench.open:
                 group.close()
             _end_strays(tests.dir(test_id))
+            if isinstance(error, Pause):  # it has no checkpoint to go on from
+                tests.fail(test_id, SUSPENDED)
+                return Cancelled(message=SUSPENDED)
             tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
             raise
     _end_strays(tests.dir(test_id))
@@ -111,6 +117,8 @@ def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
                 record.stage(name, "failed", started, str(error))
                 return {}, f"{name}: {error}"
             found = line.get("detail") or {}
+            if test.planned is not None and (answers := found.get("evaluation_answers")) is not None:
+                record.save(planned=test.planned.model_copy(update={"evaluation_answers": answers}))
             offered = found.get("offered", True)
             faults = found.get("faults") or []
             status = "failed" if faults else "passed" if offered else "not offered"
@@ -175,5 +183,5 @@ def _broken(bench: Bench, model: str, reason: str) -> Json:
 
 
 def _reason(result: Json) -> str:
-    errors = [one["error"] for one in result["models_tested"] if one.get("error")]
-    return (errors or ["no model gave a usable group"])[0].splitlines()[0][:300]
+    errors: list[str] = [model["error"] for model in result["models_tested"] if model.get("error")]
+    return (errors or ["no model gave a usable group"])[0].split("\n")[0][:300]

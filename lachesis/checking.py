@@ -11,7 +11,6 @@ truncation     the limit of tokens does not cut the answers
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, StageError
 from lachesis.files import write_private
 from lachesis.inference_tests import InferenceRequest, probe_config
+from lachesis.json_lines import read_json_lines
 from lachesis.scanning import Environment
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
@@ -111,8 +111,7 @@ def _roll_out(environment: Environment, config: RunConfig, folder: Path) -> tupl
             write_private(path, text)
         group.start(probe)
         await_end(group, probe, needs=[])
-    groups = [json.loads(line) for line in output.read_text().splitlines()] if output.is_file() else []
-    return groups, read(folder / "tally.json") or {}
+    return read_json_lines(output), read(folder / "tally.json") or {}
 
 
 def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[Line]:

@@ -70,6 +70,12 @@ def child_environment(extra: Mapping[str, str], source: Mapping[str, str] | None
     return {**{name: value for name, value in base.items() if _matches(name, ALLOWED) and not _SECRET.search(name)}, **extra}
 
 
+def public_variables(prefix: str) -> dict[str, str]:
+    """Return this process's variables that begin with `prefix`, without those that are or hold secrets."""
+    found = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if not _SECRET.search(name) and not _IN_ADDRESS.search(value)}
+
+
 def chosen() -> dict[str, str]:
     """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the user's own choice, so also
     secrets."""

@@ -33,6 +33,25 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the time."""
 MOST_WEIGHT = 1000
 """Of an environment, beside others."""
+_LINE_ENDS = re.compile(r"[\r\x85\u2028\u2029\ufeff]")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts so that they are read again as they were."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Without double quotes YAML reads these characters as the end of a line, and folds them.
+    style = '"' if _LINE_ENDS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(content: Any) -> str:
+    """Write plain data as YAML, in the order it has, from which every reader gets the same data."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class RunConfig(Section):
@@ -124,7 +143,7 @@ class RunConfig(Section):
         content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
         meta = {"environment": self.environment, "profile": self.profile}
         whole = {**content, "openai": [endpoint, dict(endpoint)], "lachesis": meta}
-        return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+        return dump_yaml(whole)
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunConfig:
@@ -180,7 +199,7 @@ PROFILES: dict[str, Profile] = {
                 "max_batches_offpolicy": 1,
                 "worker_timeout": 600,
             },
-            "openai": {"num_requests_for_eval": 64, "timeout": 600},
+            "openai": {"num_requests_for_eval": 4, "timeout": 600},
             "tinker": {
                 "learning_rate": 1.5e-3,
                 "max_token_trainer_length": 512,

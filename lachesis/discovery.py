@@ -11,8 +11,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -21,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import paths
-from lachesis.child import child_environment, chosen
+from lachesis.bounded_child import MAX_OUTPUT_BYTES, run_bounded
+from lachesis.child import child_environment, chosen, redact
 from lachesis.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
-from lachesis.files import storage_errors, tail, write_private
+from lachesis.files import storage_errors, write_private
 from lachesis.requirements import interpreter
 from lachesis.scanning import OWN_BASES, ROOT_CLASS, Environment, scan
 from lachesis.sources import fingerprint
@@ -83,6 +82,15 @@ def adopt(text: str) -> str:
         bases = ", ".join((ROOT_CLASS, *sorted(OWN_BASES)))
         raise UnknownEnvironmentError(f"{file} holds no class that inherits from one of {bases}", available=[])
     return names[-1]
+
+
+def find_word(name: str, file: str | None = None) -> str:
+    """Return by what a later command finds an environment: its name, or the file that it was given by, or was in then."""
+    adopted = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
+    for environment in scan().environments:
+        if environment.name == name and file in (None, environment.file_path):
+            return environment.file_path if environment.file_path in adopted else name
+    return file or name
 
 
 def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Schema:
@@ -159,43 +167,43 @@ def examples(
 def _ask_child(
     question: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, loads: bool = False
 ) -> dict[str, Any]:
-    """Run `lachesis.environment` and read the file it writes; its output may hold anything, so it goes to a log. Only who
+    """Run `lachesis.environment` and read the file it writes; its output may hold anything, and be without end. Only who
     `loads` the data set may ask the hub."""
+    file = environment.file_path
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
-        out, log = Path(folder) / "answer.json", Path(folder) / "log"
-        place = (environment.file_path, environment.class_name, str(out))
-        command = [interpreter(Path(environment.file_path)), "-P", "-m", "lachesis.environment", question, *place]
-        with log.open("wb") as stream:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                env=child_environment({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **chosen(), "WANDB_MODE": "disabled"}),
-                start_new_session=True,
+        out = Path(folder) / "answer.json"
+        command = [
+            interpreter(Path(file)),
+            "-P",
+            "-m",
+            "lachesis.environment",
+            question,
+            file,
+            environment.class_name,
+            str(out),
+        ]
+        env = child_environment({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **chosen(), "WANDB_MODE": "disabled"})
+        ended = run_bounded(command, request=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
+        if ended.end == "time":
+            raise EnvironmentTimeoutError(
+                f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
+                "at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its output ends:"
+                f"\n{redact(ended.last_lines(15))}"
             )
-            try:
-                child.communicate(json.dumps(request).encode(), timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise EnvironmentTimeoutError(
-                    f"{environment.file_path} was still being imported after {timeout_s:.0f} s; an environment must load its "
-                    "data in setup(), not at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its "
-                    "output ends:"
-                    f"\n{tail(log, 15)}"
-                ) from None
-            finally:  # also at Ctrl-C, and for what the import has started
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        if ended.end == "output":
+            raise EnvironmentLoadError(
+                f"{file} was ended while it was imported, because it printed more than {MAX_OUTPUT_BYTES // 1_000_000} MB; "
+                f"its last line: {shorten(redact(ended.last_lines(1)), 80)!r}"
+            )
         if not out.is_file():
             raise EnvironmentLoadError(
-                f"{environment.file_path} ended the process (exit code {child.returncode}) while it was imported:\n"
-                f"{tail(log, 15)}"
+                f"{file} ended the process (exit code {ended.code}) while it was imported:\n{redact(ended.last_lines(15))}"
             )
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:
-        raise EnvironmentLoadError(
-            f"{environment.file_path} cannot be imported: {answer['error']}\n{answer['traceback']}",
-            traceback=answer["traceback"],
-        )
+        reason = redact(answer["error"])
+        if answer.get("advice"):  # a package that is missing needs no traceback
+            raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
+        traceback = redact(answer["traceback"])
+        raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback)
     return answer

@@ -18,7 +18,8 @@
     │   ├── RunStateError            run_state
     │   ├── ValidationMissingError   validation_missing
     │   ├── ProcessExitedError       process_exited
-    │   └── HealthTimeoutError       health_timeout      also TimeoutError
+    │   ├── HealthTimeoutError       health_timeout      also TimeoutError
+    │   └── InvalidGroupsError       invalid_groups
     ├── BatchError                   batch               also ValueError
     ├── CheckpointError              checkpoint
     ├── CanaryError                  canary
@@ -36,6 +37,7 @@ A message says what happened, the value, what is allowed, and where to look.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -162,6 +164,12 @@ class HealthTimeoutError(RunError, TimeoutError):
     code = "health_timeout"
 
 
+class InvalidGroupsError(RunError):
+    """The environments of a run have given only groups that it cannot train on."""
+
+    code = "invalid_groups"
+
+
 class BatchError(LachesisError, ValueError):
     """A batch of scored rollouts that cannot be trained on."""
 
@@ -226,6 +234,15 @@ class StorageError(LachesisError, OSError):
     """The disk refused a read or a write."""
 
     code = "storage"
+
+
+@functools.cache
+def error_codes() -> frozenset[str]:
+    """Return the codes of all errors."""
+    kinds: list[type[LachesisError]] = [LachesisError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return frozenset(kind.code for kind in kinds)
 
 
 def as_text(answer: Any) -> str:

@@ -6,19 +6,18 @@ means the one that can be edited, `env` before `tinker`. The environment's own f
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
-import yaml
 from pydantic import ValidationError
 
 from lachesis.config import PROFILES, RunConfig, build, priced
 from lachesis.discovery import Schema
 from lachesis.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
 from lachesis.sections import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
+from lachesis.typed_values import read_as
 
 SECTIONS: dict[str, type[Section]] = {
     "env": EnvSection,
@@ -55,9 +54,12 @@ class Field:
 
 
 class Fields:
-    """All fields of one environment under one profile."""
+    """All fields of one environment under one profile.
 
-    def __init__(self, profile: str, schema: Schema | None = None) -> None:
+    `by_owner` opens those that are locked for agents only.
+    """
+
+    def __init__(self, profile: str, schema: Schema | None = None, *, by_owner: bool = False) -> None:
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, Field] = {}
         self.own: dict[str, Any] = {}
@@ -67,7 +69,8 @@ class Fields:
             ours = model.model_json_schema()
             self.definitions.update(ours.get("$defs", {}))
             for name, info in model.model_fields.items():
-                marks = [mark.reason for mark in info.metadata if isinstance(mark, Locked)]
+                locks = [mark for mark in info.metadata if isinstance(mark, Locked)]
+                marks = [lock.reason for lock in locks if not (by_owner and lock.for_agents)]
                 locked = marks[0] if marks and f"{section}.{name}" not in unlocked else None
                 field = Field(section, name, ours["properties"][name], info.default, info.description or "", locked)
                 self.by_name[f"{section}.{name}"] = field
@@ -114,8 +117,16 @@ class Fields:
             )
         return field, self._checked(field, value)
 
+    def read(self, field: Field, value: Any) -> Any:
+        """Read a text as the type of the field, without a check of the value; see `typed_values`."""
+        schema = field.schema
+        if field.section == "env":  # its own schema of a field of both is the narrower one
+            schema = self.own.get(field.name, schema)
+        return read_as(schema, value, self.definitions)
+
     def _checked(self, field: Field, value: Any) -> Any:
         try:
+            value = self.read(field, value)
             _plain(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
             if field.section == "env":
@@ -140,16 +151,20 @@ def editable(config: RunConfig) -> dict[str, Any]:
     return {**values, **(config.env.model_extra or {})}
 
 
-def with_limits(config: RunConfig, limits: dict[str, Any]) -> RunConfig:
-    """The configuration with other limits. Raises ConfigError for a field that is no limit, or a value that is none."""
+def with_limits(config: RunConfig, limits: dict[str, Any], instead: str = "") -> RunConfig:
+    """Return the configuration with other limits.
+
+    Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value that is not allowed.
+    """
     fields = Fields(config.profile)
     values = config.model_dump()
     for name, value in limits.items():
-        field, checked = fields.edit(name if "." in name else f"limits.{name}", value)
-        if field.section != "limits":
+        if name.removeprefix("limits.") not in values["limits"]:
+            allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
             raise ConfigError(
-                f"{name} is no limit; a run that is resumed keeps its other values; allowed: {', '.join(values['limits'])}"
+                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: {allowed_names}{instead}"
             )
+        field, checked = fields.edit(f"limits.{name.removeprefix('limits.')}", value)
         values["limits"][field.name] = checked
     return priced(build(values))
 
@@ -163,6 +178,8 @@ def _plain(value: Any) -> None:
         raise ValueError("it is not a finite number")
     if isinstance(value, str) and any(ord(one) < 32 and one not in "\n\t" for one in value):
         raise ValueError("it has control characters")
+    if isinstance(value, str) and any(0xD800 <= ord(one) <= 0xDFFF for one in value):
+        raise ValueError("it is not Unicode text (half of a surrogate pair, or bytes outside UTF-8)")
     if isinstance(value, str) and len(value) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
 
@@ -186,16 +203,13 @@ def allowed(schema: dict[str, Any]) -> str:
     return " or ".join(kinds)
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`field=value` from a command line; the value is read as YAML (12, 0.5, true, null, a word)."""
+def parse_assignment(text: str) -> tuple[str, str]:
+    """Split `field=value` from a command line; the value stays the text that was typed.
+
+    `Fields.edit` reads it as the type of its field. Raises FieldValueError.
+    """
     name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise FieldValueError(f"{text!r} is no assignment; allowed: field=value, as in group_size=8")
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise FieldValueError(f"{name} is {value!r}, which is not YAML: {error}") from error
-    if isinstance(parsed, str) and not value.startswith(("'", '"')):
-        with contextlib.suppress(ValueError):
-            parsed = float(parsed)  # YAML 1.1 reads 1e-4 as a word
-    return name.strip(), parsed
+    if not separator or not name.strip():
+        shown = shorten(repr(text))
+        raise FieldValueError(f"{shown} is not an assignment; allowed: field=value, as in group_size=8")
+    return name.strip(), value

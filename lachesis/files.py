@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,18 +39,44 @@ def write_private(path: Path, text: str) -> None:
             raise
 
 
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `target` when the block ends; `target` must be new or an empty folder.
+
+    When the block raises, nothing is left, so that the caller can try again. Raises StorageError.
+    """
+    exists = target.is_dir()  # it may be a mount point or in use, and is kept
+    parent = target if exists else target.parent
+    temporary = parent / f".{target.name or 'new'}.{os.getpid()}.{secrets.token_hex(3)}"
+    try:
+        with storage_errors(target):
+            temporary.mkdir(parents=True)
+        yield temporary
+        with storage_errors(target):
+            if exists:
+                for place in sorted(temporary.iterdir()):
+                    os.replace(place, target / place.name)
+            else:
+                os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def owners_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """What is made in the block is for its owner only, also in the process of somebody who uses this as a library."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
+def make_private_folder(folder: Path) -> None:
+    """Make the folder and the missing ones above it, for their owner only."""
+    if not folder.is_dir():
+        make_private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def copy_private(source: Path, target: Path) -> None:
+    """Copy the file's content to a file that only its owner can read."""
+    with source.open("rb") as old, open(target, "wb", opener=owners_only) as new:
+        shutil.copyfileobj(old, new)
 
 
 def secret_file(path: Path) -> str:

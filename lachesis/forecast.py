@@ -7,7 +7,10 @@
               seconds of sampling, group after group
 
 A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side: a test has few groups, and
-lengths drift while a model learns. Held-out evaluations are not part of it.
+lengths drift while a model learns.
+
+Held-out evaluations are sampled and not trained on: their tokens are answers per evaluation x evaluations x tokens per answer.
+They are part of it where the environment says how many answers an evaluation has. They take no time of a step.
 """
 
 from __future__ import annotations
@@ -54,6 +57,15 @@ class Planned(BaseModel):
     group_size: int
     base_model: str
     profile: str
+    evaluations: int = 0
+    """Held-out evaluations, those before and after training included."""
+    evaluation_answers: int | None = None
+    """Answers of one evaluation; null when it is not known."""
+
+    @property
+    def evaluated(self) -> int:
+        """The answers of all evaluations, as far as they are known."""
+        return self.evaluations * (self.evaluation_answers or 0)
 
     @property
     def rollouts(self) -> int:
@@ -106,7 +118,7 @@ def forecast(
     low = Tokens(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=length * (1 - width) * signal)
     expected = Tokens(prefill=prefill, sampled=sampled, trained=length * max(signal, LEAST_WIDTH))
     high = Tokens(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=length * (1 + width))
-    ranges = [_scaled(one, planned.rollouts) for one in (low, expected, high)]
+    ranges = [_plus_evaluations(_scaled(one, planned.rollouts), one, planned.evaluated) for one in (low, expected, high)]
     own = f"{rollouts} rollouts in {len(measured)} groups"
     pace = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
     return Forecast(
@@ -116,7 +128,8 @@ def forecast(
         tokens=_range([one.total for one in ranges], digits=0),
         hours=_hours(measured, rollouts, planned, step_seconds),
         cost_usd=_range([prices.cost(one) for one in ranges], digits=4) if prices else None,
-        basis=f"{own}, {pace}" + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
+        basis=f"{own}, {pace}{_without(planned)}"
+        + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
     )
 
 
@@ -139,13 +152,24 @@ def rescaled(made: Forecast, planned: Planned) -> Forecast:
     prefill = before.prefill * (made.planned.group_size / planned.group_size if made.prompt_is_shared else 1.0)
     tokens = before.model_copy(update={"prefill": round(prefill, 2)})
     more = planned.rollouts / made.planned.rollouts
-    longer = more * (before.total - before.prefill + prefill) / max(before.total, 1e-9)
+    longer = _total(tokens, planned) / max(_total(before, made.planned), 1e-9)
     ranges = {
         name: Range(**{key: round(getattr(one, key) * factor, 4) for key in ("low", "expected", "high")})
         for name, factor in (("tokens", longer), ("hours", more), ("cost_usd", longer))
         if (one := getattr(made, name)) is not None
     }
     return made.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
+
+
+def _without(planned: Planned) -> str:
+    """Return what a forecast leaves out, in words."""
+    unknown = planned.evaluations and planned.evaluation_answers is None
+    return f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
+
+
+def _total(per_rollout: Tokens, planned: Planned) -> float:
+    """Return the tokens of all rollouts and of all evaluations, which train on nothing."""
+    return planned.rollouts * per_rollout.total + planned.evaluated * (per_rollout.prefill + per_rollout.sampled)
 
 
 def _hours(measured: Sequence[Rollouts], rollouts: int, planned: Planned, step_seconds: float | None) -> Range:
@@ -167,6 +191,12 @@ def _width(values: Sequence[float]) -> float:
     if len(values) < 2 or mean <= 0:
         return 2 * LEAST_WIDTH
     return min(0.9, max(LEAST_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
+
+
+def _plus_evaluations(tokens: Tokens, per_answer: Tokens, answers: int) -> Tokens:
+    """Add what evaluations take, which train on nothing."""
+    prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
+    return tokens.model_copy(update={"prefill": round(tokens.prefill + prefill), "sampled": round(tokens.sampled + sampled)})
 
 
 def _scaled(tokens: Tokens, factor: float, digits: int = 0) -> Tokens:

@@ -9,8 +9,6 @@ A score above 0 is correct. A step is one group; it succeeds with at least one c
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import secrets
 import shutil
@@ -21,11 +19,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis import paths
-from lachesis.config import RunConfig
+from lachesis.config import RunConfig, dump_yaml
 from lachesis.errors import StorageError, UnknownTestError
 from lachesis.files import storage_errors, write_private
 from lachesis.forecast import Forecast, Planned, Rollouts
-from lachesis.profiles import endpoint_key
+from lachesis.held_out import with_interval
+from lachesis.json_lines import read_json_lines
 from lachesis.runs import RunDir, now
 from lachesis.tally import is_score
 from lachesis.verdict import Seen, Verdict
@@ -38,7 +37,6 @@ DEFAULT_MODELS = (
     ("z-ai/glm-4.7-flash", "GLM-4.7 Flash", "medium"),
     ("minimax/minimax-m2.5", "MiniMax M2.5", "large"),
 )
-OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
 
 class TestOptions(BaseModel):
@@ -105,7 +103,7 @@ class InferenceTest(BaseModel):
         return word if isinstance(word, str) else None
 
 
-OUTPUTS = (".jsonl", ".html", ".json", ".log", ".yaml", ".tally.json", ".samples.jsonl")
+OUTPUTS = (".jsonl", ".html", ".json", ".log", ".proxy.log", ".yaml", ".tally.json", ".samples.jsonl")
 
 
 class InferenceTests:
@@ -236,6 +234,8 @@ def model_result(
         "accuracy": round(correct / total, 3) if total else 0.0,
         "steps_with_correct": good,
         "step_success_rate": round(good / len(steps), 3) if steps else 0.0,
+        "accuracy_interval": _interval(sum(one["correct"] / one["completions"] for one in steps if one["completions"]), steps),
+        "step_success_interval": _interval(good, steps),
     }
     if prompts:
         result["prompts"] = [_prompt(line) for line in lines]
@@ -318,6 +318,15 @@ def _step(number: int, scores: list[float]) -> Json:
     return {"step": number, "completions": len(scores), "correct": sum(score > 0 for score in scores), "scores": scores}
 
 
+def _interval(successes: float, steps: list[Json]) -> Json | None:
+    """Return the 95 % interval of a share over the groups that have answers, or None without any.
+
+    Answers to one item are not independent, so the number of groups counts.
+    """
+    answered = [step for step in steps if step["completions"]]
+    return with_interval(successes / len(answered), len(answered)) if answered else None
+
+
 def _prompt(line: Json) -> Json:
     responses = [{"text": text, "score": score} for text, score in zip(line["responses"], line["scores"], strict=True)]
     return {"prompt": line["prompt"], "responses": responses, **({"note": line["note"]} if line.get("note") else {})}
@@ -325,16 +334,7 @@ def _prompt(line: Json) -> Json:
 
 def _lines(output: Path) -> list[Json]:
     """The whole groups of a file that may still be written."""
-    found = []
-    if output.is_file():
-        for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                one = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(one, dict) and isinstance(one.get("scores"), list):
-                found.append(one)
-    return found
+    return [one for one in read_json_lines(output) if isinstance(one.get("scores"), list)]
 
 
 def _own_groups(output: Path) -> Path:
@@ -342,14 +342,17 @@ def _own_groups(output: Path) -> Path:
     return output.with_name(f"groups_{output.name}")
 
 
-def probe_config(config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str) -> str:
-    """The YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server section."""
+def probe_config(
+    config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str, *, use_wandb: bool = False
+) -> str:
+    """Return the YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server
+    section. With `use_wandb` the environment logs to W&B, which is offline in a test."""
     content = yaml.safe_load(config.to_yaml())
     groups = _own_groups(output) if request.prompts else output
     content["env"].update(
         total_steps=request.num_steps,
         group_size=request.group_size,
-        use_wandb="WANDB_API_KEY" in os.environ,
+        use_wandb=use_wandb,
         wandb_name=wandb_run,
         data_path_to_save_groups=str(groups),
         include_messages=True,
@@ -357,20 +360,18 @@ def probe_config(config: RunConfig, request: InferenceRequest, output: Path, end
         steps_per_eval=0,
     )
     content["openai"] = [endpoint, dict(endpoint)]
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return dump_yaml(content)
 
 
-def remote_endpoint(model: str) -> tuple[Json, str]:
-    """The server section for a model at the endpoint of this environment's variables, and the key that it asks for."""
-    url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
-    section: Json = {
+def remote_endpoint(model: str, base_url: str) -> Json:
+    """Return the server section for a model that answers at this address by OpenAI's protocol."""
+    return {
         "model_name": model,
-        "base_url": url,
-        "api_key": None,  # left to the child's own environment
+        "base_url": base_url,
+        "api_key": "x",  # the environment's process puts its token here
         "server_type": "openai",
         "health_check": False,
         "timeout": 600,
         "num_max_requests_at_once": 64,
         "num_requests_for_eval": 64,
     }
-    return section, os.environ.get(endpoint_key(os.environ), "")

@@ -23,8 +23,17 @@ from lachesis.errors import ProcessExitedError, RunStateError, ServerDownError, 
 from lachesis.files import storage_errors
 from lachesis.inference_tests import InferenceTest, InferenceTests
 from lachesis.prefect_api import PrefectApi, api_url, server_file, server_note
-from lachesis.runs import RunRecord, RunStore, Status, lasted_s, now, seconds_between
+from lachesis.runs import RunRecord, RunStore, Status, seconds_between
 from lachesis.supervision import leftovers
+from lachesis.suspension import (
+    SUSPENDED,
+    WILL_RUN,
+    is_suspended,
+    keep_resumable,
+    note_suspended,
+    note_unsuspended,
+    suspended_error,
+)
 
 log = logging.getLogger(__name__)
 FLOW = "launch-training"
@@ -40,6 +49,7 @@ READY_LINE = "runner is ready"
 _STATUS: dict[str, Status] = {
     "SCHEDULED": "pending",
     "PENDING": "pending",
+    "PAUSED": "stopped",
     "CANCELLING": "stopping",
     "CANCELLED": "stopped",
     "COMPLETED": "completed",
@@ -73,13 +83,7 @@ def submit(store: RunStore, record: RunRecord) -> RunRecord:
 
 def schedule(flow: str, home: Path, *, name: str, parameters: dict[str, Any], tags: list[str], key: str) -> tuple[str, str]:
     """Schedule a run of a deployment of this home; the server's address and the flow run's id. Raises ServerDownError."""
-    api = PrefectApi()
-    deployment = api.deployment(flow, deployment_name(home))
-    if deployment is None:
-        raise ServerDownError(
-            f"the Prefect server at {api.url} has no deployment {flow}/{deployment_name(home)}; start the runner with "
-            "`lachesis serve`"
-        )
+    api, deployment = find_deployment(flow, home)
     return api.url, str(api.create_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)["id"])
 
 
@@ -122,7 +126,8 @@ def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord],
     """The records with their statuses as the server has them, and what is wrong when it does not answer: then what lives of
     each run is looked at instead."""
     records = [_kept(record, lambda one: _submitted_or_ended(store, one)) for record in records]
-    asked = [record.flow_run_id for record in records if record.flow_run_id and not record.ended]
+    unsettled = [record for record in records if not record.ended or is_suspended(record)]
+    asked = [record.flow_run_id for record in unsettled if record.flow_run_id]
     if not asked:
         return records, None
     try:
@@ -159,7 +164,7 @@ def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
 
 def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None) -> RunRecord:
     if record.ended or record.flow_run_id is None:
-        return record
+        return _resumed_in_prefect(store, record, flow_run)
     if flow_run is None and url != record.prefect_api_url:
         return record  # another server
     alive = store.dir(record.run_id).is_alive()
@@ -170,10 +175,32 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
     if status in ("failed", "stopped", "completed"):
         if alive:  # its services are still being ended
             return record.model_copy(update={"status": "stopping"})
+        if state["type"] == "PAUSED":
+            return _suspended(store, record, flow_run or {})
         return _end(store, record, status, record.error or (state.get("message") if status == "failed" else None))
     if status is None or (status in ("pending", "starting") and record.status != "pending"):
         return record
     return record.model_copy(update={"status": status})
+
+
+def _suspended(store: RunStore, record: RunRecord, flow_run: dict[str, Any]) -> RunRecord:
+    """End a run that was suspended before it had a process."""
+    with contextlib.suppress(ServerDownError):
+        keep_resumable(PrefectApi(), flow_run)
+    return _end(store, note_suspended(store, record), "stopped", suspended_error(record.run_id))
+
+
+def _resumed_in_prefect(store: RunStore, record: RunRecord, flow_run: dict[str, Any] | None) -> RunRecord:
+    """Return the record of an ended run, as one that waits when its suspended flow run was resumed."""
+    if flow_run is None or not is_suspended(record):
+        return record
+    state = str(flow_run["state"]["type"])
+    if state in WILL_RUN or state == "RUNNING":  # its flow has not written its record yet
+        return record.model_copy(update={"status": "pending", "phase": "queued", "error": None})
+    if state == "PAUSED":
+        return record
+    gone = f"{SUSPENDED}, where its flow run is {state.lower()} by now"
+    return note_unsuspended(store, record, gone)
 
 
 def _end(store: RunStore, record: RunRecord, status: Status, error: str | None) -> RunRecord:
@@ -206,7 +233,7 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
         store.update(record.run_id, stop_reason=reason)  # it may be on its way to the server
         store.end(record.run_id, "stopped")
         return
-    if record.stop_reason is None:
+    if record.stop_reason is None or is_suspended(record):
         store.update(record.run_id, stop_reason=reason)
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
@@ -220,52 +247,15 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
             flow.terminate()
 
 
-def next_attempt(record: RunRecord) -> dict[str, Any]:
-    """What changes in the record of a run that goes on from its newest checkpoint."""
-    return {
-        "status": "pending",
-        "phase": "queued",
-        "error": None,
-        "stop_reason": None,
-        "resume_wanted": False,
-        "resumed": None,
-        "health": None,
-        "attempt": record.attempt + 1,
-        "services": {},
-        "started_at": None,
-        "ended_at": None,
-        "earlier_hours": record.earlier_hours + (lasted_s(record) / 3600 if record.ended else 0.0),
-        "began_s": None,
-        "took_s": None,
-        "queued_at": now(),
-        "flow_run_id": None,  # the flow run of the attempt before it has ended, which says nothing about this one
-        "flow_pid": None,
-    }
+def cancel_suspended(store: RunStore, record: RunRecord) -> None:
+    """Cancel the flow run of an ended run if it is suspended, so that nobody resumes it in Prefect.
 
-
-def resubmit(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
-    """Continue an ended run from its newest checkpoint, as a new attempt; `changes` go into its record. Of two calls at once
-    one does so, and both have its run. Raises ServerDownError, and the record is then as it was."""
-    fresh = next_attempt(record)
-    queued = store.update(record.run_id, if_attempt=record.attempt, **fresh, **changes)
-    if queued.attempt != fresh["attempt"] or queued.queued_at != fresh["queued_at"]:
-        return queued
-    try:
-        return submit(store, queued)
-    except BaseException:
-        store.update(record.run_id, **record.model_dump(include={*fresh, *changes}))
-        raise
-
-
-def is_submission(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Whether this flow run was submitted for this attempt of the run, rather than started in Prefect by hand. What cannot be
-    asked is taken for one."""
-    if flow_run_id is None:
-        return True
-    try:
-        return ((PrefectApi().flow_run(flow_run_id) or {}).get("idempotency_key")) == f"{record.run_id}-{record.attempt}"
-    except ServerDownError:
-        return True
+    Raises:
+        ServerDownError: The run stays suspended.
+    """
+    if is_suspended(record):
+        PrefectApi().cancel(record.flow_run_id or "", BY_USER)
+        note_unsuspended(store, record, f"{SUSPENDED}, then {BY_USER}")
 
 
 def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
@@ -278,7 +268,7 @@ def wait_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bo
             state = (PrefectApi().flow_run(record.flow_run_id or "none") or {}).get("state") or {}
         except ServerDownError:
             return True
-        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED")
 
     return wait_for(gone, timeout_s)
 
@@ -311,6 +301,20 @@ def max_runs() -> int:
     """Training runs at once, as the launcher of this home was told."""
     note = server_note()
     return own_max_runs() if note is None else int(note["max_runs"])
+
+
+def require_server(home: Path) -> None:
+    """Raise ServerDownError unless the Prefect server answers and has the deployments of this home."""
+    find_deployment(FLOW, home)
+
+
+def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
+    """Return the server and the deployment of this home for a flow. Raises ServerDownError."""
+    api, name = PrefectApi(), f"{flow}/{deployment_name(home)}"
+    deployment = api.deployment(flow, deployment_name(home))
+    if deployment is None:
+        raise ServerDownError(f"the Prefect server at {api.url} has no deployment {name}; start it with `lachesis serve`")
+    return api, deployment
 
 
 def server_problem(home: Path) -> str | None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.files import storage_errors
+from lachesis.held_out import is_evaluation_key
+from lachesis.json_lines import JsonObject, parse_json_lines
 from lachesis.tally import is_score
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,29 @@ class MetricsFile:
         line = json.dumps({"step": step, "time": round(time.time(), 3), **metrics}) + "\n"
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(("" if self._ends_whole() else "\n") + line)
+
+    def add_evaluation(self, metrics: dict[str, float]) -> bool:
+        """Add a held-out result to the last step, after which no line follows.
+
+        A result that is there already moves to the line before, and so on. The changed lines are appended: readers
+        take the last line of a step.
+
+        Returns:
+            Whether there was a step.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        changed: list[Step] = []
+        for line in reversed(self.read()):
+            displaced = {key: value for key, value in line.items() if is_evaluation_key(key)}
+            changed.append({**{key: line[key] for key in line if key not in displaced}, **metrics})
+            if not displaced:
+                break
+            metrics = displaced
+        for line in reversed(changed):
+            self.append(line["step"], line)
+        return bool(changed)
 
     def _ends_whole(self) -> bool:
         """False after a line that a kill has cut off."""
@@ -59,6 +84,19 @@ class MetricsFile:
             return []
         return _in_order(content[content.find(b"\n") + 1 :] if len(content) < size else content)
 
+    def read_from(self, position: int) -> tuple[list[Step], int]:
+        """Return the steps in the whole lines behind `position` (bytes), in order, and the position after them. A file that is
+        shorter than that was written anew: its size comes back without steps."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(min(position, size))
+                content = file.read()
+        except FileNotFoundError:
+            return [], 0
+        whole = content[: content.rfind(b"\n") + 1]
+        return _in_order(whole), min(position, size) + len(whole)
+
     def head(self, count: int) -> list[Step]:
         """At most the first `count` lines, as long as no earlier step was made again after them."""
         try:
@@ -71,25 +109,22 @@ class MetricsFile:
 
 def _in_order(content: bytes) -> list[Step]:
     steps: list[Step] = []
-    for line in content.decode("utf-8", errors="replace").splitlines():
+    for line in parse_json_lines(content):
         one = _step(line)
         if one is None:
-            continue  # cut off by a full disk or a kill
+            continue
         while steps and steps[-1]["step"] >= one["step"]:
             steps.pop()
         steps.append(one)
     return steps
 
 
-def _step(line: str) -> Step | None:
-    """One line's step and numbers; None when it is none. What is no finite number, such as a diverged loss, is None."""
-    try:
-        one = json.loads(line)
-    except (ValueError, RecursionError):
+def _step(line: JsonObject) -> Step | None:
+    """Return the step and the numbers of a line, or None if it has no step. A value that is not a finite number, such as a
+    diverged loss, becomes None."""
+    if type(line.get("step")) is not int or not is_score(line["step"]):
         return None
-    if not isinstance(one, dict) or type(one.get("step")) is not int or not is_score(one["step"]):
-        return None
-    return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in one.items()}
+    return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in line.items()}
 
 
 def history(steps: list[Step], samples: int = 10) -> list[Step]:
@@ -113,31 +148,41 @@ class WandbSink:
         self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._wake = threading.Condition()
+        self._ended = False
+        """Whether the thread takes nothing more from the queue."""
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        with self._wake:
-            self._queue.append((step, metrics))
-            self._wake.notify()
+        """Queue the metrics of a step. They are dropped if logging has stopped."""
+        self._put((step, metrics))
 
     def close(self, timeout_s: float = 20.0) -> None:
         """Send what is queued, for at most `timeout_s` seconds."""
-        with self._wake:
-            self._queue.append(None)
-            self._wake.notify()
+        self._put(None)
         self._thread.join(timeout_s)
+
+    def _put(self, item: tuple[int, dict[str, float]] | None) -> None:
+        with self._wake:
+            if not self._ended:
+                self._queue.append(item)
+                self._wake.notify()
 
     def _run(self) -> None:
         try:
             run = self._begin()
             self.url = getattr(run, "url", None)
+            run.define_metric("eval/*", step_metric="eval/step")  # a result is that of the weights it was made with
             while (item := self._next()) is not None:
                 run.log(item[1], step=item[0])
             run.finish()
         except Exception as error:  # W&B is a copy; metrics.jsonl is the record
             self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
             log.warning(self.error)
+        finally:
+            with self._wake:
+                self._ended = True
+                self._queue.clear()
 
     def _begin(self) -> Any:
         """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile wait in the queue."""

@@ -31,6 +31,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+DIGEST = 8
+"""Digits at the end of the name of a model's folder, which stand for all that decides its weights."""
 Progress = Callable[[int, int], None]
 Message = dict[str, Any]
 
@@ -93,7 +95,7 @@ def build(
 
 
 def _digest(about: Any) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:DIGEST]
 
 
 def _make(recipe: Recipe, target: Path, progress: Progress, lessons: Lessons | None) -> None:

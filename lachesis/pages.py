@@ -35,7 +35,19 @@ def validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]) -> st
     return "\n".join(lines)
 
 
-_MODEL_COLUMNS = ("model", "verdict", "accuracy", "reward", "spread", "no signal", "truncated", "invalid", "error")
+_MODEL_COLUMNS = (
+    "model",
+    "verdict",
+    "accuracy",
+    "items",
+    "95 % interval",
+    "reward",
+    "spread",
+    "no signal",
+    "truncated",
+    "invalid",
+    "error",
+)
 
 
 def models_table(test: InferenceTest) -> list[Json]:
@@ -44,7 +56,16 @@ def models_table(test: InferenceTest) -> list[Json]:
     for one in (test.result or {}).get("models_tested", []):
         verdict = one.get("verdict") or {}
         keys = ("reward_mean", "reward_spread", "zero_signal_share", "truncation_rate", "invalid_rate")
-        values = [one["name"], verdict.get("word"), one["accuracy"], *(verdict.get(key) for key in keys)]
+        interval = one.get("accuracy_interval") or {}
+        sure = f"{interval['low']:.3f} to {interval['high']:.3f}" if interval else None
+        values = [
+            one["name"],
+            verdict.get("word"),
+            one["accuracy"],
+            interval.get("items"),
+            sure,
+            *(verdict.get(key) for key in keys),
+        ]
         error = str(one.get("error", "")).split("\n")[0][:200]
         rows.append(dict(zip(_MODEL_COLUMNS, [*map(_plain, values), error], strict=True)))
     return rows

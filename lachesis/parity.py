@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.errors import CheckpointError, MissingDependencyError
+from lachesis.tolerance import FLOAT32, Tolerance
 
-MOST = 1e-3
-"""Nats. Weights in float32 on one machine differ by some 1e-6."""
+CHANCE = 1.25
+"""The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
+little, the rounding of the server decides which of them is nearer."""
 
 
 class Parity(BaseModel):
@@ -25,16 +27,32 @@ class Parity(BaseModel):
     tokens: int
     largest: float
     mean: float
-    limit: float = MOST
+    base_mean: float | None = None
+    """Mean difference of the base model without the trained weights."""
+    measure: Literal["largest", "mean"] = "largest"
+    """Which difference has to be within the limit."""
+    limit: float = FLOAT32.limit
     verified: bool
-    """Whether the largest is within the limit."""
+    """Whether the difference is within the limit and, where the mean is compared, not clearly above that of the base model."""
+
+    def describe(self) -> str:
+        """Return the measured differences and what is allowed, in words."""
+        limit = f" (allowed: {self.limit:g})"
+        text = (
+            f"log-probabilities of {self.tokens} tokens differ by {self.mean:.1e} nats on average"
+            f"{limit if self.measure == 'mean' else ''} and by {self.largest:.1e} at most"
+            f"{limit if self.measure == 'largest' else ''}"
+        )
+        return text if self.base_mean is None else f"{text}; those of the base model by {self.base_mean:.1e} on average"
 
 
 Texts = Sequence[tuple[list[int], list[float]]]
 """Token ids (T,), and the log-probabilities (T - 1,) of all but the first."""
 
 
-def check_adapter(base_model: str, adapter: Path, texts: Texts, merged: Path | None) -> tuple[Parity, Parity | None, str]:
+def check_adapter(
+    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance = FLOAT32
+) -> tuple[Parity, Parity | None, str]:
     """Compare the adapter on its base model; with `merged`, write both as one model to that folder and compare that, as it is
     loaded from there. The third result is the revision of the base model. Raises MissingDependencyError, or CheckpointError
     when something cannot be loaded or there is no text."""
@@ -53,12 +71,15 @@ def check_adapter(base_model: str, adapter: Path, texts: Texts, merged: Path | N
         revision = _revision(base_model, base.config)
         _untie(base)
         model = PeftModel.from_pretrained(base, str(adapter)).eval()
-        found = _compare(model, texts)
+        with model.disable_adapter():
+            base_mean = float(_differences(model, texts).mean())
+        found = _judge(_differences(model, texts), texts, base_mean, tolerance)
         if merged is None:
             return found, None, revision
         model.merge_and_unload().save_pretrained(merged)
         AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
-        return found, _compare(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval(), texts), revision
+        whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+        return found, _judge(_differences(whole, texts), texts, base_mean, tolerance), revision
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {adapter} cannot be loaded on {base_model}: {error}") from error
 
@@ -74,7 +95,8 @@ def _untie(model: Any) -> None:
         model.config.tie_word_embeddings = False
 
 
-def _compare(model: Any, texts: Texts) -> Parity:
+def _differences(model: Any, texts: Texts) -> Any:
+    """Return the absolute differences of all texts' log-probabilities, as one tensor."""
     import torch
 
     differences = []
@@ -83,11 +105,26 @@ def _compare(model: Any, texts: Texts) -> Parity:
         with torch.inference_mode():
             values = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1)
         differences.append((values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs())
-    whole = torch.cat(differences)
-    largest = float(whole.max())
+    return torch.cat(differences)
+
+
+def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
+    largest, mean = float(differences.max()), float(differences.mean())
+    if tolerance.measure == "largest":
+        verified = largest <= tolerance.limit
+    else:
+        # Small training steps move log-probabilities less than the limit, so another adapter could be within it too.
+        verified = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32.limit
     return Parity(
-        texts=len(texts), tokens=len(whole), largest=largest, mean=float(whole.mean()), verified=largest <= MOST
-    )  # NaN is not within the limit
+        texts=len(texts),
+        tokens=len(differences),
+        largest=largest,
+        mean=mean,
+        base_mean=base_mean,
+        measure=tolerance.measure,
+        limit=tolerance.limit,
+        verified=verified,  # NaN is not within a limit
+    )
 
 
 def _revision(name: str, config: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import io
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.files import storage_errors
+from lachesis.files import storage_errors, write_private
+from lachesis.held_out import describe_share
+from lachesis.json_lines import read_json_lines
 from lachesis.metrics import MetricsFile, Step
 from lachesis.reports import RunResults
 from lachesis.runs import RunDir, RunRecord
@@ -25,21 +26,22 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #e2e8f0; } table { border-collapse:
 collapse; margin: .5rem 0; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; } td { border-top:
 1px solid #e2e8f0; } svg { max-width: 100%; height: auto; } pre { white-space: pre-wrap; margin: 0; } .word { padding: .1rem
-.5rem; border-radius: .3rem; background: #e2e8f0; } .broken { background: #fecaca; } .healthy { background: #bbf7d0; } .suspect
-{ background: #fde68a; } """
+.5rem; border-radius: .3rem; background: #e2e8f0; } .broken { background: #fecaca; } .healthy { background: #bbf7d0; } .suspect,
+.not-learning { background: #fde68a; } """
 
 
 def write_report(record: RunRecord, folder: RunDir, results: RunResults, to: Path) -> list[Path]:
-    """Write `report.html` and one PNG per picture into `to`; the files, the page first. Raises StorageError."""
+    """Write one PNG per picture and then `report.html` into `to`; return the files, the page first. Raises StorageError."""
     steps = MetricsFile(folder.metrics).read()
     drawings = {name: draw(steps, results) for name, draw in PICTURES.items() if steps}
     with storage_errors(to):
         to.mkdir(parents=True, exist_ok=True)
         files = [to / "report.html"]
-        files[0].write_text(_page(record, folder, results, steps, {name: _svg(one) for name, one in drawings.items()}))
         for name, figure in drawings.items():
             files.append(to / f"{name}.png")
             figure.savefig(files[-1], dpi=120)
+        page = _page(record, folder, results, steps, {name: _svg(one) for name, one in drawings.items()})
+        write_private(files[0], page)  # as a whole: somebody may be reading the one before
     return files
 
 
@@ -54,21 +56,35 @@ def _svg(figure: Any) -> str:
 
 
 def reward(steps: Sequence[Step], results: RunResults) -> Any:
-    """Mean reward per step, its running mean, and held-out accuracy before and after."""
+    """Mean reward per step, its running mean, and the results on held-out items with their intervals."""
     figure, axes = _axes(1)
     _line(axes[0], steps, "reward/mean", GREY, label="one step", width=0.8)
     _smooth(axes[0], steps, "reward/mean", BLUE, f"mean of {SMOOTH} steps")
     mixed = _of_environments(steps)
-    ends = {"before": steps[0]["step"], "after": steps[-1]["step"]}
-    for which, value in results.held_out.items():
-        if value is not None and which in ends:
-            whose = f" {results.environment}" if mixed else ""
-            axes[0].plot([ends[which]], [value], "o", color=ORANGE, label=f"held out{whose}, {which}: {value:.3f}")
+    _draw_held_out(axes[0], results, mixed=bool(mixed))
     for key, colour in zip(mixed, MORE_COLOURS, strict=False):
         _smooth(axes[0], steps, key, colour, key.split("/")[1])
     axes[0].set(xlabel="step", ylabel="reward/mean")
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _draw_held_out(axis: Any, results: RunResults, *, mixed: bool) -> None:
+    """Draw the curve of held-out results, a bar for the 95 % interval of each."""
+    curve = results.held_out_curve
+    if not curve:
+        return
+    whose = f" {results.environment}" if mixed else ""
+    label = f"held out{whose}: {curve[0].percent_correct:.3f} to {curve[-1].percent_correct:.3f}"
+    axis.plot(
+        [point.step for point in curve], [point.percent_correct for point in curve], "o-", color=ORANGE, markersize=4,
+        linewidth=1.2, label=label, zorder=3,
+    )  # fmt: skip
+    known = [point for point in curve if point.low is not None and point.high is not None]
+    if known:
+        low, high = [point.low for point in known], [point.high for point in known]
+        bars = axis.vlines([point.step for point in known], low, high, color=ORANGE, alpha=0.45, linewidth=3)
+        bars.set_label(f"its 95 % interval ({known[-1].items} items)")
 
 
 def learning(steps: Sequence[Step], results: RunResults) -> Any:
@@ -147,15 +163,15 @@ def _smooth(axis: Any, steps: Sequence[Step], key: str, colour: str, label: str)
 
 def _page(record: RunRecord, folder: RunDir, results: RunResults, steps: Sequence[Step], drawings: dict[str, str]) -> str:
     health = record.health or {}
-    word = str(health.get("word", "not judged"))
+    word = record.learning
     parts = [f"<h1>{_text(record.environment)}, run {record.run_id}: {record.status}</h1>", _facts(record, results)]
-    parts.append(f'<h2>Learning</h2><p><span class="word {word}">{_text(word)}</span> ')
+    parts.append(f'<h2>Learning</h2><p><span class="word {word.replace(" ", "-")}">{_text(word)}</span> ')
     parts.append(" ".join(_text(one) for one in [*health.get("evidence", []), *health.get("advice", [])]) + "</p>")
     titles = {"reward": "Reward", "learning": "Signs of learning", "timing": "Time and speed"}
     parts += [f"<h2>{titles[name]}</h2>{drawing}" for name, drawing in drawings.items()]
     if not steps:
         parts.append("<p>No step was made.</p>")
-    parts += [_forecast(results), _rollouts(folder), _evaluation(folder)]
+    parts += [_curve(results), _forecast(results), _rollouts(folder), _evaluation(folder)]
     body = "\n".join(parts)
     title = f"{_text(record.environment)} {record.run_id}"
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}</html>\n'
@@ -169,13 +185,36 @@ def _facts(record: RunRecord, results: RunResults) -> str:
         ("started", record.started_at),
         ("ended", record.ended_at),
         ("reward", ", ".join(f"{name} {value}" for name, value in results.reward.items())),
-        ("held out", ", ".join(f"{name} {value}" for name, value in results.held_out.items())),
+        ("held out", ", ".join(f"{name} {value}" for name, value in _held_out(results).items())),
         ("weights", results.weights.adapter or results.weights.sampler_weights),
         ("W&B", record.wandb_url),
         ("error", record.error),
         ("code of the environment", record.fingerprint),
     ]
     return _table([[name, value] for name, value in rows if value])
+
+
+def _held_out(results: RunResults) -> dict[str, str]:
+    """Return the accuracies before and after training in words."""
+    found = {}
+    for name, accuracy in results.held_out.items():
+        interval = results.held_out_intervals.get(name) or {}
+        if accuracy is not None:
+            found[name] = describe_share(accuracy, *(interval.get(key) for key in ("items", "low", "high")))
+    return found
+
+
+def _curve(results: RunResults) -> str:
+    """Return a table of the held-out results by step, and what went wrong with evaluations."""
+    failures = results.evaluation
+    text = f"<p>{failures['failed']} evaluations failed; the last one: {_text(failures['last_reason'])}</p>" if failures else ""
+    if not results.held_out_curve:
+        return f"<h2>Held-out results</h2>{text}" if text else ""
+    rows: list[list[Any]] = [["step", "share correct", "items", "95 % interval"]]
+    for point in results.held_out_curve:
+        interval = "" if point.low is None or point.high is None else f"{point.low:.3f} to {point.high:.3f}"
+        rows.append([point.step, f"{point.percent_correct:.3f}", point.items, interval])
+    return f"<h2>Held-out results</h2>{_table(rows)}{text}"
 
 
 def _forecast(results: RunResults) -> str:
@@ -203,7 +242,7 @@ def _short(number: float) -> str:
 
 def _rollouts(folder: RunDir) -> str:
     """The first and the last group that the trainer has kept."""
-    kept = _lines(folder.rollouts)
+    kept = read_json_lines(folder.rollouts)
     if not kept:
         return ""
     shown = kept[:1] + kept[1:][-1:]
@@ -218,7 +257,7 @@ def _group(group: Json, title: str) -> str:
 
 def _evaluation(folder: RunDir) -> str:
     """Held-out items as they were answered before and after training."""
-    answered = {which: _lines(folder.evaluation / which / "samples.jsonl")[:12] for which in ("before", "after")}
+    answered = {which: read_json_lines(folder.evaluation / which / "samples.jsonl")[:12] for which in ("before", "after")}
     if not all(answered.values()):
         return ""
     keys = [key for key in ("question", "prompt", "answer", "model_answer", "score") if key in answered["before"][0]]
@@ -226,22 +265,6 @@ def _evaluation(folder: RunDir) -> str:
     pairs = zip(answered["before"], answered["after"], strict=False)
     rows += [[one.get(key) for one in pair for key in keys] for pair in pairs]
     return f"<h2>Held-out items before and after</h2>{_table(rows)}" if keys else ""
-
-
-def _lines(file: Path) -> list[Json]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut off
-        if isinstance(one, dict):
-            found.append(one)
-    return found
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> str:

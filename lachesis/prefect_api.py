@@ -142,6 +142,18 @@ class PrefectApi:
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
         return self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
 
+    def suspend(self, flow_run_id: str, message: str) -> None:
+        """Write that the flow run is suspended, without a time limit, whatever its state is."""
+        details = {"pause_reschedule": True}
+        state = {"type": "PAUSED", "name": "Suspended", "message": message, "state_details": details}
+        body = {"state": state, "force": True}
+        self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+
+    def resume(self, flow_run_id: str) -> bool:
+        """Schedule a suspended flow run again; False when it is not suspended any more."""
+        answer = self._ask("POST", f"/flow_runs/{flow_run_id}/resume")
+        return (answer or {}).get("status") == "ACCEPT"
+
     def show(
         self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str, known: str | None = None
     ) -> str:

@@ -45,8 +45,8 @@ def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) 
     key = endpoint_key(present)
     if not present.get(key):
         raise MissingKeyError(
-            f"testing {', '.join(models)[:200]} needs {key} in the environment of `lachesis serve`; `embedded:tiny` needs "
-            "no key, and OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
+            f"testing {', '.join(models)[:200]} needs {key} in the environment of `lachesis serve`; a model of this machine "
+            "(`embedded:NAME`) needs no key, and OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
             missing=[key],
         )
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis import tally as tallies
-from lachesis.config import plain
-from lachesis.errors import CheckpointError
+from lachesis.evaluation_results import accuracies, accuracy_intervals, evaluation_failures, newest_accuracy, run_curve
 from lachesis.files import tail
 from lachesis.forecast import Actual, Forecast, compare
-from lachesis.limits import spent
+from lachesis.held_out import HeldOutPoint
+from lachesis.limits import KINDS, kept, spent
 from lachesis.metrics import Step, history
 from lachesis.prices import Tokens
-from lachesis.runs import RunDir, RunRecord, lasted_s, seconds_between, short_name
+from lachesis.runs import RunDir, RunRecord, lasted_s, seconds_between, seconds_of, short_name
 from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.weights import adapter_folder
+from lachesis.weights import Weights, find_weights
 
 Json = dict[str, Any]
 REWARD_STEPS = 5
@@ -70,9 +69,13 @@ class StatusMetrics(Report):
     reward_mean: float | None
     """Mean score of the last step's rollouts."""
     percent_correct: float | None
-    """Share of correct rollouts in training, from 0 to 1."""
+    """Share of the last step's rollouts with a score above 0, from 0 to 1."""
     eval_percent_correct: float | None
-    """Share of correct answers on held-out items, from 0 to 1."""
+    """Newest share of correct answers on held-out items, from 0 to 1."""
+    loss: float | None
+    """Loss of the last step per trained token."""
+    state: str
+    """The status of the run, as in `status`."""
 
 
 class RunStatus(Report):
@@ -103,6 +106,10 @@ class RunStatus(Report):
     """RUN@STEP, the checkpoint of another run that this one has begun from."""
     logs: dict[str, str]
     metrics: StatusMetrics
+    held_out_curve: list[HeldOutPoint]
+    """Results on held-out items by step, during training and at its ends."""
+    evaluation: Json | None = None
+    """Evaluations during training that failed: how many, and why the last one did."""
     rollouts: Json | None = None
     """Of this attempt's environment, once there is something to say: `scored` and `invalid` rollouts, the reasons of invalid
     ones (`invalid_reasons`) and of rewards of 0 that have one (`zero_reasons`), each with its count."""
@@ -115,19 +122,6 @@ class RunStatus(Report):
     next_steps: list[str]
     warning: str | None = None
     """What keeps this report from being up to date."""
-
-
-class Weights(Report):
-    """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
-
-    step: int | None = None
-    sampler_weights: str | None = None
-    """Tinker path for sampling."""
-    state: str | None = None
-    """Tinker path for training on, with the optimizer."""
-    adapter: str | None = None
-    """A PEFT folder on this machine; null when another server holds the weights."""
-    warning: str | None = None
 
 
 class RunResults(Report):
@@ -146,6 +140,12 @@ class RunResults(Report):
     """First and last mean reward, each over five steps, or over half of the steps of a shorter run."""
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
+    held_out_intervals: dict[str, Json]
+    """For each of these accuracies its number of items and its 95 % interval: `items`, `low`, `high`."""
+    held_out_curve: list[HeldOutPoint]
+    """Results on held-out items by step, during training and at its ends."""
+    evaluation: Json | None = None
+    """Evaluations during training that failed: how many, and why the last one did."""
     weights: Weights
     final_metrics: Json
     history: list[Json]
@@ -188,13 +188,14 @@ def run_status(
 ) -> RunStatus:
     checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
     steps = _of_this_attempt(record, steps, checkpoints)
-    last, after = steps[-1] if steps else {}, record.evaluation.get("after", {})
+    last, curve = steps[-1] if steps else {}, run_curve(record, folder, steps)
     minutes = (lasted_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "last_error": _last_error(record, folder),
         "rollouts": _rollouts(folder),
+        "evaluation": evaluation_failures(folder),
         "warning": warning,
     }
     return RunStatus(
@@ -210,12 +211,8 @@ def run_status(
         wandb_run_name=record.wandb_run_name,
         checkpoints=checkpoints,
         logs=run_logs(record, folder),
-        metrics=StatusMetrics(
-            step=last.get("step", 0),
-            reward_mean=last.get("reward/mean"),
-            percent_correct=last.get("train/percent_correct", after.get("train/percent_correct")),
-            eval_percent_correct=after.get("eval/percent_correct"),
-        ),
+        metrics=_status_metrics(record, last, curve),
+        held_out_curve=curve,
         health=record.health,
         ui_url=ui_url,
         next_steps=_next_steps(record, words),
@@ -223,21 +220,30 @@ def run_status(
     )
 
 
+def _status_metrics(record: RunRecord, last: Step, curve: list[HeldOutPoint]) -> StatusMetrics:
+    """Return the numbers of the contract."""
+    return StatusMetrics(
+        step=last.get("step", 0),
+        reward_mean=last.get("reward/mean"),
+        percent_correct=last.get("train/percent_correct"),
+        eval_percent_correct=newest_accuracy(curve),
+        loss=last.get("train/loss"),
+        state=record.status,
+    )
+
+
 def _of_this_attempt(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
     """Without those after the checkpoint that the attempt begins with, until it makes them again."""
-    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < _seconds(record.queued_at)
+    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < seconds_of(record.queued_at)
     return [one for one in steps if one["step"] <= max(checkpoints, default=0)] if again else steps
-
-
-def _seconds(moment: str) -> float:
-    return datetime.fromisoformat(moment).timestamp()
 
 
 def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
     known: Json = {
-        **_forecast(record, steps),
+        **_forecast(record, folder, steps),
         "health": record.health,
         "rollouts": _rollouts(folder),
+        "evaluation": evaluation_failures(folder),
         "wandb_url": record.wandb_url,
         "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
         "error": record.error,
@@ -250,8 +256,10 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         reward=_first_and_last_reward(steps),
-        held_out=_held_out(record),
-        weights=_weights(folder),
+        held_out=accuracies(record),
+        held_out_intervals=accuracy_intervals(record),
+        held_out_curve=run_curve(record, folder, steps),
+        weights=find_weights(folder),
         final_metrics=steps[-1] if steps else {},
         history=history(steps),
         metrics_file=str(folder.metrics),
@@ -266,11 +274,11 @@ def _offline_run(folder: RunDir) -> str | None:
     return str(found[-1]) if found else None
 
 
-def _forecast(record: RunRecord, steps: list[Step]) -> Json:
+def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
     """The forecast that the run was started with, and what came of it."""
-    last = steps[-1] if steps else {}
-    tokens = Tokens(**{kind: last.get(f"tokens/{kind}_total") or 0 for kind in ("prefill", "sampled", "trained")})
-    took = spent(record, last)
+    last, end = steps[-1] if steps else {}, kept(folder.spent)  # the evaluations before and after come after the last step
+    tokens = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in KINDS})
+    took = spent(record, last, at_end=end)
     training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
     actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
     try:
@@ -329,31 +337,13 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
 
 
 def _eta(record: RunRecord, steps: list[Step]) -> float | None:
-    begun = _seconds(record.started_at or record.created_at)
+    begun = seconds_of(record.started_at or record.created_at)
     recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
     if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
         return None
     made = recent[-1]["step"] - recent[0]["step"]
     pace = (recent[-1]["time"] - recent[0]["time"]) / max(1, made)
     return round(float(max(0, record.total_steps - recent[-1]["step"]) * pace), 1)
-
-
-def _weights(folder: RunDir) -> Weights:
-    try:
-        checkpoints = Checkpoints(folder.checkpoints)
-        newest = checkpoints.newest()
-    except CheckpointError as error:
-        return Weights(warning=str(error))
-    if newest is None:
-        return Weights()
-    adapter = adapter_folder(folder, newest)
-    return Weights(
-        step=newest.step,
-        sampler_weights=newest.sampler_weights,
-        state=newest.state,
-        warning=checkpoints.passed_over(newest),
-        adapter=str(adapter) if adapter else None,
-    )
 
 
 def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
@@ -366,16 +356,3 @@ def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
 def _mean_reward(steps: list[Step]) -> float | None:
     known = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
     return round(sum(known) / len(known), 4) if known else None
-
-
-def _held_out(record: RunRecord) -> dict[str, float | None]:
-    """Of the run's environment before and after training, and of its further ones."""
-    found: dict[str, float | None] = {which: _accuracy(metrics) for which, metrics in record.evaluation.items()}
-    for name in record.mixture:
-        for which, metrics in record.evaluation.items():
-            found[f"{name} {which}"] = metrics.get(f"{plain(name)}/eval/percent_correct")
-    return found
-
-
-def _accuracy(metrics: Mapping[str, float]) -> float | None:
-    return metrics.get("eval/percent_correct", next(iter(metrics.values()), None))

@@ -36,6 +36,14 @@ BEGIN, END = "# /// script", "# ///"
 LINES = 15
 
 
+DISTRIBUTIONS = {
+    "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python", "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # fmt: skip
+"""Packages that are imported by another name than they are installed by."""
+
+
 @dataclass(frozen=True)
 class Declared:
     """`python` is a range of versions, or empty for any."""
@@ -108,6 +116,29 @@ def interpreter(file: Path) -> str:
             "in a place of its own"
         )
     return sys.executable
+
+
+def import_advice(file: Path, error: BaseException) -> str:
+    """Return what makes an import work that has failed for a missing package; "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    package = error.name.partition(".")[0]
+    if package in sys.modules:
+        return f"{package} is there, but it has no module {error.name}: another version of it may be needed"
+    name = DISTRIBUTIONS.get(package, package)
+    try:
+        dependencies = declared(file).dependencies
+    except RequirementsError:
+        dependencies = ()
+    if dependencies:
+        change = f'add "{name}" to `dependencies` in the header of {file}'
+    else:
+        change = f'write this header into {file}:\n{BEGIN}\n# dependencies = ["{name}"]\n{END}\n'
+    return (
+        f"the package {package} is not installed. To install it for this file, {change}"
+        f"{', ' if dependencies else ''}then run `lachesis env install {file}`. To install it for all: "
+        f"`{sys.executable} -m pip install {name}`"
+    )
 
 
 def install(file: Path) -> Path:

@@ -4,6 +4,7 @@ guards before it, and shares for several environments; see `lachesis.shares`.
 What would block or poison the API for good is refused with its reason, and what it would keep without end is bounded:
 
     groups before a trainer has registered       503, so that the environment sends them again
+    groups whose lists do not fit each other     422, and counted as refused; the others of a list are taken
     groups without a finite score per rollout    422, and counted as refused
     a queue of more than K + 1 batches           its oldest groups are dropped and counted
     more than K batches formed but not taken     the oldest are dropped, their groups counted
@@ -28,9 +29,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
+from lachesis.errors import shorten
 from lachesis.guard import Guard, answer, replaying
+from lachesis.scored_group import find_fault, find_unwritable_value
 from lachesis.shares import Shares
-from lachesis.tally import is_score
 
 HOST = "127.0.0.1"
 MOST_BYTES = 200_000_000
@@ -161,18 +163,50 @@ class Bounded:
         except (ValueError, RecursionError):
             groups = None
         groups = groups if isinstance(groups, list) else [groups]
-        reason = next((found for found in map(complaint, groups) if found), None)
-        if reason:
-            self.counts["refused"] += len(groups)
-            self.refusal = reason
-            await answer(send, 422, {"detail": reason})
+        sound = [group for group in groups if not self._refuse(group)]
+        if groups and not sound:
+            await answer(send, 422, {"detail": self.refusal})
         elif getattr(self.state, "batchsize", -1) < 1:
             await answer(send, 503, {"detail": "no trainer has registered yet"})
         else:
-            self.counts["received"] += len(groups)
-            await self.app(scope, replaying(body, receive), send)
-            self._forget_oldest()
-            self._came.set()
+            if len(sound) < len(groups):
+                body = json.dumps(sound).encode()
+                scope = _with_length(scope, len(body))
+            await self._deliver(scope, replaying(body, receive), send, len(sound))
+
+    def _refuse(self, group: Any) -> bool:
+        """Count a group that cannot be trained on, keep the reason, and return whether it is one."""
+        reason = find_fault(group) or find_unwritable_value(group)
+        if reason:
+            self._count_refused(1, reason)
+        return reason is not None
+
+    def _count_refused(self, groups: int, reason: str) -> None:
+        self.counts["refused"] += groups
+        self.refusal = reason
+
+    async def _deliver(self, scope: Any, receive: Any, send: Any, groups: int) -> None:
+        """Give sound groups to the API. What it refuses itself, by the types of values, counts as refused too."""
+        sent: list[Json] = []
+
+        async def keep(message: Json) -> None:
+            sent.append(message)
+
+        try:
+            await self.app(scope, receive, keep)
+            status = next(message["status"] for message in sent if message["type"] == "http.response.start")
+            text = b"".join(message.get("body", b"") for message in sent).decode(errors="replace")
+        except Exception as error:  # a validator of the API raises whatever a wrong value leads to
+            status, text = 500, f"{type(error).__name__}: {error}"
+        if status >= 400:
+            self._count_refused(groups, shorten(text, 500))
+            await answer(send, 422, {"detail": self.refusal})
+            return
+        self.counts["received"] += groups
+        for message in sent:
+            await send(message)
+        self._forget_oldest()
+        self._came.set()
 
     def _forget_oldest(self) -> None:
         self._arrange()
@@ -212,25 +246,16 @@ async def _changed(app: Any, scope: Any, receive: Any, send: Any, change: Callab
         await answer(send, status, {"detail": body.decode(errors="replace")})
 
 
+def _with_length(scope: Json, length: int) -> Json:
+    """Return the request's scope with the length of its new body."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
+
+
 def _wait_s(query: bytes) -> float:
     """Of `?wait=SECONDS`; 0 without it."""
     found = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
     return min(float(found), MOST_WAIT_S) if found.isdigit() else 0.0
-
-
-def complaint(group: Any) -> str | None:
-    """Why this group could not be trained on, if it could not: it would sit in the queue for ever, or lose its batch."""
-    if not isinstance(group, dict) or not all(isinstance(group.get(key), list) for key in ("tokens", "masks", "scores")):
-        return "a group is an object with the lists tokens, masks and scores"
-    tokens = group["tokens"]
-    if not tokens or not all(isinstance(one, list) for one in tokens):
-        return "a group has at least one rollout, and each is a list of token ids"
-    if len(group["scores"]) != len(tokens):
-        return f"a group has {len(tokens)} rollouts and {len(group['scores'])} scores"
-    for score in group["scores"]:
-        if not is_score(score):
-            return f"a score is {ascii(score)[:40]}; allowed: finite numbers of usual size"
-    return None
 
 
 async def read(receive: Any) -> bytes:

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lachesis import paths
 from lachesis.errors import RunStateError, StorageError, UnknownRunError, shorten
 from lachesis.files import owners_only, storage_errors, write_private
+from lachesis.host_clock import ClockReading, is_same_boot, read_clocks
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
 ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
@@ -100,6 +101,8 @@ class RunRecord(BaseModel):
     ended_at: Time | None = None
     began_s: float | None = None
     """The host's monotonic clock when this attempt began; who sets the time does not move it."""
+    boot: str | None = None
+    """The boot of the host that `began_s` belongs to; None in records of the release before."""
     took_s: float | None = None
     """Seconds that this attempt took, once it has ended."""
     attempt: int = 1
@@ -122,6 +125,18 @@ class RunRecord(BaseModel):
         return self.status in ENDED
 
     @property
+    def learning(self) -> str:
+        """The word of the last judgement of learning; without one `too early`, or `unknown` once the run has ended."""
+        word = (self.health or {}).get("word")
+        return str(word) if word else "unknown" if self.ended else "too early"
+
+    @property
+    def evidence(self) -> str | None:
+        """The first evidence of that judgement."""
+        evidence = (self.health or {}).get("evidence")
+        return str(evidence[0]) if isinstance(evidence, list) and evidence else None
+
+    @property
     def environment_files(self) -> dict[str, str]:
         """Of all environments of the run, by name, the first one first."""
         return {self.environment: self.environment_file, **{name: one.environment_file for name, one in self.mixture.items()}}
@@ -139,6 +154,8 @@ class RunDir:
         self.engine = self.path / "engine"
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
+        self.failed_evaluations = self.evaluation / "failed.jsonl"
+        """Why evaluations during training failed, a line each."""
         self.rollouts = self.path / "rollouts.jsonl"
         self.lock = self.path / ".alive"
         """Locked while a flow or a service of the run lives."""
@@ -178,10 +195,14 @@ class RunDir:
             yield lock.fileno()
 
     def is_alive(self) -> bool:
-        """Whether a flow or a service of this run exists. A process id would not do: the system gives it out again."""
+        """Return whether a flow or a service of this run exists.
+
+        A process id would not do: the system gives it out again. The lock is tried as a shared one,
+        which any number of callers may hold at once, so that they do not take each other for a run.
+        """
         try:
             with open(self.lock) as lock:
-                return not _try_lock(lock)
+                return not _try_lock(lock, fcntl.LOCK_SH)
         except OSError:
             return False
 
@@ -315,9 +336,10 @@ def exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
     return {name: one if one.state.startswith("exited") else one.model_copy(update=unknown) for name, one in services.items()}
 
 
-def _try_lock(file: IO[str]) -> bool:
+def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock without waiting; return whether it is held now."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -334,15 +356,35 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def lasted_s(record: RunRecord) -> float:
-    """Seconds of the run's attempt until now, or until its end. While it lives by a clock that nobody sets; the calendar is
-    asked where there is none."""
+def lasted_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
+    """Return the seconds that the run's attempt has lasted until now, or lasted until its end.
+
+    While the run lives they are counted by the monotonic clock, which nobody sets. After the host
+    was started anew that clock means nothing, and the time of day is compared instead. A record of
+    the release before does not name its boot: then the longer of the two counts, as a budget must
+    not forget hours.
+
+    Args:
+        record: The run.
+        clocks: What the clocks of this host show; read now when it is None.
+    """
     if record.took_s is not None or record.started_at is None:
         return record.took_s or 0.0
-    passed = time.monotonic() - record.began_s if record.began_s is not None and not record.ended else -1.0
-    if passed >= 0:  # the host was not started anew
-        return passed
-    return max(0.0, seconds_between(record.started_at, record.ended_at if record.ended else None))
+    if record.ended:
+        return max(0.0, seconds_between(record.started_at, record.ended_at))
+    clocks = clocks or read_clocks()
+    by_calendar = (clocks.now - datetime.fromisoformat(record.started_at)).total_seconds()
+    by_clock = -1.0 if record.began_s is None else clocks.monotonic_s - record.began_s
+    if record.boot is None:
+        return max(0.0, by_clock, by_calendar)
+    if by_clock >= 0 and is_same_boot(record.boot, clocks.boot):
+        return by_clock
+    return max(0.0, by_calendar)
+
+
+def seconds_of(moment: str) -> float:
+    """Return an ISO time as seconds since 1970."""
+    return datetime.fromisoformat(moment).timestamp()
 
 
 def seconds_between(start: str, end: str | None = None) -> float:

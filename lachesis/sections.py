@@ -14,14 +14,21 @@ LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
 
 @dataclass(frozen=True)
 class Locked:
-    """Marks a field that users may not change, with the reason that they are shown."""
+    """Marks a field that users may not change, with the reason that they are shown.
+
+    The owner of this machine, who uses the command line, may change a field that is locked `for_agents`.
+    """
 
     reason: str
+    for_agents: bool = False
 
 
 INFRASTRUCTURE = Locked("infrastructure: set by the profile or for each run")
 COST = Locked("bounds what a run can cost")
 VETTED = Locked("a value that is known to train well")
+READS_FILES = Locked(
+    "names a file of this machine, which its owner may choose with --set and an agent may not", for_agents=True
+)
 
 
 class Section(BaseModel):
@@ -54,7 +61,7 @@ class EnvSection(Section):
     worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0)
     """Seconds before a group that does not end is given up."""
     steps_per_eval: Annotated[int, VETTED] = 25
-    """Steps between evaluations; 0 or less for none."""
+    """Steps between evaluations on held-out items, beside training; 0 or less for none."""
     max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1)
     """Batches that may wait for the trainer; 1 is the freshest."""
     inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0)
@@ -63,7 +70,7 @@ class EnvSection(Section):
     """Further environments that feed the same run, by name, each with its `weight` beside the 1 of this one,
     `max_token_length`, and fields of its own: {reverse_text: {weight: 0.5}}. The rest of this section holds for all."""
     eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
-    """Share of the workers that may go on during an evaluation."""
+    """Not used: no worker waits for an evaluation, which is made beside training."""
     ensure_scores_are_not_same: bool = False
     """Drop groups whose scores are all equal. Off: they count in reward/mean and carry no gradient, and a solved task cannot
     starve the trainer."""
@@ -73,13 +80,6 @@ class EnvSection(Section):
     """Where the environment writes evaluation results."""
     wandb_name: str | None = None
     """Name of the environment at the Atropos API; by default {env}-{YYYYmmdd-HHMMSS}."""
-
-    @field_validator("steps_per_eval")
-    @classmethod
-    def _evaluates_or_not(cls, steps: int) -> int:
-        if steps == 1:
-            raise ValueError("that would never evaluate in Atropos; allowed: 2 or more, 0 or less for none")
-        return steps
 
     @field_validator("max_num_workers")
     @classmethod
@@ -144,7 +144,7 @@ class TinkerSection(Section):
     """Steps over which the learning rate rises."""
     grad_clip_norm: float = Field(0.0, ge=0)
     """Largest norm of the gradient; 0 is no limit."""
-    supervised_file: Annotated[str | None, INFRASTRUCTURE] = None
+    supervised_file: Annotated[str | None, READS_FILES] = None
     """A JSONL file to train on before the first step: prompt and completion, or messages, per line."""
     supervised_epochs: int = Field(1, ge=1, le=1000)
     """Times that file is gone through."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lachesis import config as configuration
-from lachesis import discovery, forks, launcher, mixture, models, validations
+from lachesis import discovery, forks, launch_inputs, launcher, mixture, models, validations
 from lachesis.config import RunConfig
 from lachesis.discovery import Schema
-from lachesis.errors import ConfigError, FieldValueError, ModelNotFoundError, RunStateError, shorten
+from lachesis.errors import ConfigError, FieldValueError, RunStateError, shorten
 from lachesis.fields import TOP, Field, Fields, allowed, editable, with_limits
 from lachesis.files import tail, write_private
 from lachesis.inference_tests import (
@@ -22,11 +22,14 @@ from lachesis.inference_tests import (
     InferenceTests,
     TestOptions,
 )
+from lachesis.launch_inputs import Launch as Launch
 from lachesis.limits import exceeded, kept, spent
 from lachesis.metrics import MetricsFile
+from lachesis.monitor.judgement import judge_list, judge_shown
 from lachesis.prefect_api import PrefectApi
 from lachesis.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.reports import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
+from lachesis.resuming import resubmit
 from lachesis.runs import Code, RunRecord, RunStore
 from lachesis.scanning import Environment, Scan, scan
 from lachesis.sources import fingerprint
@@ -37,17 +40,12 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What somebody wants to train."""
+class Checked:
+    """A launch that can start here: its environment, its configuration, and the checkpoint it begins from."""
 
-    environment: str
-    profile: str = "embedded"
-    edits: tuple[tuple[str, Any], ...] = ()
-    model: str | None = None
-    seed: int | None = None
-    require_validation: bool = False
-    start_from: str | None = None
-    """RUN or RUN@STEP, the checkpoint that the run begins from; see `lachesis.forks`."""
+    environment: Environment
+    config: RunConfig
+    origin: forks.Origin | None
 
 
 class Service:
@@ -68,12 +66,13 @@ class Service:
         configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
-        fields = Fields(launch.profile, schema)
+        fields = launch.fields(schema)
         problem = None
         try:
             config = self._configure(launch, schema, fields)
             complaints = self._complaints(environment, schema, launch, fields)
             problem = "; ".join(one["message"] for one in complaints) or None
+            problem = problem or launch_inputs.find_problem(launch, config, self.store.home)
         except ConfigError as error:
             problem = str(error)
             config = self._configure(replace(launch, edits=()), schema, fields)
@@ -81,7 +80,7 @@ class Service:
         values[TOP] = values
         for name, value in launch.edits:
             field = fields.find(name)
-            values[field.section][field.name] = value
+            values[field.section][field.name] = fields.read(field, value)
         described = [
             {
                 "name": field.name,
@@ -110,7 +109,7 @@ class Service:
         configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
-        fields = Fields(launch.profile, schema)
+        fields = launch.fields(schema)
         field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
         key = f"{field.section}.{field.name}"
         if key == "env.mixture":
@@ -124,7 +123,7 @@ class Service:
     def _complaints(self, environment: Environment, schema: Schema, launch: Launch, fields: Fields) -> list[dict[str, str]]:
         """What validators of the environment's own class say to the edits; they run in its own process only."""
         edited = [(fields.find(name), value) for name, value in launch.edits]
-        own = {field.name: value for field, value in edited if field.section == "env"}
+        own = {field.name: fields.read(field, value) for field, value in edited if field.section == "env"}
         return discovery.check_values(environment, schema, own, self.schema_timeout_s)
 
     # --- runs -------------------------------------------------------------------------------------------------------
@@ -132,51 +131,63 @@ class Service:
     def resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
         """The checked configuration of a launch that can start here, before anything is started."""
         check_profile(launch.profile, launcher.key_names())
-        return self._resolve(launch)
+        return self._resolve(launch)[:2]
 
-    def check(self, launch: Launch) -> None:
-        """Raises what `start` would raise for these values, and for a validation that is missing; nothing is made."""
-        environment, config = self.resolve(launch)
-        self._origin(launch, config)
+    def check(self, launch: Launch) -> Checked:
+        """Check a launch without making anything.
+
+        Raises what `start` would raise for these values, for a model that cannot be had, for a validation that is missing and
+        when no server is known.
+        """
+        check_profile(launch.profile, launcher.key_names())
+        environment, config, origin = self._resolve(launch)
+        if untaught := launch_inputs.find_problem(launch, config, self.store.home):
+            raise ConfigError(untaught)
+        launch_inputs.require_loadable(config.openai.model_name, self.store.home, profile=launch.profile)
         if launch.require_validation:
             validations.require_validation(self.tests, config, mixture.files(environment, config))
+        PrefectApi()  # raises when no server is known, before anything is made
+        return Checked(environment, config, origin)
 
-    def _origin(self, launch: Launch, config: RunConfig) -> forks.Origin | None:
-        """The checkpoint to begin from, if there is one. Raises what `forks.find` and `require_fit` raise."""
-        if launch.start_from is None:
-            return None
-        origin = forks.find(self.store, launch.start_from)
-        origin.require_fit(launch.profile, config)
-        return origin
-
-    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
+    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, forks.Origin | None]:
+        """Return the environment, its checked configuration, and the checkpoint to begin from, if there is one."""
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
-        fields = Fields(launch.profile, schema)
-        config = self._configure(launch, schema, fields)
+        fields = launch.fields(schema)
+        origin = forks.find(self.store, launch.start_from) if launch.start_from else None
+        config = self._configure(launch, schema, fields, origin)
+        if origin:
+            origin.require_fit(launch.profile, config)
         complaints = self._complaints(environment, schema, launch, fields)
         if complaints:
             raise FieldValueError(f"{environment.name} refuses it: {'; '.join(one['message'] for one in complaints)}")
-        return environment, config
+        return environment, config, origin
 
     def preview(self, launch: Launch) -> tuple[RunConfig, Plan]:
         """What a start would do: the configuration, and the services with ports that are free now. Nothing is written. What the
         profile lacks here is not looked at."""
-        environment, config = self._resolve(launch)
-        self._origin(launch, config)
+        environment, config, _ = self._resolve(launch)
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: Schema, fields: Fields) -> RunConfig:
-        """The profile's and the environment's values with the edits over them. Raises ConfigError."""
-        model = self._model(launch)
+    def _configure(self, launch: Launch, schema: Schema, fields: Fields, origin: forks.Origin | None = None) -> RunConfig:
+        """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
+        nobody has set them. Raises ConfigError."""
+        model = launch_inputs.base_model(launch, [], origin, self.store.home)
         base = configuration.resolve(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
         edits: dict[str, dict[str, Any]] = {}
+        if origin:
+            edits["tinker"] = {"lora_rank": origin.config.tinker.lora_rank}
         for name, value in launch.edits:
             field, checked = fields.edit(name, value, base)
             edits.setdefault(field.section, {})[field.name] = checked
         if launch.seed is not None:
             edits.setdefault("tinker", {})["seed"] = launch.seed
+        examples = edits.get("tinker", {}).get("supervised_file")
+        if examples is not None:
+            edits["tinker"]["supervised_file"] = str(launch_inputs.find_examples(examples))
+        others = edits.get("env", {}).get("mixture", {})
+        model = launch_inputs.base_model(launch, others, origin, self.store.home)
         config = configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
         return mixture.complete(config, self.schema_timeout_s)
 
@@ -187,12 +198,10 @@ class Service:
         if self.store.dir(run_id).record.is_file():
             record = self.store.load(run_id)
             return record if record.flow_run_id else launcher.submit(self.store, record)
-        environment, config = self.resolve(launch)
-        origin = self._origin(launch, config)
-        if launch.require_validation:
-            validations.require_validation(self.tests, config, mixture.files(environment, config))
-        PrefectApi()  # a missing server is told before anything is made
-        record = self._record(launch, environment, config, run_id).model_copy(update={"forked_from": origin and origin.name})
+        checked = self.check(launch)
+        config, origin = checked.config, checked.origin
+        record = self._record(launch, checked.environment, config, run_id)
+        record = record.model_copy(update={"forked_from": origin and origin.name})
         try:
             if origin:
                 origin.plant(self.store.dir(run_id))
@@ -202,9 +211,9 @@ class Service:
             self.store.discard(record.run_id)
             raise
 
-    def build_model(self, launch: Launch, progress: models.Progress) -> None:
-        """Make the tiny model, if this launch needs it, while somebody watches; else the run does it."""
-        if launch.profile == "embedded" and launch.model is None:
+    def build_model(self, config: RunConfig, progress: models.Progress) -> None:
+        """Make the tiny model, if this configuration needs it, while somebody watches; else the run does it."""
+        if Path(config.openai.model_name) == launch_inputs.tiny_model(self.store.home):
             models.build(models.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
@@ -233,21 +242,31 @@ class Service:
 
     # --- inference tests --------------------------------------------------------------------------------------------
 
-    def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
-        """Submit an inference test of the environment, configured as this launch would be."""
+    def check_test(self, launch: Launch, options: TestOptions) -> tuple[Checked, list[str]]:
+        """Return the configuration and the models of an inference test that can start here; nothing is made.
+
+        Raises what `start_test` would raise.
+        """
         configuration.profile_values(launch.profile)
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
-        config = self._configure(launch, schema, Fields(launch.profile, schema))
-        models_ = wanted.models
-        if models_ is None and launch.profile == "embedded":
-            models_ = [f"{EMBEDDED}{config.openai.model_name}"]
-        named = [self._test_model(one) for one in models_ or [name for name, _, _ in DEFAULT_MODELS]]
-        if any(one.startswith(EMBEDDED) for one in named):
+        config = self._configure(launch, schema, launch.fields(schema))
+        own = [f"{EMBEDDED}{config.openai.model_name}"] if launch.profile == "embedded" else None
+        if options.models is None and (untaught := launch_inputs.find_problem(launch, config, self.store.home)):
+            raise ConfigError(untaught)
+        named = options.models or own or [name for name, _, _ in DEFAULT_MODELS]
+        named = [launch_inputs.find_tested(name, self.store.home) for name in named]
+        if any(name.startswith(EMBEDDED) for name in named):
             check_embedded()
-        if not all(one.startswith(EMBEDDED) for one in named):
-            check_endpoint([one for one in named if not one.startswith(EMBEDDED)], launcher.key_names())
-        PrefectApi()  # a missing server is told before anything is made
+        if remote := [name for name in named if not name.startswith(EMBEDDED)]:
+            check_endpoint(remote, launcher.key_names())
+        PrefectApi()  # raises when no server is known, before anything is made
+        return Checked(environment, config, None), named
+
+    def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
+        """Submit an inference test of the environment, configured as this launch would be."""
+        checked, named = self.check_test(launch, wanted)
+        environment, config = checked.environment, checked.config
         test = self.tests.create(
             InferenceRequest(
                 environment=environment.name,
@@ -267,15 +286,6 @@ class Service:
             raise
         return test
 
-    def _test_model(self, name: str) -> str:
-        if not name.startswith(EMBEDDED):
-            return name
-        wanted = name.removeprefix(EMBEDDED)
-        if wanted == "tiny":
-            return f"{EMBEDDED}{models.tiny_path(models.Recipe(), self.store.home)}"
-        tiny = models.tiny_path(models.Recipe(), self.store.home)
-        return name if Path(wanted) == tiny else f"{EMBEDDED}{_model_place(wanted)}"
-
     def test(self, test_id: str) -> InferenceTest:
         """The test as it is now."""
         return launcher.refresh_test(self.tests, self.tests.look(test_id))
@@ -292,8 +302,10 @@ class Service:
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; begin a new one from it to go on")
         check_profile(record.profile, launcher.key_names())
         folder = self.store.dir(run_id)
-        Checkpoints(folder.checkpoints).to_resume()  # that none is whole is told before anything changes
-        config = with_limits(RunConfig.from_yaml(folder.config), limits or {})
+        Checkpoints(folder.checkpoints).to_resume()  # raises where none is whole, before anything changes
+        config = RunConfig.from_yaml(folder.config)
+        if limits:
+            config = with_limits(config, limits, instead=forks.advice(record, folder, limits))
         steps = MetricsFile(folder.metrics).tail(1)
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
         if used_up:
@@ -301,10 +313,10 @@ class Service:
                 f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis resume {run_id} --set "
                 "limits.FIELD=VALUE`, or limits={...} of rl_start_training"
             )
-        PrefectApi()  # a missing server is told before anything is changed
+        PrefectApi()  # raises when no server is known, before anything is changed
         if limits:
             write_private(folder.config, config.to_yaml())
-        return launcher.resubmit(self.store, record, auto_resumes=0)
+        return resubmit(self.store, record, auto_resumes=0)
 
     def editable_values(self, record: RunRecord) -> Json:
         """The fields of the run that its profile lets be edited, with their values."""
@@ -324,12 +336,12 @@ class Service:
         damaged = (
             unreadable and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
         )
-        return known, "; ".join(one for one in (warning, damaged) if one) or None
+        return judge_list(self.store, known), "; ".join(one for one in (warning, damaged) if one) or None
 
     def status(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
         known, warning = launcher.observe(self.store, [self.store.load(run_id)])
-        record = known[0]
+        record = judge_shown(self.store, known[0])
         return run_status(
             record,
             self.store.dir(run_id),
@@ -352,6 +364,7 @@ class Service:
         if record.resume_wanted or (record.status == "failed" and not record.stop_reason):  # or the monitor would resume it
             self.store.update(run_id, resume_wanted=False, stop_reason=record.stop_reason or launcher.BY_USER)
         if record.ended:
+            launcher.cancel_suspended(self.store, record)
             return {"message": f"run {run_id} is not running, and stays so", "run_id": run_id, "status": record.status}
         if now:
             write_private(self.store.dir(run_id).hurry, "")
@@ -360,14 +373,15 @@ class Service:
 
     def results(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunResults:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
-        return run_results(self.get(run_id), self.store.dir(run_id), self.metrics(run_id), words=words)
+        record = judge_shown(self.store, self.get(run_id))
+        return run_results(record, self.store.dir(run_id), self.metrics(run_id), words=words)
 
     def report(self, run_id: str, to: Path | None = None) -> list[Path]:
         """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
         from lachesis.pictures import write_report
 
-        folder = self.store.dir(run_id)
-        return write_report(self.get(run_id), folder, self.results(run_id), to or folder.path / "report")
+        folder, record = self.store.dir(run_id), judge_shown(self.store, self.get(run_id))
+        return write_report(record, folder, self.results(run_id), to or folder.path / "report")
 
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """The file, its last lines, and the position to read on from. `service` is a short name, as in a status. Raises
@@ -378,21 +392,3 @@ class Service:
         path = Path(known[service])
         position = path.stat().st_size if path.exists() else 0
         return path, tail(path, lines), position
-
-    def _model(self, launch: Launch) -> str | None:
-        if launch.model is None:
-            return str(models.tiny_path(models.Recipe(), self.store.home)) if launch.profile == "embedded" else None
-        return _model_place(launch.model)
-
-
-def _model_place(name: str) -> str:
-    """A name on the Hub, or the folder that holds a model. Raises ModelNotFoundError."""
-    try:
-        folder = Path(name).expanduser()
-    except RuntimeError as error:
-        raise ModelNotFoundError(f"{shorten(name)} names no folder: {error}") from error
-    if not folder.exists() and not name.startswith(("/", ".", "~")):
-        return name
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{folder} holds no model (no config.json there); `lachesis model build` makes a tiny one")
-    return str(folder.resolve())

@@ -27,7 +27,8 @@ from typing import Any
 
 import yaml
 
-from lachesis import sources
+from lachesis import requirements, sources
+from lachesis.failure_reasons import describe_exception
 from lachesis.tally import is_score
 
 NAMES = ("import", "config", "dataset", "model-free check")
@@ -69,7 +70,8 @@ def run(file: Path, *, class_name: str, out: Path, config: Path) -> None:
         except StageFailed as error:
             line |= {"ok": False, "error": str(error)}
         except BaseException as error:  # an environment may raise SystemExit at import
-            line |= {"ok": False, "error": f"{type(error).__name__}: {error}"}
+            told = filter(None, [describe_exception(error, str(file)), requirements.import_advice(file, error)])
+            line |= {"ok": False, "error": "\n".join(told)}
             traceback.print_exc()
         line["seconds"] = round(time.monotonic() - started, 2)
         with out.open("a", encoding="utf-8") as lines:
@@ -104,7 +106,8 @@ async def _dataset(state: Json) -> Json:
             item = await env.get_next_item()
         except Exception as error:
             if not items:
-                raise StageFailed(f"get_next_item() raised {type(error).__name__}: {error}") from error
+                place = describe_exception(error, str(state["file"]))
+                raise StageFailed(f"get_next_item() raised {place}") from error
             break
         if item is None:
             break
@@ -112,7 +115,9 @@ async def _dataset(state: Json) -> Json:
     if not items:
         raise StageFailed("the data set is empty: get_next_item() gave None at once")
     state["items"] = items
-    return {"items": len(items), "distinct": len({repr(item) for item in items})}
+    answers = getattr(env, "evaluation_answers", None)
+    evaluation = {"evaluation_answers": int(answers())} if callable(answers) else {}
+    return {"items": len(items), "distinct": len({repr(item) for item in items}), **evaluation}
 
 
 async def _model_free(state: Json) -> Json:

@@ -11,21 +11,16 @@ import contextvars
 import functools
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lachesis.child import redact
+from lachesis.failure_reasons import count_reason, describe_exception, merge_counts, plain
 
 BEAT_S = 2.0
 MOST_ERRORS, MOST_ZEROS = 5, 20
-OTHERS = "others"
-"""What is counted of further kinds."""
-DIFFERS = re.compile(r"""'[^']*'|"[^"]*"|\d+""")
-"""What two errors of one kind may tell differently."""
 EMPTY = (
     "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
     "solves all of them or none"
@@ -37,6 +32,9 @@ Json = dict[str, Any]
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
 """Of the group under way. An environment that takes a failure of the server for a bad answer would score it 0; such a group is
 invalid instead."""
+
+uncounted: contextvars.ContextVar[bool] = contextvars.ContextVar("uncounted", default=False)
+"""Whether requests are not training's own, as those of an evaluation beside it: what they wait for is no sign of a stall."""
 
 
 class Tally:
@@ -54,7 +52,7 @@ class Tally:
              "completions", "sampled_tokens", "truncated", "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
-        """By the words of the first of their kind."""
+        """How often each kind of failure came, by an example of it."""
         self.zeros: dict[str, int] = {}
         """Rewards of 0 whose reason the environment tells."""
         self.waiting: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
@@ -78,9 +76,13 @@ class Tally:
             os.replace(temporary, self.file)
 
     def note(self, error: str) -> None:
-        """Keep what went wrong, each kind once with its count."""
-        plain = error.encode("utf-8", "replace").decode()  # half an emoji could not be written as JSON
-        _count(self.errors, redact(" ".join(plain.split()))[:300], MOST_ERRORS)
+        """Count what went wrong by its kind; see `lachesis.failure_reasons`."""
+        count_reason(self.errors, plain(error), max_kinds=MOST_ERRORS)
+
+    def note_exception(self, error: BaseException, *, prefix: str = "") -> None:
+        """Count an exception of the environment; one that holds the reason of each rollout as those reasons."""
+        for reason in getattr(error, "rollout_reasons", None) or [prefix + describe_exception(error)]:
+            self.note(reason)
 
     @contextlib.contextmanager
     def under_way(self, kind: str) -> Any:
@@ -95,14 +97,6 @@ class Tally:
         while True:
             self.write()
             time.sleep(BEAT_S)
-
-
-def _count(found: dict[str, int], text: str, most: int) -> None:
-    """One more of this kind, or of the others when there are too many kinds."""
-    kind = DIFFERS.sub("", text)
-    known = next((one for one in found if DIFFERS.sub("", one) == kind), None)
-    key = known or (text if len(found) < most else OTHERS)
-    found[key] = found.get(key, 0) + 1
 
 
 def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = None) -> None:
@@ -120,7 +114,7 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
             with tally.under_way("item"):
                 item = await get_item(self)
         except Exception as error:
-            tally.note(f"get_next_item() raised {type(error).__name__}: {error}")
+            tally.note_exception(error, prefix="get_next_item() raised ")
             if give_up_after is None or not tally.counts["items"]:
                 raise
             return None  # a data set that ends with an exception is shorter than the test
@@ -130,20 +124,21 @@ def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = Non
     @functools.wraps(collect)
     async def collect_trajectories(self: Any, item: Any) -> Any:
         nonlocal row, enough
-        group, backlog, problem = None, [], None
+        group, backlog = None, []
+        problem: Exception | str | None = None
         before, started = dict(tally.counts), time.monotonic()
         failed_requests.set([])
         try:
             with tally.under_way("group"):
                 group, backlog = await collect(self, item)
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = error
             tally.counts["raised"] += 1
             if give_up_after is None or is_endpoint_error(error):
-                tally.note(problem)
+                tally.note_exception(error)
                 tally.write()
                 raise
-        if group and problem is None and len(unanswered := failed_requests.get([])) > len(_marks(group, "invalid")):
+        if group and len(unanswered := failed_requests.get([])) > len(_marks(group, "invalid")):
             problem = f"the environment scored a group although a request for samples had failed: {unanswered[0]}"
         group = _count_group(tally, group, problem, self.config.group_size)
         row = 0 if group else row + 1
@@ -189,12 +184,15 @@ def _rollouts(scored_data: Any) -> int:
     return sum(len(one["scores"]) for one in groups if one)
 
 
-def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int) -> Any:
+def _count_group(tally: Tally, group: Any, problem: Exception | str | None, group_size: int) -> Any:
     """The group, or None when it cannot be used; both are counted. One that the environment leaves out itself, as is usual for
     equal rewards, carries no signal; it is no fault."""
     if problem is not None:
         tally.counts["invalid"] += group_size
-        tally.note(problem)
+        if isinstance(problem, Exception):
+            tally.note_exception(problem)
+        else:
+            tally.note(problem)
         return None
     if not group:
         tally.counts["empty"] += 1
@@ -206,7 +204,7 @@ def _count_group(tally: Tally, group: Any, problem: str | None, group_size: int)
     for reason in _marks(group, "invalid"):
         tally.note(reason)
     for reason in _marks(group, "zero"):
-        _count(tally.zeros, reason[:120], MOST_ZEROS)
+        count_reason(tally.zeros, reason[:120], max_kinds=MOST_ZEROS)
     if bad:
         tally.counts["invalid"] += rollouts
         tally.note(f"a score is {bad[0]!r}, which is no finite number")
@@ -244,6 +242,8 @@ def watch_servers(tally: Tally) -> None:
 
         @functools.wraps(original)
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            if uncounted.get():
+                return await _original(self, **options)
             started = time.monotonic()
             try:
                 with tally.under_way("request"):
@@ -319,7 +319,7 @@ def whole(files: Iterable[Path]) -> Json | None:
     for one in found:
         for key, value in one.items():
             if key in ("errors", "zeros"):
-                together[key] |= {text: together[key].get(text, 0) + count for text, count in value.items()}
+                merge_counts(together[key], value)
             elif value is not None and (key == "at" or key.endswith("_since")):
                 together[key] = min(together.get(key, value), value)
             elif value is not None and key == "group_at":

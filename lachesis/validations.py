@@ -25,7 +25,17 @@ def planned(config: RunConfig) -> Planned:
         group_size=config.env.group_size,
         base_model=config.openai.model_name,
         profile=config.profile,
+        evaluations=_evaluations(config),
     )
+
+
+def _evaluations(config: RunConfig) -> int:
+    """Return how often the run evaluates: at step 0, at each multiple of `steps_per_eval`, and before and after training."""
+    every, steps, final = config.env.steps_per_eval, config.env.total_steps, config.tinker.final_evaluation
+    scheduled = steps // every + 1 if every > 0 else 0
+    if not final:
+        return scheduled
+    return scheduled + 2 - int(every > 0 and steps % every == 0)  # the last one is the one after training
 
 
 def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[str, str]) -> list[InferenceTest]:
@@ -88,5 +98,5 @@ def known_forecast(tests: InferenceTests, config: RunConfig, code: str) -> Forec
         except ValidationError:
             continue
         if (found.planned.base_model, found.planned.profile) == (wanted.base_model, wanted.profile):
-            return rescaled(found, wanted)
+            return rescaled(found, wanted.model_copy(update={"evaluation_answers": found.planned.evaluation_answers}))
     return None

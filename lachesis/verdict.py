@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lachesis.intervals import wilson_interval
 from lachesis.tally import EMPTY
 
 Word = Literal["learnable", "too easy", "too hard", "broken"]
@@ -63,6 +64,8 @@ class Verdict(BaseModel):
     """Share of groups whose rewards are all equal, or that the environment left out."""
     truncation_rate: float | None
     invalid_rate: float
+    intervals: dict[str, tuple[float, float]] = {}
+    """The 95 % interval of each share, by its name; none for a share of nothing."""
 
 
 def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any] | None = None) -> Verdict:
@@ -82,11 +85,18 @@ def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any]
         "truncation_rate": _rounded(seen.truncated / seen.completions) if seen.completions else None,
         "invalid_rate": _rounded(seen.invalid / rollouts) if rollouts else 0.0,
     }
+    counts = {
+        "zero_signal_share": (silent, tried),
+        "truncation_rate": (seen.truncated, seen.completions),
+        "invalid_rate": (seen.invalid, rollouts),
+    }
+    intervals = _intervals(counts)
     broken = _faults(seen, groups, rollouts, error, model_free or {})
     if broken:
-        return Verdict(word="broken", evidence=broken, **numbers)
+        return Verdict(word="broken", evidence=broken, intervals=intervals, **numbers)
     word, evidence = _learnability(tried, scores, 1 - silent / tried)
-    return Verdict(word=word, evidence=[*evidence, *_remarks(seen, groups, rollouts)], **numbers)
+    evidence += _remarks(seen, groups, rollouts)
+    return Verdict(word=word, evidence=evidence, intervals=intervals, **numbers)
 
 
 def _faults(
@@ -137,6 +147,12 @@ def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[s
 def best(words: Sequence[str]) -> Word:
     """Of several models the most hopeful one: an environment that one model can learn is sound."""
     return next((word for word in ORDER if word in words), "broken")
+
+
+def _intervals(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, float]]:
+    """Return the 95 % interval of each share that has items, by its name."""
+    known = {name: wilson_interval(*pair) for name, pair in counts.items() if pair[1]}
+    return {name: (_rounded(low), _rounded(high)) for name, (low, high) in known.items()}
 
 
 def _rounded(value: float) -> float:

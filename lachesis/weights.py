@@ -10,13 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from lachesis import parity
 from lachesis.errors import CheckpointError, RunStateError
-from lachesis.files import storage_errors
+from lachesis.files import storage_errors, whole_folder
 from lachesis.runs import RunDir, RunRecord, now
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.tolerance import of_profile
+from lachesis.trainer.checkpoints import LAST, Checkpoints, Manifest, best
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
+MERGED = "merged"
+"""The subfolder of the whole model."""
 
 
 def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
@@ -25,45 +30,146 @@ def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
     return local if (local / FILES[0]).is_file() else None
 
 
-def export(record: RunRecord, folder: RunDir, target: Path, *, merged: bool = False, verify: bool = True) -> dict[str, Any]:
-    """Write the adapter of the newest whole checkpoint to `target`, which must be new or empty, with a note of where it comes
-    from, `merged` also the whole model into its subfolder of that name. With `verify` both are loaded again, and `verified` of
-    the note tells whether they say of some texts what the trained model said. `warning` names newer checkpoints that are
-    damaged.
+class BetterCheckpoint(BaseModel):
+    """A checkpoint that is better than the newest one."""
 
-    Raises RunStateError when the run has no checkpoint or the target is taken, CheckpointError when the files cannot be had or
-    loaded, MissingDependencyError when nothing is installed that loads them.
-    """
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    step: int
+    sampler_weights: str
+    """Tinker path for sampling."""
+    state: str
+    """Tinker path for training on, with the optimizer."""
+    adapter: str | None
+    """A PEFT folder on this machine; null when another server holds the weights."""
+    reason: str
+    """What it is better in."""
+
+
+class Weights(BaseModel):
+    """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    step: int | None = None
+    sampler_weights: str | None = None
+    """Tinker path for sampling."""
+    state: str | None = None
+    """Tinker path for training on, with the optimizer."""
+    adapter: str | None = None
+    """A PEFT folder on this machine; null when another server holds the weights."""
+    best: BetterCheckpoint | None = None
+    """An older checkpoint that is better than the newest one, by held-out result or else by mean reward."""
+    warning: str | None = None
+
+
+def find_weights(folder: RunDir) -> Weights:
+    """Return where the weights of a run's newest checkpoint are, and of a better one if there is one."""
     checkpoints = Checkpoints(folder.checkpoints)
-    manifest = checkpoints.to_resume()
-    if manifest is None:
-        raise RunStateError(f"run {record.run_id} has no complete checkpoint yet (status {record.status})")
+    newest = checkpoints.newest()
+    if newest is None:
+        return Weights()
+    known = {"best": better} if (better := _better(folder, newest)) else {}
+    return Weights(
+        step=newest.step,
+        sampler_weights=newest.sampler_weights,
+        state=newest.state,
+        warning=checkpoints.passed_over(newest),
+        adapter=_text(adapter_folder(folder, newest)),
+        **known,
+    )
+
+
+def _better(folder: RunDir, manifest: Manifest) -> BetterCheckpoint | None:
+    other = best(Checkpoints(folder.checkpoints).all())
+    if other is None or other.step == manifest.step:
+        return None
+    return BetterCheckpoint(
+        step=other.step,
+        sampler_weights=other.sampler_weights,
+        state=other.state,
+        adapter=_text(adapter_folder(folder, other)),
+        reason=f"{_score(other)} instead of {_score(manifest, like=other)}",
+    )
+
+
+def _score(manifest: Manifest, like: Manifest | None = None) -> str:
+    """Return what a checkpoint is judged by, in words."""
+    if (like or manifest).held_out is None:
+        return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
+    result = manifest.held_out
+    return f"held-out accuracy {result.percent_correct:.3f} on {result.items} items" if result else "no held-out result"
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None
+
+
+def export(
+    record: RunRecord, folder: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool = False, verify: bool = True
+) -> dict[str, Any]:
+    """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which is also written there.
+
+    Args:
+        record: The run.
+        folder: Its folder.
+        target: A new or empty folder. It is filled as a whole or not at all.
+        checkpoint: "last" for the newest whole checkpoint, "best" for the one with the best held-out result, or else the
+            highest mean reward, or a step.
+        merged: Write also the whole model into the subfolder of that name.
+        verify: Load what was written, and compare what it gives for some texts with what the trained model gave.
+
+    Raises:
+        RunStateError: If there is no such checkpoint, or the target is taken.
+        CheckpointError: If the files cannot be had or loaded, or are not the trained weights.
+        MissingDependencyError: If nothing is installed that loads them.
+    """
+    try:
+        manifest = Checkpoints(folder.checkpoints).select(checkpoint)
+    except RunStateError as error:
+        raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunStateError(f"{target} exists already and is not an empty folder; choose another one")
-    local = adapter_folder(folder, manifest)
-    with storage_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-        if local is not None:
-            for name in FILES:
-                shutil.copyfile(local / name, target / name)
-        else:
-            _download(manifest, target)
-        note = {
-            "run_id": record.run_id,
-            "environment": record.environment,
-            "base_model": record.base_model,
-            "step": manifest.step,
-            "sampler_weights": manifest.sampler_weights,
-            "exported_at": now(),
-            "load": recipe(record.base_model, target),
-        }
-        if verify:
-            note |= _verified(record.base_model, target, manifest, merged=merged)
-        note["sha256"] = {str(file.relative_to(target)): _sha256(file) for file in sorted(target.rglob("*")) if file.is_file()}
-        if warning := checkpoints.passed_over(manifest):
+    with whole_folder(target) as place:
+        note = _write(record, folder, manifest, place, target, merged=merged, verify=verify)
+        if checkpoint == LAST and (warning := Checkpoints(folder.checkpoints).passed_over(manifest)):
             note["warning"] = warning
-        (target / "lachesis.json").write_text(json.dumps(note, indent=2))
+        if better := _better(folder, manifest):
+            note["better"] = {"step": better.step, "reason": better.reason}
+        with storage_errors(target):
+            (place / "lachesis.json").write_text(json.dumps(note, indent=2))
     return {**note, "path": str(target.resolve())}
+
+
+def _write(
+    record: RunRecord, folder: RunDir, manifest: Manifest, place: Path, target: Path, *, merged: bool, verify: bool
+) -> dict[str, Any]:
+    """Write the files of a checkpoint to `place`, which will be called `target`, and return their note."""
+    local = adapter_folder(folder, manifest)
+    if local is None:
+        _download(manifest, place)
+    else:
+        with storage_errors(target):
+            for name in FILES:
+                shutil.copyfile(local / name, place / name)
+    note = {
+        "run_id": record.run_id,
+        "environment": record.environment,
+        "base_model": record.base_model,
+        "step": manifest.step,
+        "sampler_weights": manifest.sampler_weights,
+        "reward": manifest.reward,
+        "held_out": manifest.held_out.model_dump() if manifest.held_out else None,
+        "exported_at": now(),
+        "load": recipe(record.base_model, target),
+    }
+    if verify:
+        note |= _verify(record, place, manifest, merged=merged)
+        if merged:
+            note["merged"] = str(target / MERGED)
+    files = sorted(file for file in place.rglob("*") if file.is_file())
+    note["sha256"] = {str(file.relative_to(place)): _sha256(file) for file in files}
+    return note
 
 
 def recipe(base_model: str, target: Path) -> list[str]:
@@ -75,14 +181,21 @@ def recipe(base_model: str, target: Path) -> list[str]:
     ]
 
 
-def _verified(base_model: str, target: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+    """Return the measured differences; raise CheckpointError if these are not the trained weights."""
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    whole = target / "merged" if merged else None
-    adapter, model, revision = parity.check_adapter(base_model, target, texts, whole)
-    found: dict[str, Any] = {"base_revision": revision, "parity": adapter.model_dump(), "verified": adapter.verified}
-    if model is not None:
-        found |= {"parity_merged": model.model_dump(), "verified": adapter.verified and model.verified, "merged": str(whole)}
-    return found
+    whole = place / MERGED if merged else None
+    tolerance = of_profile(record.profile)
+    adapter, model, revision = parity.check_adapter(record.base_model, place, texts, whole, tolerance)
+    results = {"parity": adapter} | ({"parity_merged": model} if model else {})
+    for name, result in results.items():
+        if not result.verified:
+            what = "adapter" if name == "parity" else "merged model"
+            raise CheckpointError(
+                f"the {what} of step {manifest.step} is NOT the trained weights: {result.describe()}. Nothing was written; "
+                f"`lachesis weights {record.run_id} --checkpoint {manifest.step} --to DIR --no-verify` writes it all the same"
+            )
+    return {"base_revision": revision, **{name: one.model_dump() for name, one in results.items()}, "verified": True}
 
 
 def _download(manifest: Manifest, target: Path) -> None:

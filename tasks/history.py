@@ -25,5 +25,5 @@ def earlier_pace(home: Path, fingerprint: str, planned: Planned) -> float | None
         steps = MetricsFile(store.dir(record.run_id).metrics).read()
         times = [one["time/step"] for one in steps if one.get("time/step")]
         if len(times) >= LEAST_STEPS:
-            return statistics.median(times)
+            return float(statistics.median(times))
     return None

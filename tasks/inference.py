@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,9 @@ from lachesis.inference_tests import (
     remote_endpoint,
     seen,
 )
+from lachesis.supervision.endpoint import make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end
+from lachesis.supervision.health import await_end, wait_healthy
 from lachesis.supervision.plan import make_probe
 from lachesis.supervision.trial import serve_base
 from lachesis.verdict import Verdict, judge
@@ -62,25 +64,21 @@ def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
 )
 def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
     """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
-    another LachesisError; no message holds the key."""
-    files, key = bench.tests.files(bench.test, model), ""
+    another LachesisError."""
+    files = bench.tests.files(bench.test, model)
     for old in files:
         old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
     try:
         with ServiceGroup(hold=(bench.lock,)) as group:
             bench.open.append(group)
             config, endpoint, client = _endpoint(group, bench, model)
-            key = client.get("OPENAI_API_KEY", "")
-            content = probe_config(config, bench.test.request, files[0], endpoint, wandb_run)
+            use_wandb = "WANDB_API_KEY" in os.environ
+            content = probe_config(config, bench.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
             _probe(group, bench, model, content, wandb_run, client)
     except LachesisError as problem:
-        reason = _without(key, str(problem))
         if failure_kind(bench.tests.tally(bench.test, model)) == "transport":
-            raise ServerDownError(f"the endpoint of {model} could not be used: {reason}") from None
-        raise type(problem)(reason) from None
-    finally:
-        for file in files:
-            _scrub(file, key)
+            raise ServerDownError(f"the endpoint of {model} could not be used: {problem}") from None
+        raise
 
 
 @task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
@@ -114,12 +112,14 @@ def build_missing_model(bench: Bench) -> None:
 
 
 def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, dict[str, str]]:
-    """Where the model answers, and what its client needs in its environment. A local one is served here as long as the group
-    lasts."""
+    """Return where the model answers, and what its client needs in its environment. A local model is served here, and a
+    proxy to the endpoint of another one, as long as the group lasts."""
     config = bench.config
     if not model.startswith(EMBEDDED):
-        endpoint, key = remote_endpoint(model)
-        return config, endpoint, {"OPENAI_API_KEY": key, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"} if key else {}
+        proxy = make_endpoint_proxy(bench.tests.output(bench.test, model))
+        group.start(proxy.service)
+        wait_healthy(group, proxy.service)
+        return config, remote_endpoint(model, proxy.base_url), proxy.client
     plan = serve_base(group, config, model.removeprefix(EMBEDDED), bench.tests.output(bench.test, model).with_suffix(""))
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client
 
@@ -141,13 +141,3 @@ def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run:
         write_private(path, text)
     group.start(probe)
     await_end(group, probe, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database
-
-
-def _without(key: str, text: str) -> str:
-    return text.replace(key, "***") if key else text
-
-
-def _scrub(log: Path, key: str) -> None:
-    """An endpoint may echo the key in its complaint or its answers, and an environment may print what it was given."""
-    if key and log.is_file() and key.encode() in (content := log.read_bytes()):
-        log.write_bytes(content.replace(key.encode(), b"***"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from prefect import task
@@ -28,19 +29,30 @@ def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_i
 
 @task(task_run_name="wait for {spec.name}", cache_policy=NO_CACHE)
 def wait_for_service(
-    group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str, needs: list[str] | None = None
+    group: ServiceGroup,
+    spec: ServiceSpec,
+    store: RunStore,
+    run_id: str,
+    needs: list[str] | None = None,
+    look: Callable[[], None] | None = None,
 ) -> float:
-    """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any)."""
-    waited = wait_healthy(group, spec, needs)
+    """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any), and when `look`,
+    which is called meanwhile, raises."""
+    waited = wait_healthy(group, spec, needs, look=look)
     log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited, spec.log)
     store.update_service(run_id, spec.name, state="running")
     return waited
 
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
-def wait_for_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
+def wait_for_end(
+    group: ServiceGroup,
+    spec: ServiceSpec,
+    needs: list[str],
+    look: Callable[[], None] | None = None,
+) -> None:
     """As `await_end`; a task, so that it is seen."""
-    await_end(group, spec, needs)
+    await_end(group, spec, needs, look=look)
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:

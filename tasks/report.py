@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from lachesis import pages
 from lachesis.errors import ServerDownError
 from lachesis.inference_tests import InferenceTest, InferenceTests, read_samples
+from lachesis.monitor.judgement import judge_ended
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import RunStore
@@ -55,6 +56,11 @@ def publish_validation(tests: InferenceTests, test: InferenceTest, flow_run_id: 
             api.create_artifact(flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data)
     except ServerDownError as error:
         log.warning("the validation was not published: %s", error)
+
+
+def judge_at_end(store: RunStore, run_id: str) -> None:
+    """Write the judgement of a run that has just ended into its record; no server is needed for it."""
+    judge_ended(store, store.load(run_id))
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE)

@@ -36,4 +36,5 @@ if __name__ == "__main__":
     if what == "family":
         grandchild = subprocess.Popen([sys.executable, __file__, "deaf"])
         Path(rest[0]).write_text(f"{os.getpid()} {grandchild.pid}")
+    print(f"ready {what}", flush=True)  # its signal handlers are installed
     time.sleep(600)

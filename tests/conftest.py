@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from lachesis import models
 from lachesis.supervision.process import free_ports
 from tests.patience import deadline
-from tests.served import endpoint, new_home, served_home, tiny_model  # noqa: F401 - fixtures
+from tests.served import endpoint, new_home, schemas, served_home, share_schemas, tiny_model  # noqa: F401 - fixtures
 
 os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
@@ -27,13 +27,15 @@ TOKEN = "tml-test"
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clean_environment(tmp_path_factory: pytest.TempPathFactory, schemas: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
     """Every test has its own home and none of the developer's keys."""
+    home = tmp_path_factory.mktemp("home")
+    share_schemas(home, schemas)
     for name in list(os.environ):
         if name.startswith(("TINKER_API", "TINKER_BASE", "WANDB_", "PREFECT_API", "LACHESIS_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    monkeypatch.setenv("LACHESIS_HOME", str(home))
+    return home
 
 
 @pytest.fixture(scope="session")
@@ -57,12 +59,13 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     """A factory of real engines; what it has started is ended."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(model: str, store: Path | None = None) -> RunningEngine:
+    def start(model: str, store: Path | None = None, further: Sequence[str] = ()) -> RunningEngine:
         folder = tmp_path_factory.mktemp("engine")
         store = store or folder / "store"
         port = free_ports(1)[0]
         log = folder / "engine.log"
         command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", str(store)]
+        command += [part for name in further for part in ("--model", name)]
         with log.open("wb") as stream:
             env = {**os.environ, "LACHESIS_ENGINE_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}
             process = subprocess.Popen(command, stdout=stream, stderr=stream, env=env, start_new_session=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """The address ends in /v1. Models: right, never, sometimes, status-N, cut, slow; any other name adds rightly."""
+    """The address ends in /v1. Models: right, never, sometimes, status-N, cut, slow, echo (answers with the key that it was
+    sent); any other name adds rightly. A request with `stream` gets its answer in events."""
 
     daemon_threads = True
 
@@ -32,6 +33,10 @@ class Endpoint(http.server.ThreadingHTTPServer):
 class Chat(http.server.BaseHTTPRequestHandler):
     server: Endpoint
 
+    def do_GET(self) -> None:
+        self.server.keys.add(self.headers["Authorization"])
+        self._send(200, {"object": "list", "data": [{"id": "right", "object": "model", "created": 0, "owned_by": "tests"}]})
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = self.headers["Authorization"]
@@ -41,6 +46,8 @@ class Chat(http.server.BaseHTTPRequestHandler):
         model = body["model"]
         if model.startswith("status-"):
             self._send(int(model.removeprefix("status-")), {"error": {"message": f"refused {key}", "type": "test"}})
+        elif body.get("stream"):
+            self._stream(self._answer(body))
         elif model == "slow":
             time.sleep(60)
         else:
@@ -51,16 +58,30 @@ class Chat(http.server.BaseHTTPRequestHandler):
         choices = []
         for index in range(body.get("n") or 1):
             wrong = body["model"] == "never" or (body["model"] == "sometimes" and next(self.server.count) % 2)
-            message = {"role": "assistant", "content": str(total + wrong)}
+            content = self.headers["Authorization"] if body["model"] == "echo" else str(total + wrong)
+            message = {"role": "assistant", "content": content}
             choices.append({"index": index, "message": message, "finish_reason": "length" if wrong else "stop"})
         usage = {"prompt_tokens": 5, "completion_tokens": 2 * len(choices), "total_tokens": 5 + 2 * len(choices)}
         head = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"]}
         return {**head, "choices": choices, "usage": usage}
 
+    def _stream(self, answer: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for letter in answer["choices"][0]["message"]["content"]:
+            choice = {"index": 0, "delta": {"content": letter}, "finish_reason": None}
+            event = {**answer, "object": "chat.completion.chunk", "choices": [choice], "usage": None}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
     def _send(self, status: int, answer: dict[str, Any], *, cut: bool = False) -> None:
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        if 300 <= status < 400:
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content[: len(content) // 2] if cut else content)

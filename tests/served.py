@@ -31,12 +31,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def new_home(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the schemas of environments are kept, for all homes and workers of a test run: learning one takes seconds."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "schemas"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def share_schemas(home: Path, schemas: Path) -> None:
+    """Let a home use the schemas that other tests have learnt. Their names depend on all that they depend on."""
+    (home / "cache").mkdir(parents=True, exist_ok=True)
+    (home / "cache" / "schemas").symlink_to(schemas)
+
+
+@pytest.fixture(scope="session")
+def new_home(tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """A factory of homes that have the model already."""
 
     def make() -> Path:
         home = tmp_path_factory.mktemp("home")
         (home / "models").symlink_to(tiny_model / "models")
+        share_schemas(home, schemas)
         return home
 
     return make

@@ -44,7 +44,11 @@ def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any) -> 
 FAULTS = {  # what is replaced, with what, and what is said then
     "import": ("import random\n", "import random\nimport no_such_module\n", "no_such_module"),
     "dataset": ("for word in sorted(words)]", "for word in []]", "holds 0 different items"),
-    "rollout": ("        # Named parts;", "        assert answer.isupper(), 'bug'\n        #", "raised AssertionError: bug"),
+    "rollout": (
+        "        # Named parts;",
+        "        assert answer.isupper(), 'bug'\n        #",
+        "AssertionError at faulty.py:",
+    ),
     "model-free check": (
         'return {"letters": 0.5 * letters, "exact": 0.5 * (said == right)}',
         "return 1.0",

@@ -97,7 +97,7 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
 
 def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore) -> None:
     folder = store.dir(RUN)
-    names = ["step-000004-state", "step-000008-state"]
+    names = ["step-000004-state", "step-000008-1a2b3c-state"]
     for name in names:
         place = folder.engine / "s:train:0" / "weights" / name
         place.mkdir(parents=True)

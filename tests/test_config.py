@@ -61,7 +61,6 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
         ({"env": {"batch_size": 6, "group_size": 4}}, r"env.batch_size \(6\) is no multiple of env.group_size \(4\)"),
         ({"env": {"batch_size": 4, "group_size": 8}}, r"env.batch_size \(4\) is no multiple of env.group_size \(8\)"),
         ({"env": {"group_size": 1, "batch_size": 4}}, r"env.group_size is 1: .*greater than or equal to 2"),
-        ({"env": {"steps_per_eval": 1}}, "env.steps_per_eval is 1: that would never evaluate"),
         ({"env": {"max_batches_offpolicy": 0}}, "env.max_batches_offpolicy is 0"),
         ({"env": {"inference_weight": -1}}, "env.inference_weight is -1"),
         ({"env": {"min_batch_allocation": 0.5}}, "env.min_batch_allocation is 0.5"),
@@ -127,7 +126,6 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
-    clean_environment.mkdir()
     (clean_environment / "profiles.yaml").write_text("tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}")
     config = configuration.resolve("gsm8k", "tinker", {})
     assert (config.env.total_steps, config.tinker.lora_rank) == (10, 16)

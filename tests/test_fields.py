@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from lachesis import config as configuration
+from lachesis.cli.main import parser
+from lachesis.config import RunConfig
 from lachesis.discovery import Schema
-from lachesis.errors import FieldValueError, LockedFieldError, UnknownFieldError
-from lachesis.fields import Fields, parse_assignment
+from lachesis.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
+from lachesis.fields import Fields, editable, parse_assignment, with_limits
+from lachesis.files import write_private
 
 SCHEMA = Schema(
     properties={
@@ -61,23 +66,146 @@ def test_an_unknown_field_is_refused_with_those_there_are() -> None:
     assert "total_steps" not in caught.value.details["available_fields"]
 
 
+@pytest.mark.parametrize("text", ["a", "=1", " =1", ""])
+def test_what_is_no_assignment_is_refused(text: str) -> None:
+    with pytest.raises(FieldValueError, match="is not an assignment; allowed: field=value"):
+        parse_assignment(text)
+
+
+TEXT_FIELD = Schema(properties={"label": {"type": "string"}}, definitions={}, values={"label": "x"})
+
+
+@pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""])
+def test_a_text_field_gets_the_text_as_it_was_typed(text: str) -> None:
+    name, value = parse_assignment(f"label={text}")
+    assert Fields("embedded", TEXT_FIELD).edit(name, value)[1] == text
+    assert Fields("embedded").edit("wandb_project", text or "p")[1] == (text or "p")
+
+
+@pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01"])
+def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
+    assert Fields("embedded").edit("wandb_name", text)[1] == text
+    assert Fields("embedded").edit("wandb_name", "null")[1] is None
+
+
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("name", "text", "value"),
     [
-        ("a=1", 1),
-        ("a=1.5", 1.5),
-        ("a=1e-4", 1e-4),
-        ("a=true", True),
-        ("a=null", None),
-        ("a=word", "word"),
-        ('a="2024"', "2024"),
+        ("total_steps", "1_000", 1000),
+        ("total_steps", "1e3", 1000),
+        ("learning_rate", "1e-4", 1e-4),
+        ("final_evaluation", "off", False),
+        ("tinker.use_wandb", "TRUE", True),
+        ("max_tokens", "null", None),
+        ("max_tokens", "5", 5),
+        ("max_hours", "None", None),
+        ("loss_fn", "ppo", "ppo"),
+        ("mode", "hard", "hard"),
+        ("largest", "7", 7),
+        ("mixture", "{reverse_text: {weight: 0.5, label: on}}", {"reverse_text": {"weight": 0.5, "label": "on"}}),
+        ("mixture", '{"reverse_text": {"label": "2024"}}', {"reverse_text": {"label": "2024"}}),
     ],
 )
-def test_assignments_are_read_as_yaml(text: str, value: Any) -> None:
-    assert parse_assignment(text) == ("a", value)
+def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any) -> None:
+    read = Fields("embedded", SCHEMA).edit(name, text)[1]
+    assert read == value
+    assert type(read) is type(value)
 
 
-@pytest.mark.parametrize("text", ["a", "=1", "a={"])
-def test_what_is_no_assignment_is_refused(text: str) -> None:
-    with pytest.raises(FieldValueError):
-        parse_assignment(text)
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("total_steps", "many", "env.total_steps is 'many': 'many' is not of type 'integer'; allowed: integer, at least 1"),
+        ("total_steps", "1.5", "'1.5' is not of type 'integer'"),
+        ("learning_rate", "nan", "tinker.learning_rate is 'nan': 'nan' is not of type 'number'; allowed: number, above 0"),
+        ("learning_rate", "inf", "is not of type 'number'"),
+        ("tinker.use_wandb", "maybe", "'maybe' is not of type 'boolean'; allowed: boolean"),
+        ("max_tokens", "lots", "limits.max_tokens is 'lots': .*; allowed: integer, at least 1 or null"),
+        ("mixture", "a, b", "'a, b' is not of type 'object'; allowed: object"),
+        ("wandb_name", "a\x00b", "it has control characters"),
+        ("wandb_project", "a\udc80", "it is not Unicode text"),
+        ("wandb_project", "a" * 10_001, "it has more than 10000 characters"),
+        ("largest", float("nan"), "it is not a finite number"),
+        ("mixture", {"a": {"b": [float("inf")]}}, "it is not a finite number"),
+    ],
+)
+def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(name: str, text: Any, message: str) -> None:
+    with pytest.raises(FieldValueError, match=message):
+        Fields("embedded", SCHEMA).edit(name, text)
+
+
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(code) for code in range(32) if chr(code) not in "\n\t"]),
+    max_size=50,
+)
+
+
+@given(text=texts)
+@example("\u2028\x85\ufeff")
+@example("=")
+@settings(deadline=None)
+def test_any_text_reaches_a_text_field_through_command_line_and_file(tmp_path_factory: Any, text: str) -> None:
+    args = parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
+    ((name, typed),) = [parse_assignment(one) for one in args.edits]
+    field, value = Fields("embedded", TEXT_FIELD).edit(name, typed)
+    assert value == text
+    config = configuration.resolve("arithmetic", "embedded", {field.section: {field.name: value}})
+    assert _through_file(tmp_path_factory, config).env.model_extra == {"label": text}
+    assert Fields("embedded", TEXT_FIELD).edit(name, value)[1] == text, "an edit that is repeated changes nothing"
+
+
+@given(number=st.integers(1, 10**12))
+@settings(deadline=None)
+def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int) -> None:
+    typed = parse_assignment(f"total_steps={number}")
+    value = Fields("embedded").edit(*typed)[1]
+    assert (value, type(value)) == (number, int)
+    assert (
+        _through_file(tmp_path_factory, configuration.resolve("a", "embedded", {"env": {"total_steps": value}})).env.total_steps
+        == number
+    )
+
+
+@given(number=st.floats(0, 1, exclude_min=True, exclude_max=True))
+@settings(deadline=None)
+def test_any_number_reaches_a_number_field(tmp_path_factory: Any, number: float) -> None:
+    value = Fields("embedded").edit(*parse_assignment(f"learning_rate={number!r}"))[1]
+    assert value == number
+    config = configuration.resolve("a", "embedded", {"tinker": {"learning_rate": value}})
+    assert _through_file(tmp_path_factory, config).tinker.learning_rate == number
+
+
+def _through_file(tmp_path_factory: Any, config: RunConfig) -> RunConfig:
+    file = tmp_path_factory.mktemp("run") / "config.yaml"
+    write_private(file, config.to_yaml())
+    return RunConfig.from_yaml(file)
+
+
+def test_the_words_of_an_environments_types() -> None:
+    kinds = {
+        "one": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "two": {"oneOf": [{"enum": ["a", "b"]}, {"const": 3}]},
+        "three": {"anyOf": [{"$ref": "#/$defs/Other"}, {"type": "null"}]},
+        "four": {},
+    }
+    schema = Schema(properties=kinds, definitions={}, values={})
+    fields = Fields("embedded", schema)
+    assert [fields.find(name).type for name in kinds] == ["integer | null", "a | b | 3", "Other | null", "any"]
+
+
+def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
+    config = configuration.resolve("a", "embedded", {})
+    changed = with_limits(config, {"max_tokens": "5", "limits.on_stall": "stop"})
+    assert (changed.limits.max_tokens, changed.limits.on_stall) == (5, "stop")
+    assert "total_steps" in editable(config)
+    with pytest.raises(FieldValueError, match="allowed: integer, at least 1 or null"):
+        with_limits(config, {"max_tokens": "0"})
+    with pytest.raises(ConfigError, match=r"'learning_rate' cannot be .*allowed: limits\.max_hours, .*on_broken; begin anew"):
+        with_limits(config, {"learning_rate": "1e-4"}, instead="; begin anew")
+
+
+def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
+    assert Fields("tinker", by_owner=True).edit("supervised_file", "a.jsonl")[1] == "a.jsonl"
+    assert Fields("tinker", by_owner=True).find("total_steps").locked is not None
+    with pytest.raises(LockedFieldError, match="an agent may not"):
+        Fields("embedded").edit("supervised_file", "a.jsonl")

@@ -55,6 +55,9 @@ def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() ->
     )
     assert half["tokens"] == pytest.approx(2.0, abs=0.01)
     assert half["hours"] == pytest.approx(1.0, abs=0.01)
+    assert longer.cost_usd is not None
+    paid = compare(longer, steps=30, tokens=Tokens(), training_hours=1.0, cost_usd=longer.cost_usd.expected / 2)
+    assert paid["cost_usd"] == pytest.approx(0.5, abs=0.01)
     few = compare(longer, steps=4, tokens=Tokens(), training_hours=1.0, cost_usd=None)
     assert few == {}, "the first steps wait for the environment"
 
@@ -165,3 +168,32 @@ def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
     none = judge(Seen(empty=8))
     assert none.word == "broken"
     assert "solves all of them or none" in none.evidence[0]
+
+
+def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
+    """Sampled and not trained on: 13 evaluations of 100 answers are as 1300 rollouts without training."""
+    groups = [Rollouts(rollouts=8, prefill=80, sampled=160, seconds=1)] * 4
+    prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
+    without = forecast(groups, PLAN, prices)
+    evaluated = PLAN.model_copy(update={"evaluations": 13, "evaluation_answers": 100})
+    with_them = forecast(groups, evaluated, prices)
+    assert without is not None
+    assert with_them is not None
+    assert with_them.tokens.expected - without.tokens.expected == 1300 * (10 + 20)
+    assert with_them.cost_usd is not None
+    assert without.cost_usd is not None
+    assert with_them.cost_usd.expected - without.cost_usd.expected == pytest.approx(1300 * (10 + 200) / 1e6, abs=1e-4)
+    assert with_them.hours == without.hours, "no step waits for them"
+    again = rescaled(without, evaluated)
+    assert again.tokens.expected == pytest.approx(with_them.tokens.expected, rel=1e-3)
+    unknown = forecast(groups, PLAN.model_copy(update={"evaluations": 3}), None)
+    assert unknown is not None
+    assert "without 3 evaluations, whose size is not known" in unknown.basis
+
+
+@pytest.mark.parametrize(
+    ("every", "final", "count"), [(0, False, 0), (0, True, 2), (10, False, 4), (10, True, 5), (7, True, 7), (7, False, 5)]
+)
+def test_the_evaluations_of_a_run_are_counted(every: int, final: bool, count: int) -> None:
+    edits = {"env": {"total_steps": 30, "steps_per_eval": every}, "tinker": {"final_evaluation": final}}
+    assert planned(configuration.resolve("arithmetic", "embedded", edits)).evaluations == count

@@ -57,16 +57,21 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         forks.find(store, "ffffffff")
     with pytest.raises(UnknownRunError):
         forks.find(store, "../../etc")
-    with pytest.raises(RunStateError, match="no whole checkpoint of step '5'; allowed: 4, 8"):
+    with pytest.raises(RunStateError, match="no whole checkpoint '5'; allowed: best, last, 4, 8"):
         forks.find(store, f"{RUN}@5")
     make(store, "4567abcd")
-    with pytest.raises(RunStateError, match="has no checkpoint yet"):
+    with pytest.raises(RunStateError, match="there is no checkpoint yet"):
         forks.find(store, "4567abcd")
     adapter = store.dir(RUN).engine / "r" / "weights" / "8" / "adapter_model.safetensors"
     adapter.write_bytes(b"x" * 100)
     with pytest.raises(CheckpointError, match=r"is damaged: engine/r/weights/8/adapter_model\.safetensors has changed"):
         forks.find(store, f"{RUN}@8")
     assert forks.find(store, RUN).name == f"{RUN}@4"
+    with pytest.raises(
+        RunStateError, match="no checkpoint has a held-out result or a reward to choose by; allowed: last, 4, 8"
+    ):
+        forks.find(store, f"{RUN}@best")
+    assert forks.find(store, f"{RUN}@last").name == f"{RUN}@4"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,11 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
     [
         ("tinker", {}, "profile embedded, this run tinker"),
         ("embedded", {"tinker": {"lora_rank": 8}}, "lora_rank 32, this run 8"),
-        ("embedded", {"openai": {"model_name": "other"}, "env": {"tokenizer_name": "other"}}, "base model m, this run other"),
+        (
+            "embedded",
+            {"openai": {"model_name": "other"}, "env": {"tokenizer_name": "other"}},
+            "base model m, this run other; they must be the same, so leave it out",
+        ),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(store: RunStore, profile: str, changes: Any, said: str) -> None:

@@ -16,6 +16,7 @@ from lachesis import launcher
 from lachesis.cleanup import LAUNCHER_MARK
 from lachesis.errors import ServerDownError
 from lachesis.reports import run_status
+from lachesis.resuming import next_attempt
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.supervision.leftovers import MARK, mark
 from lachesis.trainer.checkpoints import Checkpoints, Manifest
@@ -37,7 +38,7 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
     """Somebody looks, another one writes the end and resumes the run, and the first one goes on with what it saw."""
     seen = store.load(RUN)
     store.end(RUN, "stopped")
-    store.update(RUN, **launcher.next_attempt(store.load(RUN)))
+    store.update(RUN, **next_attempt(store.load(RUN)))
     cancelled = {"state": {"type": "CANCELLED"}}
     assert launcher._as_served(store, seen, "u", cancelled).status == "pending"
     assert launcher._as_served(store, store.load(RUN), "u", cancelled).status == "pending"
@@ -118,6 +119,9 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     assert runner.process.returncode == -9
     assert not psutil.pid_exists(run.pid)
     assert not psutil.pid_exists(flow.pid)
+    for process in (run, flow, runner.process):
+        with process:  # closes its pipe
+            pass
 
 
 WAITS = """
@@ -144,7 +148,8 @@ def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Pat
     runner = up.Child("runner", [], {}, 60.0, lambda: True, 1.0)
     runner.process = subprocess.Popen([sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True)
     assert runner.process.stdout is not None
-    assert runner.process.stdout.readline() == b"up\n"
+    with runner.process.stdout as lines:
+        assert lines.readline() == b"up\n"
     launcher_ = up.Launcher(tmp_path, None)
     launcher_.children, launcher_.lock = [server, runner], 0
     launcher_._end()

@@ -31,3 +31,18 @@ def test_wandb_that_is_away_is_kept_offline(tmp_path: Path, monkeypatch: pytest.
     while b"reward/mean" not in kept.read_bytes():  # W&B's own process writes it a moment after the end
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_nothing_is_queued_for_a_wandb_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of many steps would keep all their metrics in memory."""
+    monkeypatch.setenv("WANDB_MODE", "no such mode")
+    sink = WandbSink(tmp_path, project="p", group=None, name="n", config={})
+    sink.log(1, {"reward/mean": 0.5})
+    sink._thread.join(60)
+    assert not sink._thread.is_alive()
+    assert sink.error is not None
+    assert "W&B logging stopped" in sink.error
+    for step in range(2, 1000):
+        sink.log(step, {"reward/mean": 0.5})
+    assert sink._queue == []
+    sink.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -11,9 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lachesis.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.files import write_private
+from lachesis.host_clock import ClockReading, boot_id
 from lachesis.metrics import MetricsFile, history
 from lachesis.runs import RunRecord, RunStore, lasted_s
 
@@ -92,9 +96,9 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
 def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     """The time of day was set by a day since the run began; then the host was started anew; then the run ended unseen."""
     yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
-    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60)
+    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=boot_id())
     assert lasted_s(began) == pytest.approx(60, abs=5)
-    anew = began.model_copy(update={"began_s": time.monotonic() + 1e6})
+    anew = began.model_copy(update={"boot": "another boot"})
     assert lasted_s(anew) == pytest.approx(86400, abs=5)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     assert lasted_s(anew.model_copy(update={"started_at": tomorrow})) == 0
@@ -105,6 +109,82 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
         os.utime(file, (time.time() - 82800,) * 2)
     ended = store.end("0123abcd", "failed")
     assert lasted_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
+
+
+def test_a_record_of_the_release_before_forgets_no_hours() -> None:
+    """It does not say which boot its clock belongs to: nine hours may look like a minute by that clock."""
+    hours_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
+    old = record(status="running", started_at=hours_ago, began_s=time.monotonic() - 60)
+    assert old.boot is None
+    assert lasted_s(old) == pytest.approx(9 * 3600, abs=5)
+    later = old.model_copy(update={"started_at": datetime.now(UTC).isoformat()})
+    assert lasted_s(later) == pytest.approx(60, abs=5)
+
+
+@given(
+    uptime=st.floats(0, 1e6),
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("pass"), st.floats(0, 1e6)),
+            st.tuples(st.just("set the time"), st.floats(-1e6, 1e6)),
+            st.tuples(st.just("boot"), st.floats(0, 1e5)),
+        ),
+        max_size=12,
+    ),
+    took_s=st.none() | st.floats(0, 1e6),
+)
+def test_seconds_are_those_that_passed(uptime: float, events: list[tuple[str, float]], took_s: float | None) -> None:
+    """Whatever the clocks do. A boot leaves the time of day as the only clock, so its corrections count from then on."""
+    passed, boot, monotonic, ahead, began_at = 0.0, 0, uptime, 0.0, datetime(2026, 1, 1, tzinfo=UTC)
+    began = record(status="running", started_at=began_at.isoformat(), began_s=monotonic, boot="boot 0")
+    for event, seconds in events:
+        if event == "pass":
+            passed, monotonic = passed + seconds, monotonic + seconds
+        elif event == "set the time":
+            ahead += seconds
+        else:  # the host was off for so long
+            passed, boot, monotonic = passed + seconds, boot + 1, 5.0
+    clocks = ClockReading(f"boot {boot}", monotonic, began_at + timedelta(seconds=passed + ahead))
+    expected = passed if boot == 0 else max(0.0, passed + ahead)
+    assert lasted_s(began, clocks) == pytest.approx(expected, abs=1e-3)
+    ended = began.model_copy(update={"status": "failed", "took_s": took_s, "ended_at": clocks.now.isoformat()})
+    at_end = max(0.0, passed + ahead) if took_s is None else took_s
+    assert lasted_s(ended) == pytest.approx(at_end, abs=1e-3), "an end does not move any more"
+
+
+def look_often(home: Path, count: int, answers: multiprocessing.Queue[int]) -> None:
+    folder = RunStore(home).dir("0123abcd")
+    answers.put(sum(folder.is_alive() for _ in range(count)))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path: Path, held: bool) -> None:
+    folder = RunStore(tmp_path).create(record())
+    context, count = multiprocessing.get_context("spawn"), 2000
+    answers: multiprocessing.Queue[int] = context.Queue()
+    with folder.living() if held else contextlib.nullcontext(folder.lock.touch()):
+        lookers = [context.Process(target=look_often, args=(tmp_path, count, answers)) for _ in range(4)]
+        for looker in lookers:
+            looker.start()
+        alive = [answers.get(timeout=60) for _ in lookers]
+        for looker in lookers:
+            looker.join()
+    assert alive == [count if held else 0] * len(lookers)
+
+
+def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path: Path) -> None:
+    folder = RunStore(tmp_path).create(record())
+    folder.lock.touch()
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[int] = context.Queue()
+    lookers = [context.Process(target=look_often, args=(tmp_path, 20_000, answers)) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    with folder.living():
+        assert folder.is_alive()
+    for looker in lookers:
+        answers.get(timeout=60)
+        looker.join()
 
 
 def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
+from lachesis.environment.outcome import AllInvalid
 from lachesis.tally import Tally, watch_environment, watch_servers, whole
 from tests.endpoint import serving
 
@@ -107,3 +109,29 @@ def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
         tally.note(f"fault {word}")
     assert tally.errors["the verifier raised ValueError: invalid literal: 'answer 0'"] == 50
     assert (len(tally.errors), tally.errors["others"]) == (6, 4)
+
+
+async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp_path: Path) -> None:
+    """Whatever its message says; and groups without a valid rollout count the reasons of their rollouts."""
+
+    class Failing(Forgiving):
+        async def get_next_item(self) -> int:
+            return 1
+
+        async def collect_trajectories(self, item: int) -> Any:
+            if item < 30:
+                raise KeyError(f"no city called {'abcdefghijklmnopqrstuvwxyzABCD'[item]}")
+            if item < 60:
+                return {}[f"word {item}"], []
+            raise AllInvalid([f"the judge refused {kind}" for kind in ("to answer", "the key")[: item % 2 + 1]])
+
+    tally = Tally(tmp_path / "tally.json")
+    watch_environment(tally, Failing, give_up_after=1000)
+    for item in range(70):
+        await Failing("http://127.0.0.1:9", "none").collect_trajectories(item)
+    first, second, *others = tally.errors.items()
+    assert re.fullmatch(r"KeyError at test_tally\.py:\d+: 'no city called a'", first[0])
+    assert re.fullmatch(r"KeyError at test_tally\.py:\d+: 'word 30'", second[0])
+    assert (first[1], second[1]) == (30, 30)
+    assert others == [("the judge refused to answer", 10), ("the judge refused the key", 5)]
+    assert tally.counts["invalid"] == 140

@@ -176,6 +176,11 @@ class TestedModel(Report):
     steps_with_correct: int
     step_success_rate: float
     """Share of the steps with at least one correct completion, from 0 to 1."""
+    accuracy_interval: Json | None = None
+    """Number of items and 95 % interval of the accuracy: `items`, `low`, `high`. Items are steps, as answers to
+    one item are not independent."""
+    step_success_interval: Json | None = None
+    """The same of `step_success_rate`."""
     prompts: list[AnsweredPrompt] | None = None
     verdict: Verdict | None = None
     """Whether this model can learn from the environment, with the evidence; absent with prompts."""
@@ -261,6 +266,10 @@ class RunEntry(Report):
     profile: str
     created_at: str
     """UTC, ISO 8601."""
+    learning: str
+    """The word of the judgement: too early, healthy, not learning, suspect, broken or unknown."""
+    evidence: str | None
+    """The first evidence for that word."""
 
 
 class RunList(Report):

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +73,7 @@ def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
         folder.mkdir(parents=True, mode=0o700)
     _save(wanted)
     with RunDir(folder.parent, folder.name).living() as lock, (folder / "log.txt").open("wb") as log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lachesis.agent.checks", wanted.check_id],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -80,6 +81,7 @@ def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
             pass_fds=(lock,),  # while it lives, the check does
             start_new_session=True,  # the agent may go
         )
+    threading.Thread(target=process.wait, name="check", daemon=True).start()  # else it would stay as a zombie
     _forget_old()
     return wanted
 
@@ -188,7 +190,7 @@ def main() -> None:
         service = Service(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
         launch = Launch(check.environment, "embedded", model=check.model)
         environment, config = service.resolve(launch)
-        service.build_model(launch, lambda done, total: None)
+        service.build_model(config, lambda done, total: None)
         checking.check(environment, config, _folder(check.check_id), tell)
         check.status = "completed"
     except LachesisError as error:

@@ -17,12 +17,14 @@ from lachesis.config import PROFILES, profile_values, setting
 from lachesis.errors import ConfigError, LachesisError, RunStateError, StorageError, UnknownTestError
 from lachesis.fields import editable
 from lachesis.inference_tests import InferenceTest, TestOptions
+from lachesis.launch_inputs import describe_default, find_problem
 from lachesis.prefect_api import api_url
 from lachesis.profiles import missing_keys
 from lachesis.reports import Json, QueuePlace, RunResults, RunStatus, run_logs
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 from lachesis.sessions import AskedTest, Check, Draft, Session, SessionState, Start
+from lachesis.trainer.checkpoints import Checkpoints
 
 DUPLICATE_S = 60.0
 """The same draft started again in this time is taken for a repeated call."""
@@ -67,7 +69,7 @@ class Desk:
             profile=draft.profile,
             config=views.values(found),
             session=self.session.name,
-            **views.known(warning="; ".join(one for one in (found["warning"], missing and lacking) if one)),
+            **views.known(warning="; ".join(one for one in (found["warning"], missing and lacking, found["problem"]) if one)),
         )
 
     def current_config(self) -> answers.CurrentConfig:
@@ -142,7 +144,7 @@ class Desk:
                     self.session.write(state)
                 raise
         if not again:
-            return self._started(record)
+            return self._started(record, model=describe_default(_launch(draft), record.base_model))
         return self._started(
             self.service.get(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
         )
@@ -159,16 +161,16 @@ class Desk:
         with self.session.change() as state:
             state.checks.pop(run_id, None)
 
-    def _started(self, record: RunRecord, instead: str = "") -> answers.Started:
-        """The answer to a start; `instead` tells why this call has started nothing."""
-        run = record.run_id
+    def _started(self, record: RunRecord, instead: str = "", model: str | None = None) -> answers.Started:
+        """The answer to a start; `instead` tells why nothing was started, `model` which one was chosen by default."""
+        run, call = record.run_id, views.CALLS["status"].format(run=record.run_id)
         folder = self.service.store.dir(run)
         queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
         what = f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
         if instead:
             what = f"({record.status}) {instead}"
         return answers.Started(
-            message=f"run {run} {what}; {views.CALLS['status'].format(run=run)} tells how it does",
+            message="; ".join(filter(None, (f"run {run} {what}", model, f"{call} tells how it does"))),
             run_id=run,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
@@ -179,15 +181,18 @@ class Desk:
             logs=run_logs(record, folder),
             ui_url=launcher.ui_url(record),
             profile=record.profile,
-            next_steps=[f"{views.CALLS['status'].format(run=run)} in some minutes; it goes on by itself"],
+            next_steps=[f"{call} in some minutes; it goes on by itself"],
             **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=bool(instead)),
         )
 
     def preview(self, start_from: str | None = None) -> answers.Started:
         """What a start would do now. Nothing is written or submitted."""
         draft = self._draft(self.session.read()).model_copy(update={"start_from": start_from})
-        config, plan = self.service.preview(_launch(draft))
+        launch = _launch(draft)
+        config, plan = self.service.preview(launch)
         missing = missing_keys(draft.profile, launcher.key_names())
+        lacking = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
+        problem = lacking or find_problem(launch, config, self.service.store.home)
         return answers.Started(
             message="nothing was started; this is what rl_start_training() would start",
             environment=draft.environment,
@@ -199,17 +204,16 @@ class Desk:
             services=views.services(plan),
             base_model=config.openai.model_name,
             next_steps=["rl_start_training()"],
-            **views.known(
-                problem=missing and f"it cannot start: {', '.join(missing)} is not in the environment of `lachesis serve`"
-            ),
+            **views.known(problem=problem and f"it cannot start: {problem}"),
         )
 
     def preview_resume(self, run_id: str) -> answers.Started:
         """What continuing the run would mean. Nothing is changed."""
         record = self.service.get(run_id)
+        newest = Checkpoints(self.service.store.dir(run_id).checkpoints).newest()
+        where = f"go on from its checkpoint of step {newest.step}" if newest else "begin again, as it has no checkpoint,"
         return answers.Started(
-            message=f"nothing was started; run {run_id} ({record.status}) would go on from its newest checkpoint on profile "
-            f"{record.profile}",
+            message=f"nothing was started; run {run_id} ({record.status}) would {where} on profile {record.profile}",
             run_id=run_id,
             status=record.status,
             environment=record.environment,
@@ -249,8 +253,10 @@ class Desk:
 
     def runs(self, limit: int | None = None) -> answers.RunList:
         records, warning = self.service.look_at_runs()
+        shown = set(answers.RunEntry.model_fields)
         entries = [
-            answers.RunEntry(**record.model_dump(include=set(answers.RunEntry.model_fields))) for record in records[:limit]
+            answers.RunEntry(**record.model_dump(include=shown), learning=record.learning, evidence=record.evidence)
+            for record in records[:limit]
         ]
         return answers.RunList(runs=entries, count=len(records), **views.known(warning=warning))
 

@@ -48,7 +48,7 @@ def rl_select_environment(
     ] = None,
     model: Annotated[
         str | None,
-        Field(max_length=1000, description="Base model: a Hugging Face name or a folder; by default the profile's own"),
+        Field(max_length=1000, description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own"),
     ] = None,
 ) -> answers.Selected:
     """Select an environment and begin a new draft of its configuration with the default values.
@@ -97,7 +97,7 @@ def rl_start_training(
     dry_run: Annotated[bool, Field(description="Only show the whole configuration, the services and their ports")] = False,
     resume: Annotated[
         str | None,
-        Field(max_length=100, description="An ended run to continue from its newest checkpoint, instead of the draft"),
+        Field(max_length=100, description="An ended run to go on with, from its newest checkpoint if any"),
     ] = None,
     idempotency_key: Annotated[
         str | None, Field(min_length=1, max_length=200, description="The same key gives the same run")
@@ -110,9 +110,7 @@ def rl_start_training(
     ] = False,
     start_from: Annotated[
         str | None,
-        Field(
-            max_length=100, description="RUN or RUN@STEP: begin with the weights and optimizer of that checkpoint, at step 0"
-        ),
+        Field(max_length=100, description="RUN, RUN@STEP or RUN@best: begin with that checkpoint's weights and optimizer"),
     ] = None,
     limits: Annotated[
         dict[str, Any] | None,
@@ -142,8 +140,8 @@ def rl_start_training(
 @tool(READ)
 def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
     """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
-    `health` says whether it learns (healthy, suspect, broken), where it stalls and since when, and how much of its budgets is
-    used.
+    `health` has the judgement of learning (too early, healthy, not learning, suspect, broken, unknown) with its evidence, the
+    part that stalls and since when, and how much of the budgets is used.
 
     A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A change of its
     status or phase is told at once, and a run that has ended is always reported."""
@@ -191,7 +189,7 @@ def rl_test_inference(
     group_size: Annotated[int, Field(ge=1, le=256, description="Completions per item")] = 16,
     models: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
-        Field(min_length=1, max_length=10, description="`embedded:tiny`, `embedded:FOLDER`, or names at the endpoint"),
+        Field(min_length=1, max_length=10, description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint"),
     ] = None,
     prompts: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,

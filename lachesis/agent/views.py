@@ -18,7 +18,8 @@ CALLS = {
     "resume": 'rl_start_training(resume="{run}")',
     "results": 'rl_get_results(run_id="{run}")',
     "report": "the file that `lachesis report {run}` writes is for people",
-    "weights": "hand over `weights.adapter`, a folder; `lachesis weights {run} --to DIR` copies it with checksums",
+    "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a better checkpoint; "
+    "`lachesis weights {run} --checkpoint best --to DIR` copies the best one with checksums",
 }
 """How an agent does what comes next."""
 

@@ -15,12 +15,20 @@ from lachesis import launcher, weights
 from lachesis.cli import demo, doctor, environments, serve, show, watch
 from lachesis.cli.show import out
 from lachesis.discovery import adopt
+from lachesis.errors import ModelNotFoundError
+from lachesis.evaluation_results import newest_result
 from lachesis.fields import parse_assignment
-from lachesis.inference_tests import TestOptions
+from lachesis.inference_tests import EMBEDDED, TestOptions
+from lachesis.launch_inputs import describe_default
+from lachesis.metrics import MetricsFile
 from lachesis.notices import remove_notices, set_notices
-from lachesis.runs import RunRecord
+from lachesis.runs import RunRecord, short_name
 from lachesis.service import Launch, Service
 from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.typed_values import read_untyped
+
+LAST_STEPS = 60
+"""Steps of each run in which the list of runs looks for a held-out result."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +64,7 @@ def demo_command(args: argparse.Namespace) -> int:
 def envs(args: argparse.Namespace) -> None:
     service = Service()
     if args.name:
-        found = service.describe(Launch(adopt(args.name), args.profile))
+        found = service.describe(Launch(adopt(args.name), args.profile, by_owner=True))
         out(args, found, show.environment(found))
         return
     scan = service.environments()
@@ -70,7 +78,7 @@ def envs(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> int:
     service = Service()
-    edits = [parse_assignment(text) for text in args.edits]
+    edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
     if args.others:
         edits.append(("env.mixture", dict(map(_other, args.others))))
     wanted = Launch(
@@ -81,17 +89,21 @@ def train(args: argparse.Namespace) -> int:
         args.seed,
         args.require_validation,
         start_from=args.start_from,
+        by_owner=True,
     )
-    service.check(wanted)  # wrong input is told before a model is built
+    config = service.check(wanted).config
+    launcher.require_server(service.store.home)  # before a model is built, which takes a minute
+    if taken := describe_default(wanted, config.openai.model_name):
+        show.notice(taken)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-        service.build_model(wanted, advance)
+        service.build_model(config, advance)
     return _followed(args, service, service.start(wanted))
 
 
 def _other(text: str) -> tuple[str, dict[str, Any]]:
     """ENVIRONMENT or ENVIRONMENT=WEIGHT."""
     name, weight = parse_assignment(text if "=" in text else f"{text}=1")
-    return adopt(name), {"weight": weight}
+    return adopt(name), {"weight": read_untyped(weight)}
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -113,6 +125,7 @@ def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> 
         "run_id": record.run_id,
         "status": record.status,
         "environment": record.environment,
+        "model": record.base_model,
         "begins_with": record.forked_from or (f"the checkpoint of step {newest.step}" if newest else None),
         "config_path": str(service.store.dir(record.run_id).config),
         "ui_url": launcher.ui_url(record),
@@ -127,12 +140,18 @@ def test(args: argparse.Namespace) -> int:
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompted = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
     wanted = TestOptions(
-        num_steps=args.steps, group_size=args.group_size, models=_models(args.model), prompts=args.prompt, **prompted
+        num_steps=args.steps, group_size=args.group_size, models=_tested_models(args), prompts=args.prompt, **prompted
     )
-    launch = Launch(adopt(args.environment), args.profile, edits)
-    service.describe(launch)  # wrong input is told before a model is built
+    launch = Launch(adopt(args.environment), args.profile, edits, _trained_model(args), by_owner=True)
+    try:
+        config = service.check_test(launch, wanted)[0].config
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error}; a model at an endpoint is named with --endpoint-model NAME") from error
+    launcher.require_server(service.store.home)  # before a model is built, which takes a minute
+    if taken := describe_default(launch, config.openai.model_name):
+        show.notice(taken)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-        service.build_model(launch, advance)
+        service.build_model(config, advance)
     started = service.start_test(launch, wanted)
     show.notice(f"test {started.test_id}: {service.tests.dir(started.test_id)}")
     with show.steps_bar("groups", quiet=args.json) as advance:
@@ -143,27 +162,60 @@ def test(args: argparse.Namespace) -> int:
     return 0 if (found.result or {}).get("summary", {}).get("environment_working") else 1
 
 
-def _models(given: list[str] | None) -> list[str] | None:
-    """A folder is a model of this machine's own engine."""
-    return given and [f"embedded:{Path(one).resolve()}" if Path(one).is_dir() else one for one in given]
+def _trained_model(args: argparse.Namespace) -> str | None:
+    """Return what `train --model` would be for a test: the model of its only --model on this machine, or None."""
+    names = [_place(name) for name in args.model or []]
+    return names[0] if len(names) == 1 and args.profile == "embedded" else None
+
+
+def _tested_models(args: argparse.Namespace) -> list[str] | None:
+    """Return the models of a test as the service names them, or None for the default."""
+    names = [f"{EMBEDDED}{_place(name)}" if _is_local(args, name) else name for name in args.model or []]
+    return [*names, *(args.endpoint_model or [])] or None
+
+
+def _is_local(args: argparse.Namespace, name: str) -> bool:
+    """Return whether the engine of this machine serves the model of a test's --model."""
+    return args.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
+
+
+def _place(name: str) -> str:
+    """Return the model's name, or the whole path of its folder."""
+    name = name.removeprefix(EMBEDDED)
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def _train_command(args: argparse.Namespace) -> str:
     """For what was tested, as it was given."""
-    folders = [one.removeprefix("embedded:") for one in _models(args.model) or [] if one.startswith("embedded:/")]
-    model = ["--model", folders[0]] if len(folders) == 1 else []
+    trained = _trained_model(args)
+    model = ["--model", trained] if trained else []
     edits = [part for text in args.edits for part in ("--set", text)]
     profile = ["--profile", args.profile] if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded") else []
     return shlex.join(["lachesis", "train", args.environment, *profile, *model, *edits, "--require-validation", "--watch"])
 
 
 def runs(args: argparse.Namespace) -> None:
-    records, warning = Service().look_at_runs()
+    service = Service()
+    records, warning = service.look_at_runs()
     shown = {"run_id", "environment", "status", "wandb_run_name", "profile", "created_at"}
-    rows = [record.model_dump(include=shown) for record in records]
+    rows = [
+        {
+            **record.model_dump(include=shown),
+            "learning": record.learning,
+            "evidence": record.evidence,
+            "held_out": _newest_held_out(service, record),
+        }
+        for record in records
+    ]
     if warning:
         show.notice(warning)
     out(args, {"runs": rows, "count": len(rows)}, show.runs(rows))
+
+
+def _newest_held_out(service: Service, record: RunRecord) -> dict[str, Any] | None:
+    """Return the newest held-out result that the last steps of a run hold."""
+    point = newest_result(record, MetricsFile(service.store.dir(record.run_id).metrics).tail(LAST_STEPS))
+    return point.model_dump() if point else None
 
 
 def status(args: argparse.Namespace) -> None:
@@ -178,7 +230,9 @@ def stop(args: argparse.Namespace) -> None:
     answer = service.stop(args.run, now=args.now)
     launcher.wait_for(lambda: service.get(args.run).ended, timeout_s=60)
     answer["status"] = service.get(args.run).status
-    told = f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` goes on from its newest checkpoint"
+    saved = Checkpoints(service.store.dir(args.run).checkpoints).newest()
+    where = f"goes on from its checkpoint of step {saved.step}" if saved else "begins it again, as it has no checkpoint"
+    told = f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {where}"
     out(args, answer, told if lived and answer["status"] == "stopped" else answer["message"])
 
 
@@ -189,11 +243,11 @@ def results(args: argparse.Namespace) -> None:
 
 def logs(args: argparse.Namespace) -> None:
     service = Service()
-    path, text, position = service.log(args.run, args.service, args.lines)
+    name = args.service or short_name(service.store.load(args.run).failed_service or "trainer")
+    path, text, position = service.log(args.run, name, args.lines)
     if args.json:
-        print(
-            json.dumps({"run_id": args.run, "service": args.service, "path": str(path), "lines": text.splitlines()}, indent=2)
-        )
+        answer = {"run_id": args.run, "service": name, "path": str(path), "lines": text.splitlines()}
+        print(json.dumps(answer, indent=2))
         return
     print(text or f"{path} is empty or not there yet")
     while args.follow:
@@ -215,14 +269,20 @@ def _print_from(path: Path, position: int) -> int:
         return file.tell()
 
 
-def export(args: argparse.Namespace) -> int:
-    """Exit code 1 when the weights were looked at and are not those that were trained."""
+def export(args: argparse.Namespace) -> None:
+    """Export the weights of a run. Those that are not what was trained raise CheckpointError."""
     service = Service()
     record = service.get(args.run)
     target = Path(args.to).expanduser()
-    note = weights.export(record, service.store.dir(args.run), target, merged=args.merged, verify=not args.no_verify)
+    note = weights.export(
+        record,
+        service.store.dir(args.run),
+        target,
+        checkpoint=args.checkpoint,
+        merged=args.merged,
+        verify=not args.no_verify,
+    )
     out(args, note, show.exported(note))
-    return 0 if note.get("verified", True) else 1
 
 
 def report(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from lachesis import launcher, models
 from lachesis.cli import show, watch
+from lachesis.json_lines import read_json_lines
 from lachesis.runs import RunRecord
 from lachesis.service import Launch, Service
 
@@ -24,7 +25,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
     edits: list[tuple[str, Any]] = [("data_seed", seed)]
     if steps is not None:
         edits.append(("total_steps", steps))
-    wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed)
+    wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
     service.resolve(wanted)  # wrong input is told before anything is built
     if not models.tiny_path(models.Recipe()).is_dir():
         show.notice("building a tiny model (about 20 s, once)")
@@ -78,10 +79,8 @@ def _samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
     """Question, first answer before, first answer after, right answer, of some held-out items."""
     answers: dict[str, dict[str, tuple[str, str]]] = {}
     for which in ("before", "after"):
-        with contextlib.suppress(OSError):
-            for line in (folder / which / "samples.jsonl").read_text().splitlines():
-                one = json.loads(line)
-                answers.setdefault(one["question"], {}).setdefault(which, (one["model_answer"], one["answer"]))
+        for line in read_json_lines(folder / which / "samples.jsonl"):
+            answers.setdefault(line["question"], {}).setdefault(which, (line["model_answer"], line["answer"]))
     both = {question: found for question, found in answers.items() if len(found) == 2}
     chosen = random.Random(0).sample(sorted(both), min(count, len(both)))
     return [(question, both[question]["before"][0], *both[question]["after"]) for question in chosen]

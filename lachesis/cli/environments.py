@@ -48,9 +48,9 @@ def _new(args: argparse.Namespace) -> int:
         [
             f"{file} is written. What is next:",
             f"  lachesis env check {file}",
-            f"  lachesis model build --for {file}     # a tiny model that knows the form of its answers; prints its folder",
-            f"  lachesis test {file} --model FOLDER     # `lachesis serve` must run for this and the next",
-            f"  lachesis train {file} --model FOLDER --watch",
+            f"  lachesis model build --for {file}     # a tiny model that knows the form of its answers",
+            f"  lachesis test {file}     # takes that model; `lachesis serve` must run for this and the next",
+            f"  lachesis train {file} --watch",
         ]
     )
     show.out(args, {"file": str(file)}, view)
@@ -61,11 +61,15 @@ def _check(args: argparse.Namespace) -> int:
     """Exit code 1 when a check has failed."""
     service = Service()
     launch = Launch(
-        discovery.adopt(args.environment), "embedded", tuple(parse_assignment(text) for text in args.edits), args.model
+        discovery.adopt(args.environment),
+        "embedded",
+        tuple(parse_assignment(text) for text in args.edits),
+        args.model,
+        by_owner=True,
     )
     environment, config = service.resolve(launch)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-        service.build_model(launch, advance)
+        service.build_model(config, advance)
     folder = Path(tempfile.mkdtemp(prefix=f"lachesis-check-{environment.name}-"))
     tell = (lambda line: None) if args.json else _show
     lines = checking.check(environment, config, folder, tell)
@@ -94,7 +98,7 @@ def model(args: argparse.Namespace) -> int:
             path = models.build(models.Recipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        found = [Service().resolve(Launch(discovery.adopt(one), "embedded", edits)) for one in args.environments]
+        found = [Service().resolve(Launch(discovery.adopt(one), "embedded", edits, by_owner=True)) for one in args.environments]
         taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
             path = lessons.build(*taught, share=args.share, steps=args.steps, progress=advance)

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     envs.add_argument("name", nargs="?")
     _profile(envs)
     _add_train(add("train", "Start a run on an environment."))
-    _add_resume(add("resume", "Continue an ended run from its newest checkpoint, with new processes."))
+    _add_resume(add("resume", "Continue an ended run from its newest checkpoint, or from its start where it has none."))
     _add_test(add("test", "Let a model answer a few items of an environment before anything is trained."))
     add("runs", "List all runs.")
     _add_run_commands(add)
@@ -73,12 +73,16 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
     stop.add_argument("--now", action="store_true", help="without a checkpoint; also for a stop that takes too long")
     logs = add("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
-    logs.add_argument("service", nargs="?", default="trainer", help="trainer, env, api, engine, or env-NAME (default: trainer)")
+    logs.add_argument(
+        "service", nargs="?", help="trainer, env, api, engine, or env-NAME (default: the one that failed, else trainer)"
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--lines", type=int, default=50)
     weights = add("weights", "Export a run's adapter for PEFT, verified against the trained model.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
+    chosen = "last (default), best (by held-out result, else by mean reward), or a step"
+    weights.add_argument("--checkpoint", default="last", metavar="best|last|STEP", help=chosen)
     how = weights.add_mutually_exclusive_group()
     how.add_argument("--merged", action="store_true", help="also the whole model, in the subfolder merged/")
     how.add_argument("--no-verify", action="store_true", help="do not load them to compare")
@@ -127,9 +131,12 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="another environment that feeds the same run, and its share beside the first one's 1; may be repeated",
     )
     _edits(command)
-    command.add_argument("--model", help="base model: a Hugging Face name or a folder (default: the tiny one)")
+    default = "base model: a Hugging Face name, a folder or tiny (default: a tiny one that was taught on the environment)"
+    command.add_argument("--model", help=default)
     command.add_argument("--seed", type=int)
-    command.add_argument("--from", metavar="RUN[@STEP]", dest="start_from", help="begin with the weights of that checkpoint")
+    command.add_argument(
+        "--from", metavar="RUN[@STEP|@best]", dest="start_from", help="begin with the weights of that checkpoint"
+    )
     command.add_argument(
         "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
     )
@@ -176,7 +183,12 @@ def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    command.add_argument("--model", action="append", help="embedded:tiny, a folder, or a name at the endpoint; may be repeated")
+    model = (
+        "on the embedded profile as of `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
+    )
+    command.add_argument("--model", action="append", help=f"{model}; may be repeated")
+    endpoint = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
+    command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint)
     command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
     command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")
     command.add_argument("--prompt", action="append", help="a prompt of your own instead of the items; may be repeated")

@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.held_out import describe_share
+from lachesis.parity import Parity
 from lachesis.runs import seconds_between
 
 if TYPE_CHECKING:
@@ -35,9 +37,17 @@ _COLOURS = {
     "failed": "red",
     "stopped": "yellow",
     "learnable": "green",
-    "healthy": "green",
     "broken": "red",
 }
+WORD_STYLES = {
+    "healthy": "green",
+    "too early": "",
+    "unknown": "",
+    "not learning": "yellow",
+    "suspect": "yellow",
+    "broken": "red",
+}
+"""Of the judgement of learning: only a run that was found healthy is green."""
 STAGES = ("import", "config", "dataset", "model-free check")
 _MARKS = {"passed": "ok", "failed": "FAILED"}
 
@@ -134,6 +144,7 @@ def started(answer: Json) -> RenderableType:
         [
             ("run", run),
             ("status", _status_text(answer["status"])),
+            ("model", answer["model"]),
             ("begins with", answer["begins_with"]),
             ("page", answer["ui_url"]),
             ("configuration", answer["config_path"]),
@@ -145,10 +156,18 @@ def started(answer: Json) -> RenderableType:
 def runs(rows: Sequence[Json]) -> RenderableType:
     if not rows:
         return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
-    table = _table("run", "environment", "status", "created (UTC)")
+    widths = [max(len(row[key]) for row in rows) for key in ("environment", "status")]
+    columns = f"{'run':8}  {'environment':{widths[0]}}  {'status':{widths[1]}}  {'created (UTC)':16}"
+    lines = [Text(f"{columns}  {'learning':12}  held out", style="bold")]
     for row in rows:
-        table.add_row(row["run_id"], row["environment"], _status_text(row["status"]), row["created_at"][:19].replace("T", " "))
-    return table
+        created, held_out = row["created_at"][:16].replace("T", " "), row["held_out"]
+        line = Text(f"{row['run_id']}  {row['environment']:{widths[0]}}  ", no_wrap=True)
+        line.append(f"{row['status']:{widths[1]}}  ", style=_COLOURS.get(row["status"], "cyan"))
+        line.append(f"{created}  ").append(f"{row['learning']:12}", style=WORD_STYLES.get(row["learning"], ""))
+        line.append(f"  {held_out['percent_correct']:.3f}" if held_out else "")
+        evidence = Text(f"          {row['evidence'] or ''}", style="dim", no_wrap=True, overflow="ellipsis")
+        lines += [line, *([evidence] if row["evidence"] else [])]
+    return Group(*lines)
 
 
 def status(answer: Json) -> RenderableType:
@@ -165,6 +184,7 @@ def status(answer: Json) -> RenderableType:
             ("step", f"{progress['step']} of {progress['total']}{_left(progress['eta_seconds'])}"),
             ("checkpoints", f"of steps {', '.join(map(str, answer['checkpoints']))}" if answer["checkpoints"] else None),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
+            *_held_out(answer),
             *_rollouts(answer.get("rollouts") or {}),
             *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
@@ -182,6 +202,21 @@ def _reason(answer: Json) -> tuple[str, Any]:
     if answer["status"] == "stopped":
         return ("stopped", answer.get("error"))
     return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
+
+
+def _held_out(answer: Json) -> list[tuple[str, Any]]:
+    """Return the newest held-out result with its curve, and what went wrong with evaluations."""
+    curve, failures = answer["held_out_curve"], answer.get("evaluation")
+    rows: list[tuple[str, Any]] = []
+    if curve:
+        last = curve[-1]
+        share = describe_share(last["percent_correct"], last["items"], last["low"], last["high"])
+        line = f"  {sparkline([point['percent_correct'] for point in curve])}" if len(curve) > 1 else ""
+        rows.append(("held out", f"{share} at step {last['step']}{line}"))
+    if failures:
+        times = f"{failures['failed']} failed, the last one at step {failures['last_step']}"
+        rows.append(("evaluations", Text(f"{times}: {failures['last_reason']}", style="yellow")))
+    return rows
 
 
 def _rollouts(counted: Json) -> list[tuple[str, Any]]:
@@ -202,7 +237,7 @@ def _health(health: Json) -> list[tuple[str, Any]]:
     return [
         ("looked at", ago),
         ("stalled", Text(f"in {stall['part']} since {stall['since']}: {stall['evidence']}", style="red") if stall else None),
-        ("learning", Text(said, style=_COLOURS.get(health["word"], "yellow"))),
+        ("learning", Text(said, style=WORD_STYLES.get(health["word"], ""))),
         ("budget", budget),
     ]
 
@@ -215,7 +250,7 @@ def tested(test: InferenceTest, next_command: str) -> RenderableType:
     """Per model its accuracy, and with prompts what was said; what comes next when a model can learn from it."""
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
-    table = _table("model", "verdict", "groups", "score above 0", "share", "no signal", "error")
+    table = _table("model", "verdict", "groups", "score above 0", "share (95 % interval)", "no signal", "error")
     stages = " · ".join(f"{one.name} {_MARKS.get(one.status, one.status)}" for one in test.stages if one.name in STAGES)
     lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
     for one in test.result["models_tested"]:
@@ -224,7 +259,7 @@ def tested(test: InferenceTest, next_command: str) -> RenderableType:
         verdict = one.get("verdict") or {}
         word = Text(verdict.get("word", ""), style=_COLOURS.get(verdict.get("word", ""), "yellow"))
         silent = verdict.get("zero_signal_share")
-        rates = (f"{one['accuracy']:.3f}", "" if silent is None else f"{silent:.0%}")
+        rates = (_share(one["accuracy"], one.get("accuracy_interval")), "" if silent is None else f"{silent:.0%}")
         table.add_row(one["name"], word, str(one["steps_tested"]), right, *rates, Text(error, style="red"))
         lines += [
             Text(f"  {one['name']}: {sentence}") for sentence in verdict.get("evidence", []) if sentence != one.get("error")
@@ -285,24 +320,38 @@ def results(answer: Json) -> RenderableType:
             ),
             (
                 "held-out accuracy",
-                ", ".join(f"{which} {_number(value)}" for which, value in _named(answer).items())
-                or _unevaluated(answer["status"]),
+                ", ".join(f"{which} {value}" for which, value in _named(answer).items()) or _unevaluated(answer["status"]),
             ),
+            *_held_out(answer),
             *_rollouts(answer.get("rollouts") or {}),
+            *(row for row in _health(answer.get("health") or {}) if row[0] == "learning"),
             ("took", _took(answer)),
             ("W&B sync", f"wandb sync {Path(answer['wandb_dir']).parent}/offline-run-*" if answer.get("wandb_dir") else None),
             ("weights", answer["weights"].get("adapter") or answer["weights"].get("sampler_weights")),
+            ("better weights", _better(answer)),
         ]
     )
 
 
-def _named(answer: Json) -> Json:
-    """The held-out accuracies, each with its environment where there are several."""
+def _better(answer: Json) -> str | None:
+    best = answer["weights"].get("best")
+    if not best:
+        return None
+    command = f"`lachesis weights {answer['run_id']} --checkpoint best --to DIR`"
+    return f"step {best['step']}: {best['reason']}; {command} exports them"
+
+
+def _named(answer: Json) -> dict[str, str]:
+    """Return the held-out accuracies in words, each with its environment where there are several."""
     held_out: Json = answer["held_out"]
     several = any(" " in which for which in held_out)
-    return {
-        which if " " in which or not several else f"{answer['environment']} {which}": one for which, one in held_out.items()
-    }
+    found = {}
+    for which, accuracy in held_out.items():
+        interval = answer["held_out_intervals"].get(which) or {}
+        keys = ("items", "low", "high")
+        text = "none" if accuracy is None else describe_share(accuracy, *(interval.get(key) for key in keys))
+        found[which if " " in which or not several else f"{answer['environment']} {which}"] = text
+    return found
 
 
 def _took(answer: Json) -> str | None:
@@ -318,6 +367,10 @@ def _unevaluated(status: str) -> str:
     return "not evaluated" if status in ("completed", "failed", "stopped") else "not yet"
 
 
+def _share(share: float, interval: Json | None) -> str:
+    return f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})" if interval else f"{share:.3f}"
+
+
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
@@ -327,10 +380,11 @@ def exported(note: Json) -> RenderableType:
     if "merged" in note:
         rows.append(("merged", note["merged"]))
     if "verified" in note:
-        parity = note.get("parity_merged") or note["parity"]
-        word = "verified" if note["verified"] else "NOT the trained weights"
-        apart = f"log-probabilities of {parity['tokens']} tokens differ by at most {parity['largest']:.1e} nats"
-        rows.append(("compared", f"{word}: {apart} (allowed: {parity['limit']:g})"))
+        parity = Parity.model_validate(note.get("parity_merged") or note["parity"])
+        rows.append(("compared", f"verified: {parity.describe()}"))
+    if better := note.get("better"):
+        command = f"`lachesis weights {note['run_id']} --checkpoint {better['step']} --to DIR`"
+        rows.append(("better", f"step {better['step']}: {better['reason']}; {command} exports it"))
     rows.append(("load", "\n".join(note["load"])))
     return _pairs([*rows, *([("warning", note["warning"])] if "warning" in note else [])])
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.cli import show
+from lachesis.held_out import describe, held_out_curve
+from lachesis.monitor.judgement import judge_shown
 from lachesis.runs import RunRecord, seconds_between
 from lachesis.service import Service
 
@@ -31,9 +33,10 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
             draw(service, record)
             time.sleep(REFRESH_S)
             if time.monotonic() - asked > ASK_SERVER_S:
-                asked, record = time.monotonic(), service.get(run_id)
+                asked, record = time.monotonic(), judge_shown(service.store, service.get(run_id))
             else:
-                record = service.store.load(run_id)
+                record = service.store.load(run_id).model_copy(update={"health": record.health})
+        record = judge_shown(service.store, record)
         draw(service, record)
     return record
 
@@ -42,7 +45,7 @@ class _Lines:
     """For a log file: one line when the phase changes and every ten steps."""
 
     def __init__(self, record: RunRecord) -> None:
-        self.last = ""
+        self.last = self.word = ""
         show.console.print(f"run {record.run_id} of {record.environment}")
 
     def __call__(self, service: Service, record: RunRecord) -> None:
@@ -52,7 +55,12 @@ class _Lines:
         if key != self.last:
             self.last = key
             reward = f", reward {_recent(steps):.3f} ({_of_how_many(steps)})" if steps else ""
-            show.console.print(f"{_elapsed(record):6.1f} s  {record.phase}, step {step} of {record.total_steps}{reward}")
+            held_out = f", held out {point}" if (point := _newest(steps)) else ""
+            place = f"{record.phase}, step {step} of {record.total_steps}"
+            show.console.print(f"{_elapsed(record):6.1f} s  {place}{reward}{held_out}")
+            if record.learning != self.word:
+                self.word = record.learning
+                show.console.print(_learning(record))
 
 
 @contextlib.contextmanager
@@ -79,7 +87,19 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
         if steps
         else "waiting for the first rollouts"
     )
-    return Group(table, bar, curve, *_speed(steps), *_judged(record))
+    return Group(table, bar, curve, *_held_out(steps), *_speed(steps), *_judged(record))
+
+
+def _newest(steps: list[dict[str, float]]) -> str | None:
+    """Return the newest held-out result in words."""
+    curve = held_out_curve(steps)
+    return f"{describe(curve[-1])} at step {curve[-1].step}" if curve else None
+
+
+def _held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
+    """Return the newest held-out result with its curve."""
+    shares = [point.percent_correct for point in held_out_curve(steps)]
+    return [Text(f"held out {_newest(steps)}  {show.sparkline(shares)}")] if shares else []
 
 
 def _speed(steps: list[dict[str, float]]) -> list[RenderableType]:
@@ -93,13 +113,16 @@ def _speed(steps: list[dict[str, float]]) -> list[RenderableType]:
 
 
 def _judged(record: RunRecord) -> list[RenderableType]:
-    """What the monitor said last, at most a minute ago."""
-    health = record.health or {}
-    stall = health.get("stalled")
+    """Return the stall that the monitor has found, if there is one, and the judgement of learning."""
+    stall = (record.health or {}).get("stalled")
     lines = [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []
-    if health.get("word") in ("suspect", "broken"):
-        lines.append(f"learning is {health['word']}: {'; '.join(health['evidence'])}")
-    return [Text(line, style="red") for line in lines]
+    return [*(Text(line, style="red") for line in lines), _learning(record)]
+
+
+def _learning(record: RunRecord) -> Text:
+    """Return the word of the judgement with its first evidence."""
+    words = f"learning: {record.learning}" + (f" ({record.evidence})" if record.evidence else "")
+    return Text(words, style=show.WORD_STYLES.get(record.learning, ""))
 
 
 def _recent(steps: list[dict[str, float]]) -> float:

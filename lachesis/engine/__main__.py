@@ -1,4 +1,4 @@
-"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve one model over the Tinker protocol on loopback."""
+"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve models over the Tinker protocol on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ GRACEFUL_S = 3
 def main() -> int:
     """Serve until told to end. Any error is the last line on stderr, and the exit code is 1."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.engine", description=__doc__)
-    parser.add_argument("--model", required=True, help="a Hugging Face causal language model: name, or local folder")
+    parser.add_argument(
+        "--model",
+        action="append",
+        required=True,
+        help="a Hugging Face causal language model: name, or local folder; repeat it for further "
+        "ones, such as a teacher: all are kept in memory",
+    )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a further name of this server")
@@ -31,6 +37,7 @@ def main() -> int:
     parser.add_argument("--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
     try:
         serve(args)
     except LachesisError as error:
@@ -66,8 +73,10 @@ def serve(args: argparse.Namespace) -> None:
                 f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
             ) from error
         dtype = torch.bfloat16 if args.bf16 else torch.float32
-        engine = Engine(args.model, args.store or paths.home() / "engine", seed=args.seed, dtype=dtype)
-        threads.choose(engine.base)
+        model, *further = args.model
+        store = args.store or paths.home() / "engine"
+        engine = Engine(model, store, further=further, seed=args.seed, dtype=dtype)
+        threads.choose(engine.main.base)
         app = Guard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, most_bytes=MOST_BYTES)
         config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=GRACEFUL_S)
         uvicorn.Server(config).run(sockets=[listener])

@@ -95,13 +95,39 @@ class Service:
             count = min(max(0, body.num_samples), MOST_SAMPLES)
             future.extra["sample_sequence_ids"] = [f"{future.request_id}-{index}" for index in range(count)]
             try:
-                request = body.request(self.engine.base, future)
+                request = body.request(entry.served.base, future)
             except EngineRequestError as error:
                 future.finish(refusal(error))
             else:
                 entry.last_used = time.monotonic()
-                self.thread.sample(future, entry.snapshot, request)
+                self.thread.sample(future, entry.served.sampler, entry.snapshot, request)
         return {"request_id": future.request_id, **future.extra}
+
+    async def call_soon(self, call: Callable[[], str]) -> str:
+        """Run a short call on the model thread, before the operations that wait there.
+
+        Raises:
+            EngineRequestError: The call has raised it.
+        """
+        assert self.thread is not None
+        return await asyncio.wrap_future(self.thread.call_soon(call))
+
+    def cancel(self, request_id: str) -> str:
+        """Cancel a request and return what has become of it.
+
+        Returns:
+            `ok` if it is cancelled now, `running` if it is an operation that has begun, whose
+            effect and result stay, `finished` if it has its result or is not there.
+        """
+        assert self.thread is not None
+        future = self.futures.get(request_id)
+        if future is None or future.payload is not None:
+            return "finished"
+        if not self.thread.drop(future):
+            return "running"
+        future.cancelled = True
+        future.finish(CANCELLED)
+        return "ok"
 
     async def sweep(self) -> None:
         """End sessions whose client is gone."""
@@ -123,7 +149,7 @@ def create_app(engine: Engine, token: str) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.thread = ModelThread(engine.sampler, asyncio.get_running_loop())
+        service.thread = ModelThread([served.sampler for served in engine.served.values()], asyncio.get_running_loop())
         sweeper = asyncio.create_task(service.sweep())
         yield
         sweeper.cancel()
@@ -174,9 +200,16 @@ def _add_session_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/get_server_capabilities")
     async def capabilities() -> dict[str, Any]:
-        base = engine.base
-        model = {"model_name": base.source, "max_context_length": base.context, "trainable": True, "sampleable": True}
-        return {"supported_models": [model]}
+        models = [
+            {
+                "model_name": name,
+                "max_context_length": served.base.context,
+                "trainable": True,
+                "sampleable": True,
+            }
+            for name, served in engine.served.items()
+        ]
+        return {"supported_models": models}
 
     @router.post("/create_session")
     async def create_session(body: CreateSession) -> dict[str, Any]:
@@ -201,13 +234,12 @@ def _add_training_routes(router: APIRouter, service: Service) -> None:
         _known_session(engine, body.session_id)
         model_id = f"{body.session_id}:train:{body.model_seq_id}"
         kind = (body.optimizer_config or {}).get("type", "adamw")
+        spec = body.lora_spec()
 
         def call() -> Payload:
             if kind != "adamw":
                 raise EngineRequestError(f"the optimizer {kind!r} is not offered; allowed: adamw")
-            return engine.create_model(
-                body.session_id, body.model_seq_id, body.base_model, body.lora_config, body.user_metadata
-            )
+            return engine.create_model(body.session_id, body.model_seq_id, body.base_model, spec, body.user_metadata)
 
         return service.submit((model_id, 0), call, model_id=model_id)
 
@@ -216,8 +248,8 @@ def _add_training_routes(router: APIRouter, service: Service) -> None:
         model = engine.models.get(body.model_id)
         if model is None:
             raise HTTPException(404, f"there is no model {body.model_id}")
-        source = engine.base.source
-        data = {"arch": engine.base.module.config.model_type, "model_name": source, "tokenizer_id": source}
+        source = model.base.source
+        data = {"arch": model.base.module.config.model_type, "model_name": source, "tokenizer_id": source}
         return {
             "type": "get_info",
             "model_id": body.model_id,
@@ -291,16 +323,19 @@ def _add_sampling_routes(router: APIRouter, service: Service) -> None:
     @router.post("/create_sampling_session")
     async def create_sampling_session(body: CreateSampler) -> dict[str, Any]:
         _known_session(engine, body.session_id)
-        number = body.sampling_session_seq_id
-        sampler_id = await asyncio.to_thread(engine.create_sampler, body.session_id, number, body.base_model, body.model_path)
-        return {"sampling_session_id": sampler_id}
+        # Files are read beside the model thread; what it owns is changed by it alone.
+        served, snapshot = await asyncio.to_thread(engine.load_sampler, body.base_model, body.model_path)
+        registered = service.call_soon(
+            lambda: engine.add_sampler(body.session_id, body.sampling_session_seq_id, served, snapshot, body.model_path)
+        )
+        return {"sampling_session_id": await registered}
 
     @router.get("/samplers/{sampler_id}")
     async def sampler(sampler_id: str) -> dict[str, Any]:
         entry = engine.samplers.get(sampler_id)
         if entry is None:
             raise HTTPException(404, f"there is no sampler {sampler_id}")
-        return {"sampler_id": sampler_id, "base_model": engine.base.source, "model_path": entry.model_path}
+        return {"sampler_id": sampler_id, "base_model": entry.served.base.source, "model_path": entry.model_path}
 
     @router.post("/join_sampling_session")
     async def join(body: Body) -> dict[str, int]:
@@ -314,11 +349,7 @@ def _add_sampling_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/cancel_future")
     async def cancel_future(body: Retrieve) -> dict[str, str]:
-        future = service.futures.get(body.request_id)
-        if future is not None and future.payload is None:
-            future.cancelled = True
-            future.finish(CANCELLED)
-        return {"status": "ok"}
+        return {"status": service.cancel(body.request_id)}
 
     @router.post("/retrieve_future")
     async def retrieve_future(body: Retrieve) -> Response:

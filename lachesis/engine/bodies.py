@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, ValidationError
 
 from lachesis.engine.futures import Future
+from lachesis.engine.lora import LoraSpec
 from lachesis.engine.model import BaseModel as LanguageModel
 from lachesis.engine.requests import PromptQuestions, SampleRequest
 from lachesis.engine.wire import tensor_of_json
@@ -26,6 +27,16 @@ class CreateSession(Body):
     user_metadata: dict[str, Any] | None = None
 
 
+class LoraConfig(Body):
+    """The adapter that a client asks for; None is the default."""
+
+    rank: StrictInt | None = None
+    seed: StrictInt | None = None
+    train_attn: StrictBool | None = None
+    train_mlp: StrictBool | None = None
+    train_unembed: StrictBool | None = None
+
+
 class CreateModel(Body):
     session_id: str
     model_seq_id: int
@@ -33,6 +44,19 @@ class CreateModel(Body):
     lora_config: dict[str, Any] | None = None
     optimizer_config: dict[str, Any] | None = None
     user_metadata: dict[str, Any] | None = None
+
+    def lora_spec(self) -> LoraSpec:
+        """Return the adapter that is asked for; fields that this engine does not know are ignored.
+
+        Raises:
+            EngineRequestError: A field has the wrong type.
+        """
+        try:
+            config = LoraConfig.model_validate(self.lora_config or {})
+        except ValidationError as error:
+            wrong = [f"lora_config.{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}" for problem in error.errors()]
+            raise EngineRequestError("; ".join(wrong)) from error
+        return LoraSpec(**config.model_dump(include=set(LoraConfig.model_fields), exclude_none=True))
 
 
 class OfModel(Body):

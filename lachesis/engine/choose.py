@@ -85,13 +85,18 @@ def _search(weights: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _cut(weights: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Zero what top-k and top-p leave out: a token stays when the share of those more likely is below top_p."""
+    """Zero what top-k and top-p leave out.
+
+    Top-k comes first. A token then stays when the share of those more likely, among the tokens
+    that top-k has left, is below top_p.
+    """
     assert settings.top_p is not None
     assert settings.top_k is not None
     ordered, index = weights.sort(-1, descending=True)
+    rank = torch.arange(weights.shape[-1], device=weights.device)
+    ordered = ordered * ((settings.top_k < 1) | (rank < settings.top_k))
     share = ordered.double() / ordered.sum(-1, keepdim=True, dtype=torch.float64)
     before = share.cumsum(-1) - share
-    rank = torch.arange(weights.shape[-1], device=weights.device)
-    keep = (before < settings.top_p) & ((settings.top_k < 1) | (rank < settings.top_k))
+    keep = before < settings.top_p
     keep[:, 0] = True
     return torch.zeros_like(weights).scatter(-1, index, ordered * keep)

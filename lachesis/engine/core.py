@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,11 +43,20 @@ class Session:
     samplers: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """A base model and what samples from it."""
+
+    base: BaseModel
+    sampler: Sampler
+
+
 @dataclass
 class SamplerEntry:
     """Frozen weights that can be sampled; `snapshot` None is the base model."""
 
     sampler_id: str
+    served: ServedModel
     snapshot: Snapshot | None
     model_path: str | None
     last_used: float = field(default_factory=time.monotonic)
@@ -56,10 +65,33 @@ class SamplerEntry:
 class Engine:
     """The state behind the HTTP routes."""
 
-    def __init__(self, model: str, store: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32) -> None:
-        """Load `model`; checkpoints live under `store`. Raises ModelNotFoundError or UnsupportedModelError."""
-        self.base = BaseModel(model, dtype=dtype)
-        self.sampler = Sampler(self.base, seed)
+    def __init__(
+        self,
+        model: str,
+        store: Path,
+        *,
+        further: Sequence[str] = (),
+        seed: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Load the models and keep all of them in memory.
+
+        Args:
+            model: A folder or a Hub name. Checkpoints that name no model of this engine are its.
+            store: The folder of the checkpoints.
+            further: More models that can be sampled and trained, such as a teacher.
+            seed: The seed of sampling requests that bring none.
+            dtype: Of the base models' weights.
+
+        Raises:
+            ModelNotFoundError: A model cannot be loaded.
+            UnsupportedModelError: A model cannot be served correctly.
+        """
+        self.served: dict[str, ServedModel] = {}
+        for name in dict.fromkeys([model, *further]):
+            base = BaseModel(name, dtype=dtype)
+            self.served[name] = ServedModel(base, Sampler(base, seed))
+        self.main = self.served[model]
         self.store = weights.WeightsStore(store)
         self.sessions: dict[str, Session] = {}
         self.models: dict[str, TrainingModel] = {}
@@ -80,7 +112,8 @@ class Engine:
 
     def expired(self) -> list[str]:
         horizon = time.monotonic() - SESSION_EXPIRY_S
-        return [one.session_id for one in self.sessions.values() if one.last_seen < horizon]
+        # A copy: the model thread ends sessions while this runs.
+        return [session.session_id for session in list(self.sessions.values()) if session.last_seen < horizon]
 
     def end_session(self, session_id: str) -> Payload:
         """Free what the session holds in memory; its checkpoints stay."""
@@ -89,36 +122,33 @@ class Engine:
             self.models.pop(model_id, None)
         for sampler_id in session.samplers if session else ():
             self.samplers.pop(sampler_id, None)
-        self.base.sites.forget()
+        self._forget_adapters()
         return {}
 
     def unload(self, model_id: str) -> Payload:
         """Free one model of a living session."""
         self._model(model_id)
         del self.models[model_id]
-        for session in self.sessions.values():
+        for session in list(self.sessions.values()):
             if model_id in session.models:
                 session.models.remove(model_id)
-        self.base.sites.forget()
+        self._forget_adapters()
         return {"model_id": model_id}
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, lora: dict[str, Any] | None, metadata: Any
-    ) -> Payload:
-        self._check_base(base_model)
-        spec = LoraSpec(**{key: value for key, value in (lora or {}).items() if value is not None})
-        return {"model_id": self._add_model(session_id, model_seq_id, spec, metadata)}
+    def create_model(self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any) -> Payload:
+        base = self._served_model(base_model).base
+        return {"model_id": self._add_model(session_id, model_seq_id, base, spec, metadata)}
 
-    def _add_model(self, session_id: str, model_seq_id: int, spec: LoraSpec, metadata: Any) -> str:
+    def _add_model(self, session_id: str, model_seq_id: int, base: BaseModel, spec: LoraSpec, metadata: Any) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
         if model_id not in self.models:  # the client re-sends a creation whose answer was lost
             if session_id not in self.sessions:
                 raise EngineRequestError(f"the session {session_id} has ended")
-            self.models[model_id] = TrainingModel(self.base, spec)
+            self.models[model_id] = TrainingModel(base, spec)
             self.sessions[session_id].models.append(model_id)
-            record = {"training_run_id": model_id, "base_model": self.base.source, "lora": spec.as_dict()}
+            record = {"training_run_id": model_id, "base_model": base.source, "lora": spec.as_dict()}
             record["user_metadata"] = {key: str(value) for key, value in (metadata or {}).items()}
             self.store.save_run(model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()})
         return model_id
@@ -147,7 +177,7 @@ class Engine:
             tensors=lora.to_tensors(model.factors),
             config=self._peft_config(model),
             optimizer=model.optimizer_tensors() if kind == "weights" else None,
-            about={"lora": model.spec.as_dict(), "base_model": self.base.source, "user_metadata": body.get("user_metadata")},
+            about={"lora": model.spec.as_dict(), "base_model": model.base.source, "user_metadata": body.get("user_metadata")},
             overwrite=bool(body.get("overwrite")),
         )
         if body.get("ttl_seconds"):
@@ -155,24 +185,27 @@ class Engine:
         return {"path": str(path), "size_bytes": size}
 
     def _peft_config(self, model: TrainingModel) -> dict[str, Any]:
-        sites = self.base.sites
+        sites = model.base.sites
         targets = sites.target_modules(model.factors)
-        return lora.peft_config(model.spec.rank, targets, self.base.source, transposed=sites.transposed)
+        return lora.peft_config(model.spec.rank, targets, model.base.source, transposed=sites.transposed)
 
     def load(self, model_id: str, path: str, *, optimizer: bool) -> Payload:
         """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
         model = self._model(model_id)
         tensors, adam, about = self.store.load(weights.CheckpointPath.parse(path))
+        if self._of_checkpoint(about).base is not model.base and about["base_model"] in self.served:
+            raise EngineRequestError(f"{path} is an adapter of {about['base_model']}, the model is one of {model.base.source}")
         if about["lora"]["rank"] != model.spec.rank:
             raise EngineRequestError(f"{path} has rank {about['lora']['rank']}, the model {model.spec.rank}; they must agree")
         if optimizer and adam is None:
             raise EngineRequestError(f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer")
-        model.load(lora.from_tensors(tensors, self.base.device), adam if optimizer else None, path)
+        model.load(lora.from_tensors(tensors, model.base.device), adam if optimizer else None, path)
         return {"path": path, "model_id": model_id}
 
     def create_from_state(self, session_id: str, model_seq_id: int, path: str, *, optimizer: bool, metadata: Any) -> Payload:
         _, _, about = self.store.load(weights.CheckpointPath.parse(path))
-        model_id = self._add_model(session_id, model_seq_id, LoraSpec(**about["lora"]), metadata)
+        base = self._of_checkpoint(about).base
+        model_id = self._add_model(session_id, model_seq_id, base, LoraSpec(**about["lora"]), metadata)
         return self.load(model_id, path, optimizer=optimizer)
 
     # --- sampling ---------------------------------------------------------------------------------------------------
@@ -182,24 +215,40 @@ class Engine:
         model = self._model(model_id)
         session_id = model_id.split(":", 1)[0]
         snapshot = model.snapshot()
-        return {"sampling_session_id": self._add_sampler(session_id, sampling_seq_id, snapshot, None)}
+        served = self.served[model.base.source]
+        sampler_id = self.add_sampler(session_id, sampling_seq_id, served, snapshot, None)
+        return {"sampling_session_id": sampler_id}
 
-    def create_sampler(self, session_id: str, seq_id: int, base_model: str | None, model_path: str | None) -> str:
-        """A sampler of the base model or of a checkpoint. Raises EngineRequestError."""
+    def load_sampler(self, base_model: str | None, model_path: str | None) -> tuple[ServedModel, Snapshot | None]:
+        """Read the weights of a checkpoint for sampling; None stands for the base model's own.
+
+        Any thread may call this. Raises EngineRequestError for a checkpoint that is not there, or
+        does not fit.
+        """
         if model_path is None:
-            self._check_base(base_model or "")
-            return self._add_sampler(session_id, seq_id, None, None)
+            return self._served_model(base_model or ""), None
         tensors, _, about = self.store.load(weights.CheckpointPath.parse(model_path))
-        factors = lora.from_tensors(tensors, self.base.device)
-        self.base.sites.check(factors, model_path)
-        snapshot = Snapshot(factors, LoraSpec(**about["lora"]).scale)
-        return self._add_sampler(session_id, seq_id, snapshot, model_path)
+        served = self._of_checkpoint(about)
+        factors = lora.from_tensors(tensors, served.base.device)
+        served.base.sites.check(factors, model_path)
+        return served, Snapshot(factors, LoraSpec(**about["lora"]).scale)
 
-    def _add_sampler(self, session_id: str, seq_id: int, snapshot: Snapshot | None, model_path: str | None) -> str:
-        session = self.sessions[session_id]
+    def add_sampler(
+        self,
+        session_id: str,
+        seq_id: int,
+        served: ServedModel,
+        snapshot: Snapshot | None,
+        model_path: str | None,
+    ) -> str:
+        """Register weights for sampling and return the sampler's id."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise EngineRequestError(f"the session {session_id} has ended")
         sampler_id = f"{session_id}:sample:{seq_id}"
-        self.samplers[sampler_id] = SamplerEntry(sampler_id, snapshot, model_path)
-        session.samplers.append(sampler_id)
+        if sampler_id not in self.samplers:  # the client re-sends a creation whose answer was lost
+            session.samplers.append(sampler_id)
+        self.samplers[sampler_id] = SamplerEntry(sampler_id, served, snapshot, model_path)
         unnamed = [self.samplers[one] for one in session.samplers if self._is_unnamed(one)]
         for entry in sorted(unnamed, key=lambda one: one.last_used)[:-SNAPSHOTS_PER_SESSION]:
             del self.samplers[entry.sampler_id]
@@ -217,6 +266,15 @@ class Engine:
             raise EngineRequestError(f"there is no model {model_id} in this engine; its session may have ended")
         return self.models[model_id]
 
-    def _check_base(self, name: str) -> None:
-        if name != self.base.source:
-            raise EngineRequestError(f"this engine serves {self.base.source}, not {name!r}")
+    def _served_model(self, name: str) -> ServedModel:
+        if name not in self.served:
+            raise EngineRequestError(f"this engine serves {', '.join(self.served)}, not {name!r}")
+        return self.served[name]
+
+    def _of_checkpoint(self, about: dict[str, Any]) -> ServedModel:
+        # A model that was moved has another name than its checkpoints say; sizes are checked.
+        return self.served.get(about.get("base_model", ""), self.main)
+
+    def _forget_adapters(self) -> None:
+        for served in self.served.values():
+            served.base.sites.forget()

@@ -8,7 +8,7 @@ of its linear layers has a site, which adds the adapters that are in use. Files 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,6 +64,8 @@ class Site:
         self.parts: tuple[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...] = ()
         self.folded: torch.Tensor | None = None
         self._room: torch.Tensor | None = None
+        self.rows = lambda: 0
+        """How many sequences the pass under way has; 0 if each row of the input is one."""
 
     @property
     def weight(self) -> torch.Tensor:
@@ -78,7 +80,11 @@ class Site:
             if rows is None:
                 y = _add(y, x, a, b, scale)
             else:
-                y.index_copy_(0, rows, _add(y[rows], x[rows], a, b, scale))
+                # A mixture of experts hands the tokens of all sequences over in one row.
+                count = self.rows() or len(x)
+                each = x.reshape(count, -1, x.shape[-1])
+                out = y.view(count, -1, y.shape[-1])
+                out.index_copy_(0, rows, _add(out[rows], each[rows], a, b, scale))
         return y
 
     def fold(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
@@ -105,15 +111,24 @@ class Sites:
 
     def __init__(self, module: Any) -> None:
         self._parts = _classify(module)
+        self._modules = [path for path, _ in module.named_modules()]
         self._sites = {path: Site(module.get_submodule(path)) for path in self._parts}
+        self.rows = 0
+        """Sequences of the pass under way; 0 where the head is used alone, on selected states."""
         for path, site in self._sites.items():
             module.get_submodule(path).forward = site
+            site.rows = lambda: self.rows
         self.transposed = any(isinstance(site.linear, Conv1D) for site in self._sites.values())
         self._small = sum(site.weight.nbytes for site in self._sites.values()) <= self.MOST_FOLDED
         self._in_use: object = None
         self._folded_key = object()
         self._folded: Snapshot | None = None
         self._alone: tuple[Snapshot | None, int] = (None, 0)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Output and input size of every layer that can be adapted."""
+        return {path: tuple(site.weight.shape) for path, site in self._sites.items()}  # type: ignore[misc]
 
     def new_factors(self, spec: LoraSpec) -> Factors:
         """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT (Kaiming with a = sqrt 5: bounds
@@ -134,7 +149,8 @@ class Sites:
         wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
         chosen = [path for path, part in self._parts.items() if wanted[part]]
         if not chosen:
-            raise EngineRequestError("a LoRA adapter must train at least one of train_attn, train_mlp, train_unembed")
+            parts = ", ".join(f"train_{part}" for part in sorted(set(self._parts.values())))
+            raise EngineRequestError(f"a LoRA adapter of this model must train at least one of {parts}")
         return chosen
 
     def check(self, factors: Factors, where: str) -> None:
@@ -183,10 +199,17 @@ class Sites:
         self._use([], key=_BASE)
         self._folded, self._alone = None, (None, 0)
 
-    def target_modules(self, factors: Factors) -> list[str]:
+    def leave_out(self, paths: Iterable[str]) -> None:
+        """Never adapt these layers."""
+        for path in paths:
+            site = self._sites.pop(path)
+            site.linear.forward = site.plain
+            del self._parts[path]
+
+    def target_modules(self, factors: Mapping[str, object]) -> list[str]:
         """The layers of an adapter as PEFT wants them named: by last name where that is unambiguous, else by full path."""
         short = {path.rsplit(".", 1)[-1] for path in factors}
-        ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in short for path in self._parts)
+        ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in short for path in self._modules)
         return sorted(factors if ambiguous else short)
 
 

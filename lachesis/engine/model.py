@@ -14,11 +14,10 @@ from transformers.cache_utils import Cache
 
 from lachesis.engine.cache import SlotCache
 from lachesis.engine.lora import Sites
-from lachesis.errors import ModelNotFoundError, UnsupportedModelError
+from lachesis.engine.start_check import allowed, check, difference
+from lachesis.errors import ModelNotFoundError
 
 log = logging.getLogger(__name__)
-SAME = 1e-3
-"""Most that two ways to one logit may differ, relative to the largest; bfloat16 has three digits and gets ten times that."""
 
 
 class BaseModel:
@@ -43,17 +42,20 @@ class BaseModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.module.to(self.device).eval().requires_grad_(False)
         text = config.get_text_config()
-        self.context = int(getattr(text, "max_position_embeddings", None) or 4096)
+        limit = int(getattr(text, "max_position_embeddings", None) or 0)
+        self.context = limit if limit > 0 else 4096
         self.vocabulary = int(self.module.get_input_embeddings().num_embeddings)
         self.eos_ids = _eos_ids(self.module, self.tokenizer)
-        self._windows = _windows(text)
+        self.read_windows()
         self._body, self._head = self.module.base_model, self.module.get_output_embeddings()
         self._accepts = set(inspect.signature(self._body.forward).parameters)
         self._two_steps = False
         self.token_bytes = 1
         """Keys and values of one token in all layers."""
         self.sites = Sites(self.module)
-        self._verify()
+        check(self)
+        size = sum(weight.nbytes for weight in self.module.parameters())
+        log.info("%s is loaded: %.2f GiB of weights on %s", source, size / 2**30, self.device)
 
     def states(
         self,
@@ -71,12 +73,14 @@ class BaseModel:
             extra["attention_mask"] = self._masks(mask, positions)
             if "position_ids" in self._accepts:
                 extra["position_ids"] = positions
+        self.sites.rows = len(ids)
         if self._two_steps:
             return self._body(input_ids=ids, **extra).last_hidden_state
         return self.module(input_ids=ids, **extra).logits
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """(…, V) float32, of any selection of states."""
+        self.sites.rows = 0
         return (self._head(states) if self._two_steps else states).float()
 
     def new_cache(self) -> DynamicCache:
@@ -96,65 +100,55 @@ class BaseModel:
 
     def _masks(self, mask: torch.Tensor, positions: torch.Tensor) -> Any:
         """Layers that look back only so far get a mask of their own."""
-        if not self._windows:
+        if not self._looks_back:
             return mask
-        found = {}
-        for kind, window in self._windows.items():
-            found[kind] = mask
-            if window is not None:
-                old = torch.arange(mask.shape[-1], device=mask.device) <= positions - window
-                found[kind] = mask.masked_fill(old[:, None, None], torch.finfo(mask.dtype).min)
-        return found if len(found) > 1 or "" not in found else found[""]
+        masks = {}
+        for kind, limit in self._looks_back.items():
+            masks[kind] = mask
+            if limit is not None:
+                form, size = limit
+                start = positions // size * size if form == "chunk" else positions - size + 1
+                old = torch.arange(mask.shape[-1], device=mask.device) < start
+                masks[kind] = mask.masked_fill(old[:, None, None], torch.finfo(mask.dtype).min)
+        return masks.get("", masks)
 
-    @torch.inference_mode()
-    def _verify(self) -> None:
-        """Compare the ways in which the logits are made here with the model's own."""
-        count = min(8, self.context)
-        ids = torch.arange(1, count + 1, device=self.device)[None] % self.vocabulary
-        expected = self.module(input_ids=ids).logits.float()
-        limit = SAME * float(expected.abs().max().clamp(min=1.0)) * (1 if self.module.dtype == torch.float32 else 10)
+    def read_windows(self) -> None:
+        """Read from the configuration how far back each kind of layer looks."""
+        self._looks_back = _looks_back(self.module.config.get_text_config())
+
+    def choose_head(self, ids: torch.Tensor) -> None:
+        """Use the head alone where that gives the logits of the whole model for `ids` (T,).
+
+        Logits are then made only where they are needed.
+        """
+        expected = self.module(input_ids=ids[None]).logits.float()
         try:
             self._two_steps = True
-            apart = _difference(self.logits(self.states(ids)), expected)
+            apart = difference(self.logits(self.states(ids[None])), expected)
         except Exception as error:
             log.info("this model's head is not used alone: %s", error)
             apart = float("inf")
-        self._two_steps = apart <= limit
-        try:
-            apart = _difference(self._decoded(ids), expected[:, -1])
-        except Exception as error:
-            raise UnsupportedModelError(f"the model {self.source} cannot be sampled with a cache: {error}") from error
-        if not apart <= limit:
-            raise UnsupportedModelError(
-                f"the model {self.source} ({self.module.config.model_type}) gives other logits token by token than in one "
-                f"pass, by {apart:.2g}; this engine offers models whose layers attend to the keys and values of earlier tokens"
-            )
-
-    def _decoded(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits of the last token (1, V), made token by token behind the first half."""
-        half = ids.shape[1] // 2
-        filled, cache = self.new_cache(), SlotCache()
-        states = self.states(ids[:, :half], cache=filled)[:, -1]
-        cache.reserve(1, ids.shape[1], filled)
-        self.token_bytes = sum(layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in filled.layers)
-        first = torch.zeros(1, dtype=torch.long, device=ids.device)
-        cache.enter(0, filled, first)
-        for at in range(half, ids.shape[1]):
-            states = self.decode(ids[:, at], first + at, cache, first, at + 1)
-        return self.logits(states)
+        self._two_steps = apart <= allowed(self, expected)
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).abs().max()) if one.shape == other.shape else float("inf")
+def _looks_back(config: Any) -> dict[str, tuple[str, int] | None]:
+    """Return how far back each kind of layer looks; empty if all layers look at everything.
 
-
-def _windows(config: Any) -> dict[str, int | None]:
-    """How far back each kind of layer looks: None is everything. Empty when all layers look at everything."""
+    `("window", n)` is the last n tokens, `("chunk", n)` those of the token's own chunk of n, and
+    None is everything.
+    """
     window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
     kinds = set(getattr(config, "layer_types", None) or ())
-    if window is None or kinds == {"full_attention"}:
-        return {}
-    return {kind: window if "sliding" in kind else None for kind in kinds} if kinds else {"": window}
+    if not kinds:
+        return {"": ("window", window)} if window is not None else {}
+    limits: dict[str, tuple[str, int] | None] = dict.fromkeys(kinds)
+    for kind in kinds:
+        if "sliding" in kind and window is not None:
+            limits[kind] = ("window", window)
+        elif "chunked" in kind and chunk is not None:
+            limits[kind] = ("chunk", chunk)
+    return limits if any(limits.values()) else {}
 
 
 def _eos_ids(module: Any, tokenizer: Any) -> frozenset[int]:

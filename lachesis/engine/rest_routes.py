@@ -91,6 +91,15 @@ def _add_checkpoints(router: APIRouter, engine: Engine) -> None:
         expires = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         return {"urls": {name: f"{address}/{name}" for name in files}, "expires": expires}
 
+    # Both may be repeated: the SDK would send a request again for minutes after a 409.
+    @router.post(base + "/{checkpoint_id:path}/publish", status_code=204)
+    async def publish(run_id: str, checkpoint_id: str) -> None:
+        engine.store.set_public(_path(run_id, checkpoint_id), True)
+
+    @router.delete(base + "/{checkpoint_id:path}/publish", status_code=204)
+    async def unpublish(run_id: str, checkpoint_id: str) -> None:
+        engine.store.set_public(_path(run_id, checkpoint_id), False)
+
     @router.delete(base + "/{checkpoint_id:path}", status_code=204)
     async def delete(run_id: str, checkpoint_id: str) -> None:
         engine.store.delete(_path(run_id, checkpoint_id))

@@ -8,8 +8,7 @@ which have ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -19,7 +18,9 @@ from lachesis.engine.cache import SlotCache
 from lachesis.engine.choose import Settings, choose
 from lachesis.engine.lora import Part, Snapshot
 from lachesis.engine.model import BaseModel
-from lachesis.engine.requests import Continuation, PromptAnswers, Sampled, SampleRequest, answer, top_k
+from lachesis.engine.requests import Continuation, PromptAnswers, answer, top_k
+from lachesis.engine.sampling_job import Job, Row
+from lachesis.engine.slot_state import SlotState
 
 MOST_ROWS = 512
 """Sequences that are extended together."""
@@ -27,45 +28,6 @@ MOST_CACHE = 2**31
 """Bytes of keys and values, rows times the longest: room is reserved for the longest that a request allows."""
 PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, of one pass."""
-BLOCK = 64
-"""The tensors of what was generated grow by so many tokens at least."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request under way. `done` is called once, with what came of it, unless it is cancelled."""
-
-    request: SampleRequest
-    snapshot: Snapshot | None
-    done: Callable[[Sampled | Exception], None]
-    entered: int = 0
-    """Of its samples, those that have begun."""
-    answers: PromptAnswers | None = None
-    sequences: dict[int, Continuation] = field(default_factory=dict)
-
-    def finish(self, index: int, sequence: Continuation) -> None:
-        self.sequences[index] = sequence
-        if len(self.sequences) == self.request.num_samples:
-            ordered = [self.sequences[one] for one in range(self.request.num_samples)]
-            self.done(Sampled(ordered, self.answers or PromptAnswers()))
-
-
-@dataclass(eq=False)
-class Row:
-    """One sequence. `limit` is the most that it may generate."""
-
-    job: Job
-    index: int
-    limit: int
-    random: np.random.Generator
-    drawn: int = 0
-    text: list[int] = field(default_factory=list)
-    """Its tokens, where stop strings are looked for."""
-    likeliest: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return len(self.job.request.prompt) + self.limit
 
 
 class Sampler:
@@ -78,7 +40,7 @@ class Sampler:
         self._rows: list[Row] = []
         self._lengths = np.zeros(0, np.int64)
         self._cache = SlotCache()
-        self._state = _State(base.device)
+        self._state = SlotState(base.device)
         self._parts: list[Part] | None = None
         self._settings: Settings | None = None
         self._special: list[int] | None = None
@@ -101,7 +63,7 @@ class Sampler:
         jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting]))
         self._waiting.clear()
         self._rows, self._lengths = [], np.zeros(0, np.int64)
-        self._cache, self._state = SlotCache(), _State(self.base.device)
+        self._cache, self._state = SlotCache(), SlotState(self.base.device)
         self._changed()
         return jobs
 
@@ -116,7 +78,7 @@ class Sampler:
             self._decode()
         if not self.busy:
             self._cache.trim()
-            self._state = _State(self.base.device)
+            self._state = SlotState(self.base.device)
 
     # --- who is in the batch ----------------------------------------------------------------------------------------------
 
@@ -156,8 +118,8 @@ class Sampler:
     def _new_row(self, job: Job, index: int) -> Row:
         request = job.request
         room = self.base.context - len(request.prompt)
-        seeded = np.random.default_rng([abs(request.seed), index]) if request.seed is not None else None
-        return Row(job, index, min(room, request.max_tokens or room), seeded or self._random)
+        random = self._random if request.seed is None else _seeded(request.seed, index)
+        return Row(job, index, min(room, request.max_tokens or room), random)
 
     def _leave(self, slots: Iterable[int]) -> None:
         """Free slots; the last sequences move into them."""
@@ -212,7 +174,7 @@ class Sampler:
 
     def _answer(self, job: Job, states: torch.Tensor) -> PromptAnswers:
         count = job.request.questions.alternatives
-        random = self._random if job.request.seed is None else np.random.default_rng([abs(job.request.seed), 2**32])
+        random = self._random if job.request.seed is None else _seeded(job.request.seed, 2**32)
         self.base.sites.sample(_parts([job.snapshot], self.base.device))
         return answer(job.request, states, self.base.logits, random.random((states.shape[0] - 1, count)))
 
@@ -277,105 +239,9 @@ class Sampler:
         return any(stop in text for stop in row.job.request.stop_strings)
 
 
-class _State:
-    """The numbers of each slot, on the device. `tokens`, `logprobs` and `uniforms` (slots, generated)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._slots = self._generated = 0
-        whole = {"dtype": torch.long, "device": device}
-        self.slots = torch.zeros(0, **whole)
-        self.last, self.position, self.count, self.limit, self.top_k = (torch.zeros(0, **whole) for _ in range(5))
-        self.temperature, self.top_p = (torch.zeros(0, device=device) for _ in range(2))
-        self.stops = torch.full((0, 1), -1, **whole)
-        self.tokens, self.logprobs = torch.zeros(0, 0, **whole), torch.zeros(0, 0, device=device)
-        self.uniforms = torch.zeros(0, 0, dtype=torch.float64, device=device)
-        self._longest, self._new = 0, False
-
-    def enter(self, start: int, rows: list[Row]) -> None:
-        """Sequences that have generated nothing yet, in the slots from `start` on."""
-        end, self._new = start + len(rows), True
-        stops = max(len(row.job.request.stop_tokens) for row in rows)
-        self._grow(end, self._generated, stops)
-        at = slice(start, end)
-        requests = [row.job.request for row in rows]
-        self.position[at] = self._whole(len(request.prompt) - 1 for request in requests)
-        self.count[at] = 0
-        self.limit[at] = self._whole(row.limit for row in rows)
-        self.top_k[at] = self._whole(request.top_k for request in requests)
-        self.temperature[at] = torch.tensor([request.temperature for request in requests], device=self.device)
-        self.top_p[at] = torch.tensor([request.top_p for request in requests], device=self.device)
-        width = self.stops.shape[1]
-        padded = [[*request.stop_tokens, *[-1] * (width - len(request.stop_tokens))] for request in requests]
-        self.stops[at] = torch.tensor(padded, device=self.device)
-
-    def _whole(self, values: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.long, device=self.device)
-
-    def draw(self, rows: list[Row]) -> None:
-        """Have a number for the next token of every sequence. They are drawn in blocks, in the order of each one's own
-        stream."""
-        ahead = self._longest + 1
-        if ahead > self._generated or self._new:
-            self._new = False
-            self._grow(len(rows), max(ahead, BLOCK), 0)
-            for slot, row in enumerate(rows):
-                count = min(row.limit, self._generated) - row.drawn
-                if count > 0:
-                    numbers = torch.from_numpy(row.random.random(count))
-                    self.uniforms[slot, row.drawn : row.drawn + count] = numbers.to(self.device)
-                    row.drawn += count
-
-    def uniforms_of(self, rows: slice) -> torch.Tensor:
-        return self.uniforms[self.slots[rows], self.count[rows]]
-
-    def settings(self, rows: slice) -> Settings:
-        return Settings.of(self.temperature[rows], self.top_p[rows], self.top_k[rows])
-
-    def extend(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Note a token of each sequence; whether each is at its limit, and whether at a stop token."""
-        self.tokens[self.slots[rows], self.count[rows]] = tokens
-        self.logprobs[self.slots[rows], self.count[rows]] = logprobs
-        self.last[rows] = tokens
-        self.position[rows] += 1
-        self.count[rows] += 1
-        stopped = (tokens[:, None] == self.stops[rows]).any(1)
-        both = torch.stack([self.count[rows] >= self.limit[rows], stopped, self.count[rows] > self._longest]).cpu().numpy()
-        self._longest += int(both[2].any())
-        return both[0], both[1]
-
-    def generated(self, slot: int) -> tuple[list[int], list[float]]:
-        count = int(self.count[slot])
-        return self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
-
-    def move(self, slot: int, to: int) -> None:
-        for one in (self.last, self.position, self.count, self.limit, self.top_k, self.temperature, self.top_p, self.stops):
-            one[to] = one[slot]
-        for one in (self.tokens, self.logprobs, self.uniforms):
-            one[to] = one[slot]
-
-    def _grow(self, slots: int, generated: int, stops: int) -> None:
-        if slots > self._slots:
-            self._slots = max(slots, 2 * self._slots)
-            self.slots = torch.arange(self._slots, device=self.device)
-            for name in ("last", "position", "count", "limit", "top_k", "temperature", "top_p"):
-                setattr(self, name, _larger(getattr(self, name), (self._slots,)))
-            self.stops = _larger(self.stops, (self._slots, self.stops.shape[1]), -1)
-        if stops > self.stops.shape[1]:
-            self.stops = _larger(self.stops, (self._slots, stops), -1)
-        if generated > self._generated:
-            self._generated = max(generated, self._generated * 3 // 2)
-        shape = (self._slots, self._generated)
-        if self.tokens.shape != shape:
-            self.tokens, self.logprobs, self.uniforms = (
-                _larger(one, shape) for one in (self.tokens, self.logprobs, self.uniforms)
-            )
-
-
-def _larger(old: torch.Tensor, shape: tuple[int, ...], fill: int = 0) -> torch.Tensor:
-    new = torch.full(shape, fill, dtype=old.dtype, device=old.device)
-    new[tuple(slice(0, size) for size in old.shape)] = old
-    return new
+def _seeded(seed: int, stream: int) -> np.random.Generator:
+    # Two's complement: a negative seed must not be that of its absolute value.
+    return np.random.default_rng([seed % 2**64, stream])
 
 
 def _prompt_key(job: Job) -> tuple[int, tuple[int, ...]]:

@@ -19,7 +19,7 @@ WORTH = 0.95
 def choose(base: BaseModel) -> int:
     """Time short passes with 1, 2, 4 … threads, at most as many as PyTorch would use by itself ($OMP_NUM_THREADS, else the
     cores), set the number that pays, and return it. On a GPU nothing is measured."""
-    most = torch.get_num_threads()
+    most: int = torch.get_num_threads()
     if base.device.type != "cpu" or most == 1:
         return most
     chosen, best = 1, float("inf")

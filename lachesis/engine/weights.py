@@ -2,11 +2,14 @@
 
 A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), for training checkpoints also Adam's
 state, and `checkpoint.json`. It is written under another name and renamed, so a folder that is there is complete.
+Overwriting renames the old folder to `.NAME.replaced` until the new one is in place; an interruption between the two
+renamings leaves the old one there, where it is still found.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import uuid
@@ -21,7 +24,9 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.errors import EngineRequestError, StorageError
 
+log = logging.getLogger(__name__)
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+REPLACED = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,10 @@ class WeightsStore:
         self.root = root
 
     def folder(self, path: CheckpointPath) -> Path:
-        return self.root / path.run / path.kind / path.name
+        """Return where a checkpoint lies, or would lie if there is none."""
+        folder = self.root / path.run / path.kind / path.name
+        replaced = _replaced(folder)
+        return replaced if replaced.exists() and not folder.exists() else folder
 
     def save(
         self,
@@ -68,10 +76,13 @@ class WeightsStore:
     ) -> int:
         """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists and `overwrite` is
         false, StorageError when the disk refuses."""
-        if not _plain(path.name) or "/" in path.name:
-            raise EngineRequestError(f"{path.name!r} is no checkpoint name; a name has no '/' and is not empty")
-        folder = self.folder(path)
-        if folder.exists() and not overwrite:
+        if not _plain(path.name) or "/" in path.name or path.name.startswith("."):
+            raise EngineRequestError(
+                f"{path.name!r} is not a checkpoint name; allowed: a name that is not empty, has no '/' "
+                "and does not begin with '.'"
+            )
+        folder = self.root / path.run / path.kind / path.name
+        if self.folder(path).exists() and not overwrite:
             raise EngineRequestError(f"{path} exists already; choose another name, or overwrite")
         temporary = folder.with_name(f".{uuid.uuid4().hex}")
         try:
@@ -84,9 +95,7 @@ class WeightsStore:
             about = {**about, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
             (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
             _to_disk(temporary)
-            if folder.exists():
-                shutil.rmtree(folder)
-            os.replace(temporary, folder)
+            _put_in_place(temporary, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
@@ -106,33 +115,70 @@ class WeightsStore:
         )
 
     def about(self, path: CheckpointPath) -> dict[str, Any]:
-        """Raises EngineRequestError when there is no such checkpoint."""
-        file = self.folder(path) / "checkpoint.json"
-        if not file.is_file():
-            raise EngineRequestError(f"there is no checkpoint {path}; this engine has {', '.join(self.names()) or 'none'}")
-        about: dict[str, Any] = json.loads(file.read_text())
-        return about
+        """Return what is known about a checkpoint.
+
+        Raises:
+            EngineRequestError: There is no such checkpoint.
+            StorageError: Its record cannot be read.
+        """
+        for _ in range(2):  # the first time it may be between the two renamings of an overwriting
+            try:
+                return _read_json(self.folder(path) / "checkpoint.json")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        others = ", ".join(self.names()) or "none"
+        raise EngineRequestError(f"there is no checkpoint {path}; this engine has {others}")
 
     def names(self, run: str = "*") -> list[str]:
         """Every checkpoint's path, the newest last. Those whose time to live is over are deleted first."""
-        found = []
-        for file in self.root.glob(f"{run}/*/*/checkpoint.json"):
-            path = CheckpointPath(file.parts[-4], file.parts[-3], file.parts[-2])
-            about = json.loads(file.read_text())
+        dated = []
+        for path in self._paths(run):
+            try:
+                about = _read_json(self.folder(path) / "checkpoint.json")
+            except FileNotFoundError:  # deleted since its folder was listed
+                continue
+            except StorageError as error:
+                log.warning("left out of a listing: %s", error)
+                continue
             expires = about.get("expires_at")
             if expires and datetime.fromisoformat(expires) < datetime.now(UTC):
                 self.delete(path)
-            elif not path.name.startswith("."):
-                found.append((about["time"], str(path)))
-        return [name for _, name in sorted(found)]
+            else:
+                dated.append((about["time"], str(path)))
+        return [name for _, name in sorted(dated)]
+
+    def _paths(self, run: str) -> set[CheckpointPath]:
+        paths = set()
+        for file in self.root.glob(f"{run}/*/*/checkpoint.json"):
+            name = file.parts[-2]
+            if name.startswith("."):
+                if not name.endswith(REPLACED):
+                    continue  # being written, or being deleted
+                name = name[1:].removesuffix(REPLACED)
+            paths.add(CheckpointPath(file.parts[-4], file.parts[-3], name))
+        return paths
 
     def delete(self, path: CheckpointPath) -> None:
+        """Delete a checkpoint. Raises EngineRequestError if there is none, StorageError if the disk refuses."""
         self.about(path)
-        shutil.rmtree(self.folder(path))
+        folder = self.root / path.run / path.kind / path.name
+        gone = folder.with_name(f".{uuid.uuid4().hex}")
+        try:
+            for part in (_replaced(folder), folder):
+                if part.exists():
+                    os.replace(part, gone)  # what an interruption leaves is not half a checkpoint
+                    shutil.rmtree(gone)
+        except OSError as error:
+            raise StorageError(f"{folder} could not be deleted: {error}; check the rights of that folder") from error
 
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
         about = self.about(path)
         about["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+        write_json(self.folder(path) / "checkpoint.json", about)
+
+    def set_public(self, path: CheckpointPath, public: bool) -> None:
+        """Note whether a checkpoint is published; whoever has the token reads it in either case."""
+        about = {**self.about(path), "public": public}
         write_json(self.folder(path) / "checkpoint.json", about)
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -145,7 +191,7 @@ class WeightsStore:
             "time": about["time"],
             "tinker_path": name,
             "size_bytes": about["size_bytes"],
-            "public": False,
+            "public": about.get("public", False),
             "expires_at": about.get("expires_at"),
             "user_metadata": about.get("user_metadata"),
         }
@@ -156,8 +202,32 @@ class WeightsStore:
 
     def runs(self) -> list[dict[str, Any]]:
         """Every training run that was ever created here, the newest first."""
-        records = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
+        records = []
+        for file in self.root.glob("*/run.json"):
+            try:
+                records.append(_read_json(file))
+            except StorageError as error:
+                log.warning("left out of a listing: %s", error)
         return sorted(records, key=lambda record: str(record["last_request_time"]), reverse=True)
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{REPLACED}")
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    """Rename `new` to `folder`; one that is there gives way, and is removed last."""
+    replaced = _replaced(folder)
+    if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # left by an interrupted removal
+        os.replace(folder, replaced)
+    try:
+        os.replace(new, folder)
+    except OSError:
+        if replaced.exists():
+            os.replace(replaced, folder)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _to_disk(folder: Path) -> None:
@@ -165,6 +235,17 @@ def _to_disk(folder: Path) -> None:
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Read a record. A StorageError ends a request at once, where the SDK repeats a 500 for minutes."""
+    try:
+        record: dict[str, Any] = json.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{file} cannot be read: {error}; delete its folder, or restore the file") from error
+    return record
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -11,35 +11,41 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lachesis.engine.futures import Future, Payload
 from lachesis.engine.lora import Snapshot
 from lachesis.engine.requests import Sampled, SampleRequest
-from lachesis.engine.sampler import Job, Sampler
+from lachesis.engine.sampler import Sampler
+from lachesis.engine.sampling_job import Job
 from lachesis.engine.wire import encode_sample
 from lachesis.errors import EngineRequestError, LachesisError
 
 log = logging.getLogger(__name__)
 CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
 Work = Callable[[], Payload | Generator[None, None, Payload]]
+Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Operation:
     future: Future
     call: Work
     passes: Generator[None, None, Payload] | None = None
+    has_begun: bool = False
 
 
 class ModelThread:
     """Start it once; `submit` and `sample` may be called from the event loop only."""
 
-    def __init__(self, sampler: Sampler, loop: asyncio.AbstractEventLoop) -> None:
-        self._sampler, self._loop = sampler, loop
+    def __init__(self, samplers: Sequence[Sampler], loop: asyncio.AbstractEventLoop) -> None:
+        self._samplers, self._loop = samplers, loop
         self._operations: deque[_Operation] = deque()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[tuple[Sampler, Job]] = deque()
+        self._short: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -51,20 +57,57 @@ class ModelThread:
             self._operations.append(_Operation(future, call))
             self._wake.notify()
 
-    def sample(self, future: Future, snapshot: Snapshot | None, request: SampleRequest) -> None:
-        """Draw the samples of a checked request."""
+    def call_soon(self, call: Callable[[], Result]) -> ConcurrentFuture[Result]:
+        """Run a short call between two passes, before all operations; return its future."""
+        future: ConcurrentFuture[Result] = ConcurrentFuture()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            self._short.append(run)
+            self._wake.notify()
+        return future
+
+    def drop(self, future: Future) -> bool:
+        """Take the operation of a future out of the queue.
+
+        Returns:
+            False if it has begun: it runs to its end then. True if it will not run, or if the
+            future is not that of an operation.
+        """
+        with self._wake:
+            for operation in self._operations:
+                if operation.future is future:
+                    if operation.has_begun:
+                        return False
+                    self._operations.remove(operation)
+                    return True
+        return True
+
+    def sample(
+        self,
+        future: Future,
+        sampler: Sampler,
+        snapshot: Snapshot | None,
+        request: SampleRequest,
+    ) -> None:
+        """Draw the samples of a checked request with one of the samplers."""
 
         def done(found: Sampled | Exception) -> None:
             self._finish(future, refusal(found) if isinstance(found, Exception) else encode_sample(found))
 
         with self._wake:
-            self._jobs.append(Job(request, snapshot, done))
+            self._jobs.append((sampler, Job(request, snapshot, done)))
             self._wake.notify()
 
     @property
     def waiting(self) -> int:
         """Requests for samples that have not begun."""
-        return len(self._jobs) + self._sampler.waiting
+        return len(self._jobs) + sum(sampler.waiting for sampler in self._samplers)
 
     def stop(self) -> None:
         """End after the work in progress; what still waits is dropped."""
@@ -76,21 +119,34 @@ class ModelThread:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._operations or self._jobs or self._sampler.busy or self._stopping)
+                self._wake.wait_for(self._has_work)
                 if self._stopping:
                     return
                 while self._jobs:
-                    self._sampler.add(self._jobs.popleft())
+                    sampler, job = self._jobs.popleft()
+                    sampler.add(job)
                 operation = self._operations[0] if self._operations else None
+                if operation:
+                    operation.has_begun = True
+                short, self._short = self._short, deque()
+            for call in short:
+                call()
             started = time.perf_counter()
             if operation and self._advance(operation):
                 with self._wake:
                     self._operations.popleft()
             until = 2 * time.perf_counter() - started
-            while self._sampler.busy:
+            while self._is_sampling:
                 self._draw()
                 if time.perf_counter() >= until or self._stopping:
                     break
+
+    def _has_work(self) -> bool:
+        return bool(self._operations or self._jobs or self._short or self._is_sampling or self._stopping)
+
+    @property
+    def _is_sampling(self) -> bool:
+        return any(sampler.busy for sampler in self._samplers)
 
     def _advance(self, operation: _Operation) -> bool:
         """Run the next part of an operation; whether it has ended."""
@@ -111,11 +167,14 @@ class ModelThread:
         return True
 
     def _draw(self) -> None:
-        try:
-            self._sampler.step()
-        except Exception as error:
-            for job in self._sampler.clear():
-                job.done(error)
+        for sampler in self._samplers:
+            if not sampler.busy:
+                continue
+            try:
+                sampler.step()
+            except Exception as error:
+                for job in sampler.clear():
+                    job.done(error)
 
     def _finish(self, future: Future, payload: Payload) -> None:
         self._loop.call_soon_threadsafe(future.finish, payload)

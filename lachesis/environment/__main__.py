@@ -27,14 +27,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lachesis import cursor, probe, sources, stages, tally
+from lachesis import cursor, probe, requirements, sources, stages, tally
 from lachesis.child import redact
-from lachesis.environment import mending
+from lachesis.environment import mending, scheduled_evaluation
 
 
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
-    sys.path.insert(0, str(sources.root(file)))
+    sys.path[:] = sources.search_path(file, sys.path)
     if question := {"describe": _described, "examples": _examples}.get(command):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         answer(file, functools.partial(question, class_name=sys.argv[3]), out=Path(sys.argv[4]))
@@ -49,13 +49,17 @@ def main() -> None:
 def _run(command: str, file: Path, options: list[str]) -> None:
     """The file as a program, with its own command line."""
     counted = None
-    mending.send_token()
+    server = mending.send_token()
+    if command == "run" and server:
+        scheduled_evaluation.install(server[0])
     if command == "probe":
         counted = probe.install(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
-        if name := os.environ.get("LACHESIS_ENVIRONMENT"):
+        name = os.environ.get("LACHESIS_ENVIRONMENT", "")
+        if name:
             mending.sign_groups(name)
-        _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]))
+        trainer = scheduled_evaluation.Trainer(*server, name) if server else None
+        _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), trainer)
     sys.argv = [str(file), *options]
     try:
         module = sources.module_name(file)
@@ -66,14 +70,16 @@ def _run(command: str, file: Path, options: list[str]) -> None:
     except Exception as error:
         traceback.print_exc()
         causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in tally.chain(error)]
+        causes += filter(None, [requirements.import_advice(file, error)])
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
         if counted is not None:
             probe.note_failure(counted, error)
         sys.exit(1)
 
 
-def _count(file: Path, place: Path) -> None:
-    """Count what the environment's class does, whichever it is, and keep its place in its items."""
+def _count(file: Path, place: Path, trainer: scheduled_evaluation.Trainer | None) -> None:
+    """Count what the environment's class does, whichever it is, keep its place in its items, and evaluate it when the trainer
+    asks for it."""
     from atroposlib.envs.base import BaseEnv
 
     start = BaseEnv.cli.__func__
@@ -84,7 +90,8 @@ def _count(file: Path, place: Path) -> None:
     def cli(cls: Any) -> None:
         cursor.watch(reached, cls)
         tally.watch_environment(counts, cls)
-        mending.survive_evaluations(cls, counts.note)
+        if trainer is not None:
+            trainer.watch(cls)
         start(cls)
 
     BaseEnv.cli = classmethod(cli)
@@ -103,6 +110,7 @@ def answer(file: Path, question: Callable[[Path, dict[str, Any]], dict[str, Any]
         found = question(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # an environment may raise SystemExit at import
         found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        found["advice"] = requirements.import_advice(file, error)
     temporary = out.with_suffix(".part")
     temporary.write_text(json.dumps(found))
     os.replace(temporary, out)

@@ -32,6 +32,7 @@ from lachesis.environment.data import Item
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
+from lachesis.failure_reasons import describe_exception
 from lachesis.tally import is_endpoint_error
 
 TOO_LONG = "the conversation is longer than the limit of tokens"
@@ -132,5 +133,5 @@ class ConversationEnv(TaskEnv):
             outcome = invalid(str(error))
         except Exception as error:
             kind = "the server failed" if is_endpoint_error(error) else "play() raised"
-            outcome = invalid(f"{kind}: {type(error).__name__}: {str(error)[:120]}")
+            outcome = invalid(f"{kind}: {describe_exception(error)}")
         return chat.rollout(outcome)

@@ -45,12 +45,14 @@ def measures(outcomes_P: Sequence[Sequence[Outcome]], solved: float) -> dict[str
     eval/pass@k            share of items that at least one of k answers solves; unbiased, from n >= k valid answers with c
                            solutions: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1)
     eval/reward, eval/NAME mean reward, and mean of each of its parts
+    eval/items             items with an answer that could be scored
     eval/invalid           share of answers that could not be scored
     """
     every = [one for outcomes in outcomes_P for one in outcomes]
     found = {f"eval/{name}": value for name, value in shares(every, solved).items()}
     counts = [_solutions(outcomes, solved) for outcomes in outcomes_P]
     counts = [(n, c) for n, c in counts if n > 0]
+    found["eval/items"] = float(len(counts))
     for k in sorted({1, min((n for n, _ in counts), default=1)}):
         if counts:
             found[f"eval/pass@{k}"] = statistics.fmean(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts)

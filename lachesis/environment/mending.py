@@ -3,10 +3,13 @@ archived, and no file of it is touched.
 
     chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
     the server's key  is printed to the log with the configuration, so the environment gets another one
-    evaluations       and checkpoints are left out when the step goes on by more than one, or at every step
-    an evaluation     that raises is told nowhere, and one that hangs ends the training
+    checkpoints       are left out when the step goes on by more than one, or at every step
     the first group   is begun five seconds late, in case that other environments register meanwhile
     log-probabilities are dropped by the method that gathers single rollouts
+    Slurm             an environment that asks for the servers of a Slurm job fails where there is no such job
+
+Evaluations are made when the trainer asks for them (`lachesis.environment.scheduled_evaluation`): Atropos leaves them out when
+the step goes on by more than one, stops training meanwhile, and does not say that one has raised.
 
 Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config`), the API is reset before it is
 registered with (`lachesis.trainer.atropos`), guarded against groups that would block it (`lachesis.rollout_api`), and writes
@@ -18,16 +21,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import types
-from collections.abc import Callable
 from typing import Any
 
 
 def mend() -> None:
     """All of it but the key, which only a run has."""
     restore_template_default()
-    evaluate_when_due()
+    ignore_slurm()
+    save_checkpoints_when_due()
     keep_logprobs()
     begin_at_once()
 
@@ -46,11 +50,37 @@ def restore_template_default() -> None:
     PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
 
 
-def send_token() -> None:
-    """To the run's inference server and to no other. Not by the configuration, which environments print and log."""
+def ignore_slurm() -> None:
+    """Use the servers of the configuration, whatever an environment's class says about Slurm.
+
+    Upstream files have `slurm=True` as a default of their class. Atropos' commands replace it by their configuration's value;
+    a check makes the object itself. No service of a run is at an address that Slurm would name.
+    """
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    start = ServerManager.__init__
+    parameters = inspect.signature(start)
+
+    @functools.wraps(start)
+    def without_slurm(*values: Any, **options: Any) -> None:
+        bound = parameters.bind(*values, **options)
+        bound.arguments["slurm"] = False
+        start(*bound.args, **bound.kwargs)
+
+    ServerManager.__init__ = without_slurm
+
+
+def send_token() -> tuple[str, str] | None:
+    """Send the token to the run's inference server and to no other.
+
+    It is set on the client, as environments print and log their configuration.
+
+    Returns:
+        The address of that server and its token, or None for a process that has none.
+    """
     url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
     if not token:
-        return
+        return None
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
     start = ServerManager.__init__
@@ -64,6 +94,7 @@ def send_token() -> None:
         start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
 
     ServerManager.__init__ = with_token
+    return url, token
 
 
 def sign_groups(name: str) -> None:
@@ -81,8 +112,8 @@ def sign_groups(name: str) -> None:
     BaseEnv._send_scored_data_to_api = _send_scored_data_to_api
 
 
-def evaluate_when_due() -> None:
-    """Whenever a multiple of `steps_per_eval`, or of the checkpoints' interval, was reached or passed since the last look."""
+def save_checkpoints_when_due() -> None:
+    """Save whenever a multiple of the checkpoints' interval was reached or passed since the last look."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.env_step_checks
@@ -91,31 +122,10 @@ def evaluate_when_due() -> None:
     async def env_step_checks(self: Any) -> None:
         before, now = self.curr_step, self.status_dict["current_step"]
         await original(self)
-        if _forgotten(before, now, self.config.steps_per_eval) and (self.eval_runner is None or self.eval_runner.done()):
-            self.eval_runner = asyncio.create_task(self.evaluate())
         if _forgotten(before, now, self.checkpoint_interval):
             self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
 
     BaseEnv.env_step_checks = env_step_checks
-
-
-EVALUATION_S = 3600.0
-
-
-def survive_evaluations(cls: Any, note: Callable[[str], None]) -> None:
-    """Let training go on when the environment's evaluation raises, or is not done after an hour, and tell it."""
-    original = cls.evaluate
-
-    @functools.wraps(original)
-    async def evaluate(self: Any, *values: Any, **options: Any) -> None:
-        try:
-            async with asyncio.timeout(EVALUATION_S) as limit:
-                await original(self, *values, **options)
-        except Exception as error:
-            late = f"was not done after {EVALUATION_S:g} s" if limit.expired() else f"raised {type(error).__name__}: {error}"
-            note(f"evaluate() {late}; training goes on")
-
-    cls.evaluate = evaluate
 
 
 OTHERS_S = 5

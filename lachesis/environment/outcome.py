@@ -7,7 +7,7 @@ runs for ever or an answer that cannot be read, is a zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,15 @@ from lachesis.tally import is_score
 class Invalid(Exception):
     """Raise it while scoring when the answer is not to blame. The text is what it is counted as: keep it short, and leave out
     what differs from rollout to rollout."""
+
+
+class AllInvalid(Invalid):
+    """Raised for a group without a valid rollout; `rollout_reasons` holds the reason of each."""
+
+    def __init__(self, rollout_reasons: Sequence[str]) -> None:
+        self.rollout_reasons = tuple(rollout_reasons)
+        reasons = "; ".join(dict.fromkeys(self.rollout_reasons))[:300]
+        super().__init__(f"all {len(self.rollout_reasons)} rollouts are invalid: {reasons}")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from pydantic import Field
 
 from lachesis.environment import data, evaluation
 from lachesis.environment.data import Item, Split
-from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of
+from lachesis.environment.outcome import AllInvalid, Outcome, invalid, outcome_of
 from lachesis.environment.sampling import Sampled, first_prompt, sample
 from lachesis.environment.verifier import Verifier, in_time
 
@@ -172,6 +172,10 @@ class TaskEnv(BaseEnv):
         metrics, samples = await evaluation.evaluate(self)
         await self.evaluate_log(metrics, start_time=started, end_time=time.time(), samples=samples)
 
+    def evaluation_answers(self) -> int:
+        """Return how many answers one evaluation samples, for the forecast of a run."""
+        return len(self.items.held_out) * self.config.eval_samples
+
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         seen, self._rewards = self._rewards, []
         found = {f"train/{name}": value for name, value in evaluation.shares(seen, self.solved).items()}
@@ -236,7 +240,7 @@ def as_group(rollouts: Sequence[Rollout], *, with_messages: bool = False) -> Sco
     they are, and an override that keeps it out of training. Raises Invalid when no rollout is valid."""
     rewards = [one.outcome.reward for one in rollouts if one.outcome.reward is not None]
     if not rewards:
-        raise Invalid(f"all {len(rollouts)} rollouts are invalid: {_reasons(rollouts)}")
+        raise AllInvalid([str(one.outcome.reason) for one in rollouts])
     middle = rewards[0] if len(set(rewards)) == 1 else sum(rewards) / len(rewards)
     group = ScoredDataGroup(
         tokens=[one.tokens for one in rollouts],
@@ -255,10 +259,6 @@ def _override(outcome: Outcome) -> dict[str, Any]:
     if not outcome.valid:
         return {**found, "invalid": outcome.reason, "set_advantage_to_zero": True}
     return {**found, "zero": outcome.reason} if outcome.reason else found
-
-
-def _reasons(rollouts: Sequence[Rollout]) -> str:
-    return "; ".join(dict.fromkeys(str(one.outcome.reason) for one in rollouts))[:300]
 
 
 def _single(messages: list[Message], one: Sampled) -> Rollout:

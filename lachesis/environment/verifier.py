@@ -14,6 +14,7 @@ from typing import Any
 
 from lachesis.environment import clock
 from lachesis.environment.outcome import Invalid, invalid
+from lachesis.failure_reasons import describe_exception
 
 log = logging.getLogger(__name__)
 MOST_STUCK = 8
@@ -61,7 +62,7 @@ class Verifier:
             return invalid(str(error))
         except Exception as error:
             log.warning("the verifier raised", exc_info=error)
-            return invalid(f"the verifier raised {type(error).__name__}: {str(error)[:120]}")
+            return invalid(f"the verifier raised {describe_exception(error)}")
 
     async def _run(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[Result]:
         """The results up to the first call that takes too long; at least one."""
@@ -114,7 +115,8 @@ class Calls:
             except Exception as error:
                 result = Result(error=error)
             except BaseException as error:
-                result = Result(error=RuntimeError(f"{type(error).__name__} ended it"))
+                ended = RuntimeError(f"{type(error).__name__} ended it")
+                result = Result(error=ended.with_traceback(error.__traceback__))
             self.results.append(result)
             if self._given_up is not None:
                 break

@@ -32,6 +32,7 @@ from lachesis.environment.data import Item
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import Sampled, TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
+from lachesis.failure_reasons import describe_exception
 
 TOO_LONG = "the conversation is longer than the limit of tokens"
 raised: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
@@ -57,7 +58,8 @@ class VerifiersEnv(TaskEnv):
         return {"train": train, "held_out": [dict(row) for row in self.inner.get_eval_dataset()]}
 
     def prompt(self, item: Item) -> str | list[Message]:
-        return item["prompt"]
+        question: str | list[Message] = item["prompt"]
+        return question
 
     def identity(self, item: Item) -> str:
         return json.dumps([item["prompt"], item.get("answer")], sort_keys=True, default=str)
@@ -219,7 +221,7 @@ def _lost(state: Any) -> Outcome | None:
     if state.get("error") is not None:
         error = state["error"]
         cause = error.__cause__ or error
-        return invalid(f"{type(error).__name__}: {type(cause).__name__}: {str(cause)[:120]}")
+        return invalid(f"{type(error).__name__}: {describe_exception(cause)}")
     return invalid("the environment's time limit was over") if state.get("timed_out") else None
 
 
@@ -255,7 +257,7 @@ def _rollout(state: Any, tokenizer: Any) -> Rollout:
 
 def _extends(step: Any, later: Any) -> bool:
     before = [*step["tokens"]["prompt_ids"], *step["tokens"]["completion_ids"]]
-    return later["tokens"]["prompt_ids"][: len(before)] == before
+    return bool(later["tokens"]["prompt_ids"][: len(before)] == before)
 
 
 def _listen(rubric: Any) -> None:
@@ -273,7 +275,7 @@ def _noting(func: Any) -> Any:
             return await found if inspect.isawaitable(found) else found
         except Exception as error:
             name = getattr(func, "__name__", "a function")
-            raised.get([]).append(f"{name} raised {type(error).__name__}: {str(error)[:120]}")
+            raised.get([]).append(f"{name} raised {describe_exception(error)}")
             raise
 
     return call

@@ -38,6 +38,8 @@ class Look:
     record: RunRecord
     folder: RunDir
     limits: LimitsSection = field(default_factory=LimitsSection)
+    config: RunConfig | None = None
+    """None when it cannot be read."""
     states: dict[str, str] = field(default_factory=dict)
     trainer: Json | None = None
     api: Json | None = None
@@ -57,14 +59,19 @@ class Look:
 
 def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:
     """In the order of the records. A run whose files cannot be read is seen with what there is."""
-    looks = [Look(record, store.dir(record.run_id)) for record in records]
-    for look in looks:
-        try:
-            _read(look)
-        except Exception as error:  # one damaged run must not hide the others
-            look.problem = f"its files cannot be read: {error}"
+    looks = [look_at_files(store, record) for record in records]
     asyncio.run(_ask_all([look for look in looks if not look.record.ended]))
     return looks
+
+
+def look_at_files(store: RunStore, record: RunRecord) -> Look:
+    """Return what the run's files and processes show, without asking its services."""
+    look = Look(record, store.dir(record.run_id))
+    try:
+        _read(look)
+    except Exception as error:  # one damaged run must not hide the others
+        look.problem = f"its files cannot be read: {error}"
+    return look
 
 
 def _read(look: Look) -> None:
@@ -76,7 +83,8 @@ def _read(look: Look) -> None:
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)
     try:
-        look.limits = RunConfig.from_yaml(look.folder.config).limits
+        look.config = RunConfig.from_yaml(look.folder.config)
+        look.limits = look.config.limits
     except LachesisError as error:
         look.problem = f"its budgets and policies are not kept: {error}"
 

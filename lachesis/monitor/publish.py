@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.errors import ServerDownError
 from lachesis.files import write_private
-from lachesis.metrics import MetricsFile, history
+from lachesis.metrics import MetricsFile, Step, history
 from lachesis.monitor import text
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import RunRecord
@@ -61,7 +61,7 @@ class Publisher:
         record, steps = seen.record, MetricsFile(seen.look.folder.metrics).read()
         done = steps[-1]["step"] if steps else 0
         content: dict[str, tuple[str, Any, str]] = {
-            "report": ("markdown", text.report(seen, history(steps, MOST_POINTS)), "How the run learns, and its last words"),
+            "report": ("markdown", text.report(seen, _shown(steps)), "How the run learns, and its last words"),
             "status": ("table", text.status_rows(seen), "The run's processes"),
             "progress": ("progress", min(100.0, round(100 * done / record.total_steps, 1)), "Training steps"),
         }
@@ -89,3 +89,9 @@ class Publisher:
         made = api.show(None, key="lachesis-runs", kind="table", data=rows, description="All runs", known=known.get(api.url))
         if known.get(api.url) != made:
             write_private(file, json.dumps({api.url: made}))
+
+
+def _shown(steps: Sequence[Step]) -> list[Step]:
+    """Return steps for the curves of a page: evenly spread ones, and all with a held-out result."""
+    spread = {step["step"] for step in history(list(steps), MOST_POINTS)}
+    return [step for step in steps if step["step"] in spread or "eval/step" in step]

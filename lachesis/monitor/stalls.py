@@ -50,7 +50,8 @@ def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:
     since = (look.tally or {}).get("at") if role(first) == "environment" else silent_since.get(first)
     known = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     pids = ", ".join(f"{name} (pid {known[name]})" for name in frozen)
-    return _stall(first, since or look.at, f"stopped by a signal: {pids}; SIGCONT lets it go on")
+    go_on = f"`kill -CONT {' '.join(str(known[name]) for name in frozen)}` lets it go on"
+    return _stall(first, since or look.at, f"stopped by a signal: {pids}; {go_on}")
 
 
 def _silent(look: Look, silent_since: dict[str, float]) -> Stall | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lachesis.files import tail
+from lachesis.held_out import HeldOutPoint, whole_curve
 from lachesis.launcher import ui_url
 from lachesis.metrics import Step
 from lachesis.pages import cell, curve, table
@@ -14,8 +15,9 @@ from lachesis.runs import RunRecord, short_name
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched
 
-TAIL_LINES = 8
-LATEST = ("reward/mean", "train/loss", "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
+TAIL_LINES, MAX_HELD_OUT = 8, 12
+LATEST = ("reward/mean", "train/percent_correct", "train/loss",
+          "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
           "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
           "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward", "cost/total")  # fmt: skip
 
@@ -30,6 +32,7 @@ def report(seen: Watched, steps: Sequence[Step]) -> str:
         lines += ["", f"> {cell(record.error)}"]
     if len(steps) > 1:
         lines += ["", "## Reward", "", curve([one.get("reward/mean") for one in steps])]
+    lines += _held_out(record, steps)
     last = steps[-1] if steps else {}
     known = [[name, last[name]] for name in LATEST if last.get(name) is not None]
     if known:
@@ -42,6 +45,20 @@ def report(seen: Watched, steps: Sequence[Step]) -> str:
         end = tail(look.folder.log(service), TAIL_LINES).replace("```", "'''")
         lines += ["", f"### {short_name(service)}: {look.states.get(service, '')}", "", "```text", end[-3000:], "```"]
     return "\n".join(lines)
+
+
+def _held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
+    """Return the held-out results by step, the newest ones as a table."""
+    points = whole_curve(steps, record.evaluation, from_base=False)
+    if not points:
+        return []
+    rows = [[point.step, f"{point.percent_correct:.3f}", point.items, _interval(point)] for point in points[-MAX_HELD_OUT:]]
+    picture = [curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
+    return ["", "## Held-out results", "", *picture, *table(["step", "share correct", "items", "95 % interval"], rows)]
+
+
+def _interval(point: HeldOutPoint) -> str:
+    return "" if point.low is None or point.high is None else f"{point.low:.3f} to {point.high:.3f}"
 
 
 def wandb_line(seen: Watched) -> str:
@@ -85,7 +102,9 @@ def overview_row(record: RunRecord) -> dict[str, Any]:
         "phase": record.phase,
         "step": f"{health['step']} of {record.total_steps}" if health.get("step") else "",
         "reward": health.get("reward"),
-        "learning": health.get("word", ""),
+        "held out": health.get("held_out"),
+        "learning": record.learning,
+        "evidence": record.evidence or "",
         "stalled in": stall,
         "page": ui_url(record) or "",
     }

@@ -9,22 +9,22 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from lachesis import cleanup, launcher
-from lachesis.errors import ServerDownError, StorageError
-from lachesis.files import write_private
+from lachesis.errors import ServerDownError
 from lachesis.limits import exceeded, shares
-from lachesis.monitor.learning import Health, best_reward, judge
+from lachesis.monitor.course import Health
+from lachesis.monitor.judgement import health_entry, judge_look
 from lachesis.monitor.look import Look, look_at
+from lachesis.monitor.memory import Memory, load_memory, save_memory
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunDir, RunRecord, RunStore, now, seconds_between
+from lachesis.resuming import resubmit
+from lachesis.runs import RunDir, RunRecord, RunStore, seconds_between
 from lachesis.supervision import leftovers
+from lachesis.trainer.checkpoints import Checkpoints
 
 log = logging.getLogger("lachesis.monitor")
 Json = dict[str, Any]
@@ -36,29 +36,6 @@ SET_S = 30.0
 """A clock that moves so far against the monotonic one was set, or the host slept."""
 HELD_S = 300.0
 """Longer than the services of a run take to end, the trainer at the cloud among them; who holds it after that is stuck."""
-
-
-class Memory(BaseModel):
-    """What one tick leaves for the next, per run and attempt."""
-
-    flow_run_id: str | None = None
-    """Of the attempt; another one is looked at with an empty memory."""
-    silent_since: dict[str, float] = {}
-    """Since when a service has not answered."""
-    stalled: str | None = None
-    """The part of the stall that was told already."""
-    judged: str | None = None
-    best_reward: float | None = None
-    """The highest mean reward of a window until now."""
-    held_since: float | None = None
-    ahead_s: float | None = None
-    """The time of day minus the monotonic clock, at the look before."""
-    set_at: float | None = None
-    """When, by the monotonic clock, that was seen to change."""
-    artifacts: dict[str, str] = {}
-    published_at: float = 0.0
-    final: bool = False
-    """It has ended, its last report is out, and nothing of it is left."""
 
 
 @dataclass
@@ -141,17 +118,14 @@ class Monitor:
     # --- judge ------------------------------------------------------------------------------------------------------
 
     def _judged(self, look: Look) -> Watched:
-        memory = load_memory(look.folder)
-        if memory.flow_run_id != look.record.flow_run_id:
-            memory = Memory(flow_run_id=look.record.flow_run_id)
+        memory = load_memory(look.folder, look.record)
         answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
         set_lately = _clock_was_set(memory, look.limits.stall_after_s)
         if look.record.status == "running" and not set_lately:
             silent = [name for name, ok in answers.items() if not ok]
             memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
         stall = find_stall(look, memory.silent_since, clock_was_set=set_lately)
-        memory.best_reward = best_reward(look.steps, memory.best_reward)
-        health = judge(look.steps, first=look.first, best=memory.best_reward)
+        health = judge_look(look, memory)
         said = [look.problem] if look.problem else []
         return Watched(look, memory, health, stall, shares(look.limits, look.spent), said)
 
@@ -197,8 +171,11 @@ class Monitor:
         if record.status == "completed":
             self.store.update(record.run_id, resume_wanted=False)
             return
-        launcher.resubmit(self.store, record, auto_resumes=record.auto_resumes + 1)
-        seen.said.append(f"resumed from its newest checkpoint, for the {record.auto_resumes + 1}. time")
+        resumes = record.auto_resumes + 1
+        newest = Checkpoints(self.store.dir(record.run_id).checkpoints).newest()
+        where = f"resumed from its checkpoint of step {newest.step}" if newest else "begun again, as it has no checkpoint"
+        resubmit(self.store, record, auto_resumes=resumes)
+        seen.said.append(f"{where} (time {resumes} of {MOST_RESUMES} without a person)")
 
     def _unstick(self, seen: Watched) -> None:
         """A run whose end takes longer than any of its services may: end what of it still holds it."""
@@ -251,17 +228,12 @@ class Monitor:
             PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=told)
 
     def _write_health(self, seen: Watched) -> None:
-        stall = seen.stall.model_dump() if seen.stall else None
-        spent = seen.look.spent.model_dump()
-        last = seen.look.steps[-1] if seen.look.steps else {}
-        progress = {"step": last.get("step"), "reward": last.get("reward/mean")}
-        found = {**seen.health.model_dump(), **progress, "stalled": stall, "budget": seen.budget, "spent": spent, "at": now()}
+        found = health_entry(seen.look, seen.health, seen.stall)
         self.store.update(seen.record.run_id, health=found)
         seen.look.record = seen.record.model_copy(update={"health": found})
 
     def _remember(self, seen: Watched) -> None:
-        with contextlib.suppress(StorageError):
-            write_private(_memory_file(seen.look.folder), seen.memory.model_dump_json())
+        save_memory(seen.look.folder, seen.memory)
 
 
 def _clock_was_set(memory: Memory, patience_s: float) -> bool:
@@ -271,14 +243,3 @@ def _clock_was_set(memory: Memory, patience_s: float) -> bool:
         memory.set_at, memory.silent_since = clock, {}
     memory.ahead_s = ahead_s
     return memory.set_at is not None and 0 <= clock - memory.set_at < patience_s
-
-
-def _memory_file(folder: RunDir) -> Path:
-    return folder.path / "monitor.json"
-
-
-def load_memory(folder: RunDir) -> Memory:
-    try:
-        return Memory.model_validate_json(_memory_file(folder).read_bytes())
-    except (OSError, ValidationError):
-        return Memory()

@@ -18,7 +18,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from lachesis.child import child_environment, secrets
-from lachesis.errors import ProcessExitedError
+from lachesis.errors import ProcessExitedError, error_codes
 from lachesis.files import tail
 from lachesis.supervision.process import ServiceSpec
 
@@ -161,6 +161,8 @@ class ServiceGroup:
                 self._reaper.stdin.close()
         self._reaper.wait()
         self._reader.join(timeout=5)
+        if self._reaper.stdout and not self._reader.is_alive():
+            self._reaper.stdout.close()
 
     def _send(self, **message: Any) -> None:
         assert self._reaper.stdin is not None
@@ -203,8 +205,14 @@ def _settle(answer: Future[T], question: Callable[[], T]) -> None:
 
 
 def death(spec: ServiceSpec, code: int | None) -> ProcessExitedError:
-    """The error that tells a dead service's exit code and what it said last; `details["service"]` names it."""
+    """The error that tells a dead service's exit code and what it said last; `details["service"]` names it.
+
+    A process of ours ends its log with the code of its error and the cause, which is then all that is shown.
+    """
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
     last = tail(spec.log)
+    cause = last.rpartition("\n")[2]
+    if cause.partition(": ")[0] in error_codes():
+        return ProcessExitedError(f"{spec.name} {how}: {cause}, see {spec.log}", service=spec.name)
     said = f"; its last lines:\n{last}" if last else "; it wrote nothing"
     return ProcessExitedError(f"{spec.name} {how}, see {spec.log}{said}", service=spec.name)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from lachesis.errors import HealthTimeoutError
+from lachesis.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.files import tail
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
 
 POLL_S = 0.1
+MAX_LOG_BYTES = 50_000_000
+MAX_PRINTED = f"{MAX_LOG_BYTES // 1_000_000} MB"
 
 
-def wait_healthy(group: ServiceGroup, spec: ServiceSpec, needs: Sequence[str] | None = None) -> float:
+def wait_healthy(
+    group: ServiceGroup,
+    spec: ServiceSpec,
+    needs: Sequence[str] | None = None,
+    look: Callable[[], None] | None = None,
+) -> float:
     """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
     HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one that it `needs`, of any of the group
-    where nothing is said, fails the wait as well."""
+    where nothing is said, fails the wait as well, and so does what `look` raises, which is called meanwhile."""
     started = time.monotonic()
     last = ""
     while (waited := time.monotonic() - started) < spec.timeout_s:
         for name in (spec.name, *(group.exited() if needs is None else needs)):  # what it waits for may have died too
             group.require(name)
+        if look is not None:
+            look()
         last = spec.ready()
         if not last:
             group.require(spec.name)  # another process may have answered at this port
@@ -37,18 +47,38 @@ def wait_healthy(group: ServiceGroup, spec: ServiceSpec, needs: Sequence[str] | 
     )
 
 
-def await_end(group: ServiceGroup, spec: ServiceSpec, needs: list[str]) -> None:
-    """Wait until a process that ends by itself has ended well; fails at once when a service that it needs dies."""
+def await_end(
+    group: ServiceGroup,
+    spec: ServiceSpec,
+    needs: list[str],
+    look: Callable[[], None] | None = None,
+) -> None:
+    """Wait until a process that ends by itself has ended well.
+
+    Fails at once when a service that it needs dies, when it prints without end, and with what `look` raises, which is
+    called meanwhile.
+    """
     until = time.monotonic() + spec.timeout_s
     while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
         for name in needs:
             group.require(name)
+        if printed_too_much(spec):
+            raise ProcessExitedError(f"{spec.name} printed more than {MAX_PRINTED} and was ended, see {spec.log}")
+        if look is not None:
+            look()
         if time.monotonic() > until:
             raise HealthTimeoutError(
                 f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
             )
     if group.exit_code(spec.name) != 0:
         raise death(spec, group.exit_code(spec.name))
+
+
+def printed_too_much(spec: ServiceSpec) -> bool:
+    """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`; its caller ends the process."""
+    with contextlib.suppress(FileNotFoundError):
+        return spec.log.stat().st_size > MAX_LOG_BYTES
+    return False
 
 
 def http_question(

@@ -16,10 +16,11 @@ import httpx
 import yaml
 
 from lachesis import config as configuration
-from lachesis.child import chosen
+from lachesis.child import chosen, public_variables
 from lachesis.config import RunConfig
 from lachesis.errors import ConfigError
 from lachesis.files import write_private
+from lachesis.model_files import is_cached
 from lachesis.requirements import interpreter
 from lachesis.runs import RunDir, RunRecord
 from lachesis.supervision.health import http_question
@@ -224,9 +225,6 @@ class _Environment:
 
     def serving(self, *, groups: int) -> ServiceSpec:
         env = self.config.env
-        wandb = _passed("WANDB_") if env.use_wandb else {}
-        if env.use_wandb and "WANDB_API_KEY" not in wandb:
-            wandb["WANDB_MODE"] = "offline"
         signed = {"LACHESIS_ENVIRONMENT": self.name} if self.mixed else {}
         place = {
             "LACHESIS_TALLY": str(self.folder.tally_of(self.service)),
@@ -238,7 +236,7 @@ class _Environment:
             [*_python(self.file), "lachesis.environment", "run", self.file, "serve", "--config", str(self.config_file)],
             log=self.folder.log(self.service),
             cwd=self.folder.path,
-            env={**_data_hub(self.config), **chosen(), **wandb, **place, **signed},
+            env={**_data_hub(self.config), **_wandb(env.use_wandb), **chosen(), **place, **signed},
             ready=_registered(env.rollout_server_url, self.number),
             timeout_s=300.0,  # setup() may load a data set
         )
@@ -285,7 +283,7 @@ def make_probe(
         env={
             **({} if local else _passed("HF_TOKEN")),
             **chosen(),
-            **(_passed("WANDB_") if asked["use_wandb"] else {}),
+            **_wandb_of_test(asked["use_wandb"]),
             **client,
             MARK: mark(output.parent),
         },
@@ -305,9 +303,9 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*_python(file), "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**_data_hub(config), **chosen(), MARK: mark(folder)},
+        env={**_data_hub(config), **chosen(), **_wandb_of_test(False), MARK: mark(folder)},
     )
-    return check, {config_file: yaml.safe_dump(values, sort_keys=False, allow_unicode=True)}
+    return check, {config_file: configuration.dump_yaml(values)}
 
 
 def _python(file: str) -> tuple[str, ...]:
@@ -320,14 +318,33 @@ def _is_local(config: RunConfig) -> bool:
 
 
 def _hub(config: RunConfig) -> dict[str, str]:
-    """A local model needs no hub, and asking for it would cost retries; another one may need the user's token."""
-    return {"HF_HUB_OFFLINE": "1"} if _is_local(config) else _passed("HF_TOKEN")
+    """Return what a process that loads the model needs of the hub.
+
+    A model that is on this machine needs none, and without a network asking for it would cost minutes of retries; another
+    one may need the user's token.
+    """
+    name, weights = config.openai.model_name, config.profile == "embedded"
+    return {"HF_HUB_OFFLINE": "1"} if _is_local(config) or is_cached(name, weights=weights) else _passed("HF_TOKEN")
 
 
 def _data_hub(config: RunConfig) -> dict[str, str]:
     """For an environment, whose data set may come from the hub also where the model does not; with a token when the model's
     does, or by LACHESIS_PASS."""
     return {} if _is_local(config) else _passed("HF_TOKEN")
+
+
+def _wandb(in_use: bool) -> dict[str, str]:
+    """Return W&B's variables for an environment in a run. It has no key, so that it logs offline; the trainer's log is the
+    one that is sent. Only $LACHESIS_PASS gives an environment the key."""
+    if not in_use:
+        return {}
+    mode = "disabled" if os.environ.get("WANDB_MODE") == "disabled" else "offline"
+    return {**public_variables("WANDB_"), **({} if "WANDB_API_KEY" in chosen() else {"WANDB_MODE": mode})}
+
+
+def _wandb_of_test(in_use: bool) -> dict[str, str]:
+    """Return W&B's variables for an environment that is checked or tested: it never waits for W&B's server."""
+    return {**(public_variables("WANDB_") if in_use else {}), "WANDB_MODE": "offline" if in_use else "disabled"}
 
 
 def _passed(prefix: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from lachesis.errors import LachesisError, StageError
 from lachesis.files import write_private
 from lachesis.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.health import MAX_PRINTED, printed_too_much, wait_healthy
 from lachesis.supervision.plan import Plan, make_base_server, make_check
 
 TIMEOUT_S = {"import": 120.0, "config": 60.0, "dataset": 300.0, "model-free check": 120.0}
@@ -43,6 +43,8 @@ class StageChild:
                     self.group.require(self.spec.name)
                 except LachesisError as error:
                     raise StageError(str(error), stage=stage) from error
+            if printed_too_much(self.spec):
+                raise StageError(f"it printed more than {MAX_PRINTED} and was ended, see {self.spec.log}", stage=stage)
             if time.monotonic() > until:
                 raise StageError(f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage)
             time.sleep(POLL_S)

@@ -24,10 +24,12 @@ from lachesis.config import RunConfig
 from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
 from lachesis.guard import Guard
 from lachesis.metrics import WandbSink
-from lachesis.runs import RunDir
+from lachesis.runs import RunDir, RunStore
 
 if TYPE_CHECKING:
+    from lachesis.trainer.evaluations import Evaluations
     from lachesis.trainer.loop import Trainer
+    from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
 MOST_BYTES = 20_000_000
@@ -77,6 +79,7 @@ def main() -> int:
     args = parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
     # The SDK and the tokenizer load PyTorch where it is installed. This process needs none of it, and starts four seconds of
     # processor time sooner, with a third of the memory, when it is not found.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -149,6 +152,8 @@ async def _train(
         await policy.publish()
         keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
         state.groups, state.mixture = keeper.groups, dict(keeper.mixture)
+        state.evaluations = _evaluations(config, place, state.usage, final=args.hold)
+        keeper.evaluated_step = lambda: state.evaluations.step_under_way
         if newest:
             state.resumed = (await keeper.receipt(newest)).model_dump()
         atropos, wandb = Atropos(config.env.rollout_server_url), _wandb(config, folder) if config.tinker.use_wandb else None
@@ -162,19 +167,45 @@ async def _train(
 async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool) -> None:
     """From the first question to the Atropos API to the last answer of the inference server."""
     from lachesis.trainer import inference_app
+    from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
     config, state = trainer.config, trainer.state
     try:
         await trainer.atropos.register(config, first_step=state.step, checkpoint_dir=trainer.keeper.checkpoints.folder)
-        app = guarded(inference_app.create_app(trainer.policy, trainer.tokenizer, config, state), config)
-        async with serving(app, sock):
+        app = inference_app.create_app(trainer.policy, trainer.tokenizer, config, state)
+        add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
+        async with serving(guarded(app, config), sock):
             await trainer.run(stop)
             if (hold or state.over_budget(config.limits)) and not stop.is_set():
                 await stop.wait()
+                trainer.note_final_evaluation(_final_evaluation(trainer.folder))
     finally:
         if trainer.wandb:
             await asyncio.to_thread(trainer.wandb.close)
         await trainer.atropos.close()
+
+
+def _evaluations(config: RunConfig, folder: RunDir, usage: Usage, *, final: bool) -> Evaluations:
+    """Return the schedule of the run's evaluations; with `final` the last step is evaluated after training."""
+    from lachesis.trainer.evaluations import Evaluations
+
+    return Evaluations(
+        list(config.parts()),
+        every=config.env.steps_per_eval,
+        last=config.env.total_steps if final else None,
+        usage=usage,
+        failures=folder.failed_evaluations,
+    )
+
+
+def _final_evaluation(folder: RunDir) -> dict[str, float]:
+    """Return the metrics of the evaluation after training, which another process has made, or nothing."""
+    try:
+        record = RunStore(folder.path.parent.parent).load(folder.path.name)
+    except LachesisError as error:
+        log.warning("the final evaluation is not in the metrics: %s", error)
+        return {}
+    return record.evaluation.get("after", {})
 
 
 def _wandb(config: RunConfig, folder: Path) -> WandbSink:

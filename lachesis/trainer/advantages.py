@@ -22,11 +22,11 @@ def centred(scores_G: Array, kind: Kind) -> Array:
     mean_std       (s - mean(s)) / (std(s) + 1e-6)    Shao et al. 2024, arXiv:2402.03300, section 4.1.2; std of the population
     leave_one_out  s_i - mean of the others           Ahmadian et al. 2024, arXiv:2402.14740, eq. 6; G / (G - 1) times `mean`
     """
-    advantages_G = scores_G - scores_G.mean()
+    advantages_G: Array = scores_G - scores_G.mean()
     if kind == "mean_std":
-        return advantages_G / (scores_G.std() + LEAST_STD)
+        advantages_G = advantages_G / (scores_G.std() + LEAST_STD)
     if kind == "leave_one_out" and len(scores_G) > 1:
-        return advantages_G * (len(scores_G) / (len(scores_G) - 1))
+        advantages_G = advantages_G * (len(scores_G) / (len(scores_G) - 1))
     return advantages_G
 
 
@@ -35,7 +35,8 @@ def per_sequence(lengths_D: Sequence[int]) -> Array:
     them each token counts the same. The first is the weighting of GRPO (Shao et al. 2024, eq. 3: 1/|o_i|), the second that of
     DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 8)."""
     lengths = np.asarray(lengths_D, np.float64)
-    return lengths.mean() / lengths
+    factors: Array = lengths.mean() / lengths
+    return factors
 
 
 def kl_penalties(sampling_D: Sequence[Array], base_D: Sequence[Array], coefficient: float) -> tuple[list[Array], float]:

@@ -11,13 +11,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lachesis.errors import BatchError
+from lachesis.errors import BatchError, shorten
+from lachesis.scored_group import find_fault
 from lachesis.tally import is_score
-from lachesis.trainer.advantages import Kind, centred, per_sequence
+from lachesis.trainer.advantages import Kind, centred, kl_penalties, per_sequence
+from lachesis.trainer.doubled_eos import find_kept
 
 Array = np.ndarray[Any, Any]
 IGNORED = -100
 """A mask entry that is not trained on; on trained positions the mask repeats the token."""
+LEAST_LOGPROB = -1000.0
+"""Some servers write -9999 where they have no log-probability; the ratio of the loss would overflow."""
+BAD_VALUES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a group raises whose values have other types than those of a group. A BatchError is a ValueError."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,18 @@ class Batch:
     """The rewards that the scores are the sums of, by name."""
     environments: dict[str, list[float]] = field(default_factory=dict)
     """The scores by environment, where several feed the run."""
+    dropped: dict[int, str] = field(default_factory=dict)
+    """Why a group cannot be trained on, by its number in the batch. Such a group counts nowhere else."""
 
     def metrics(self) -> dict[str, float]:
         """reward/*, with reward/parts/* where the environment names them, environments/* where there are several, advantages/*,
-        logprobs/* of the sampling side, and counts."""
+        logprobs/* of the sampling side, train/percent_correct (the share of scores above 0), and counts."""
         result = {
             "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
             "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
             "batch/rollouts": len(self.scores),
             "batch/groups": self.groups,
+            "batch/dropped_groups": len(self.dropped),
             "batch/zero_signal_groups": self.zero_signal_groups,
             "batch/zero_signal_share": self.zero_signal_groups / self.groups if self.groups else 0.0,
             "batch/too_long": self.too_long,
@@ -72,6 +81,8 @@ class Batch:
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.trained.sum() for datum in self.datums)),
         }
+        if self.scores:
+            result["train/percent_correct"] = float(np.mean(np.asarray(self.scores) > 0))
         result |= {f"reward/parts/{name}": float(np.mean(values)) for name, values in self.parts.items()}
         for name, scores in self.environments.items():
             result |= {f"environments/{name}/reward_mean": float(np.mean(scores)), f"environments/{name}/rollouts": len(scores)}
@@ -94,6 +105,16 @@ class Batch:
             for name, value in parts.items() if valid and isinstance(parts, Mapping) else ():
                 if is_score(value):
                     self.parts.setdefault(str(name)[:80], []).append(float(value))
+
+    def add(self, group: Batch) -> None:
+        """Take in what was made of one group."""
+        self.datums += group.datums
+        self.scores += group.scores
+        for name in ("groups", "zero_signal_groups", "too_long", "cut", "distilled", "invalid"):
+            setattr(self, name, getattr(self, name) + getattr(group, name))
+        for name in ("parts", "environments"):
+            for key, values in getattr(group, name).items():
+                getattr(self, name).setdefault(key, []).extend(values)
 
     def trained_values(self, name: str) -> Array:
         """The values of a datum's field on all trained positions."""
@@ -120,43 +141,91 @@ class Recipe:
     advantage: Kind = "mean"
     weight_by: Literal["token", "sequence"] = "token"
     was_cut: Callable[[list[int], list[float]], bool] | None = None
+    penalised: bool = False
+    """Whether `add_kl_penalty` follows, so that rollouts whose score teaches nothing are kept for it."""
 
 
-def to_batch(groups_P: Sequence[Mapping[str, Any]], recipe: Recipe) -> Batch:
+def to_batch(
+    groups_P: Sequence[Mapping[str, Any]],
+    recipe: Recipe,
+    dropped: Mapping[int, str] | None = None,
+) -> Batch:
     """Turn each prompt's G rollouts into at most G datums.
 
     A rollout that its environment marks as invalid takes no part: its score is not in the group's mean. A group whose
     advantages are all zero teaches nothing and is left out; a rollout of more than `max_tokens` tokens is left
     out, and one that was cut where the recipe says so (Yu et al. 2025, arXiv:2503.14476, section 3.4: its score says nothing
-    of what it would have become); all are counted, and count in the group's mean. Raises BatchError, which names the group,
-    for data that cannot be trained on.
+    of what it would have become); all are counted, and count in the group's mean.
+
+    A group that cannot be trained on is left out as a whole and stands with its reason in the batch's `dropped`, as do those
+    that the caller names in `dropped`. Raises BatchError with the first reason when no group is left.
     """
-    batch = Batch()
+    batch = Batch(dropped=dict(dropped or {}))
     for number, group in enumerate(groups_P):
-        tokens_G = group["tokens"]
-        if not tokens_G:
+        if number in batch.dropped:
             continue
-        batch.groups += 1
-        marks_G = _marks(group, len(tokens_G))
-        valid_G = np.array([not mark.get("invalid") for mark in marks_G])
-        scores_G = _scores(number, group, len(tokens_G))
-        batch.count(scores_G, marks_G, valid_G)
-        if (name := environment_of(group)) and valid_G.any():
-            batch.environments.setdefault(name, []).extend(scores_G[valid_G].tolist())
-        advantages_G = np.zeros(len(tokens_G))
-        if valid_G.any():
-            advantages_G[valid_G] = centred(scores_G[valid_G], recipe.advantage)
-        equal = len(set(scores_G[valid_G].tolist())) < 2  # their mean can differ from them by rounding
-        silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
-        if silent or (equal and not group.get("distill_token_ids")):
-            batch.zero_signal_groups += 1
-            continue
-        for index in np.flatnonzero(valid_G).tolist():
-            _add_rollout(batch, group, number, index, float(advantages_G[index]), recipe)
+        try:
+            batch.add(_to_datums(group, recipe))
+        except BAD_VALUES as error:
+            kind = "" if isinstance(error, BatchError) else f"{type(error).__name__}: "
+            batch.dropped[number] = shorten(f"{kind}{error}", 500)
+    if groups_P and len(batch.dropped) == len(groups_P):
+        first = min(batch.dropped)
+        raise BatchError(
+            f"none of the {len(groups_P)} groups of a batch can be trained on; group {first}: {batch.dropped[first]}"
+        )
+    if not recipe.penalised:
+        _weigh(batch, recipe)
+    return batch
+
+
+def add_kl_penalty(batch: Batch, base_D: Sequence[Array], coefficient: float, recipe: Recipe) -> float:
+    """Add the penalty on the distance to the base model to the advantages of all trained tokens, then weigh the rollouts.
+
+    `base_D` holds the base model's log-probabilities of each datum's trained tokens. Returns the mean distance, which is the
+    estimate of KL(policy || base) in nats per token. Rollouts without any advantage after that are left out.
+    """
+    sampling_D = [datum.logprobs[datum.trained].astype(np.float64) for datum in batch.datums]
+    penalties_D, mean = kl_penalties(sampling_D, base_D, coefficient)
+    for datum, penalty in zip(batch.datums, penalties_D, strict=True):
+        datum.advantages[datum.trained] += penalty.astype(np.float32)
+    batch.datums = [datum for datum in batch.datums if datum.advantages.any()]
+    _weigh(batch, recipe)
+    return mean
+
+
+def _weigh(batch: Batch, recipe: Recipe) -> None:
     if recipe.weight_by == "sequence" and batch.datums:
         for datum, factor in zip(batch.datums, per_sequence([int(one.trained.sum()) for one in batch.datums]), strict=True):
             datum.advantages[:] *= factor
-    return batch
+
+
+def _to_datums(group: Mapping[str, Any], recipe: Recipe) -> Batch:
+    """Return what is made of one group. Raises one of BAD_VALUES for a group that cannot be trained on."""
+    if fault := find_fault(group):
+        raise BatchError(fault)
+    rollouts = len(group["tokens"])
+    part = Batch(groups=1)
+    marks_G = _marks(group, rollouts)
+    valid_G = np.array([not mark.get("invalid") for mark in marks_G])
+    scores_G = np.asarray(group["scores"], dtype=np.float64)
+    part.count(scores_G, marks_G, valid_G)
+    if (name := environment_of(group)) and valid_G.any():
+        part.environments[name] = scores_G[valid_G].tolist()
+    advantages_G = np.zeros(rollouts)
+    if valid_G.any():
+        advantages_G[valid_G] = centred(scores_G[valid_G], recipe.advantage)
+    equal = len(set(scores_G[valid_G].tolist())) < 2  # their mean can differ from them by rounding
+    if equal:
+        advantages_G[:] = 0.0
+    silent = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
+    if silent or (equal and not _count(group.get("distill_token_ids"))):
+        part.zero_signal_groups = 1
+        if silent or not recipe.penalised:
+            return part
+    for index in np.flatnonzero(valid_G).tolist():
+        _add_rollout(part, group, marks_G[index], index, float(advantages_G[index]), recipe)
+    return part
 
 
 def environment_of(group: Mapping[str, Any]) -> str | None:
@@ -171,37 +240,32 @@ def _marks(group: Mapping[str, Any], rollouts: int) -> list[Mapping[str, Any]]:
     return [*overrides, *({} for _ in range(rollouts))][:rollouts]
 
 
-def _scores(number: int, group: Mapping[str, Any], rollouts: int) -> Array:
-    scores_G = np.asarray(group["scores"], dtype=np.float64)
-    if scores_G.shape != (rollouts,):
-        raise BatchError(f"group {number} has {rollouts} rollouts but scores of shape {scores_G.shape}")
-    if not np.isfinite(scores_G).all():
-        raise BatchError(
-            f"group {number} has scores {scores_G.tolist()}; every score must be a finite number "
-            "(see the score function of the environment)"
-        )
-    return scores_G
+def _count(values: Any) -> int:
+    """Return the number of entries of a list or array, and 0 for null."""
+    return 0 if values is None else len(values)
 
 
-def _add_rollout(batch: Batch, group: Mapping[str, Any], number: int, index: int, advantage: float, recipe: Recipe) -> None:
-    where = f"group {number}, rollout {index}"
+def _add_rollout(
+    batch: Batch, group: Mapping[str, Any], mark: Mapping[str, Any], index: int, advantage: float, recipe: Recipe
+) -> None:
+    where = f"rollout {index}"
+    silent = bool(mark.get("set_advantage_to_zero"))
     tokens_T, trained_T, logprobs_T = _rollout(where, group, index)
-    advantages_T = np.full(len(tokens_T), advantage)
-    if _marks(group, index + 1)[index].get("set_advantage_to_zero"):
-        advantages_T[:] = 0.0
-    if group.get("distill_token_ids") and group.get("distill_logprobs"):
+    advantages_T = np.full(len(tokens_T), 0.0 if silent else advantage)
+    if _count(group.get("distill_token_ids")):
         advantages_T = _teacher_advantages(where, group, index, tokens_T, trained_T, logprobs_T)
         batch.distilled += 1
     if recipe.was_cut and _last_piece_was_cut(tokens_T, trained_T, logprobs_T, recipe.was_cut):
         batch.cut += 1
         return
-    keep_T = _without_doubled_eos(tokens_T, trained_T, recipe.eos_id)
+    keep_T = find_kept(tokens_T, recipe.eos_id, trained_T)
     tokens_T, trained_T, logprobs_T, advantages_T = (array[keep_T] for array in (tokens_T, trained_T, logprobs_T, advantages_T))
     if len(tokens_T) > recipe.max_tokens:
         batch.too_long += 1
         return
     trained_N = trained_T[1:]
-    if not (advantages_T[1:][trained_N]).any():
+    teaches = bool(advantages_T[1:][trained_N].any())
+    if not teaches and (silent or not recipe.penalised or not trained_N.any()):
         return
     batch.datums.append(
         Datum(
@@ -217,24 +281,22 @@ def _add_rollout(batch: Batch, group: Mapping[str, Any], number: int, index: int
 def _rollout(where: str, group: Mapping[str, Any], index: int) -> tuple[Array, Array, Array]:
     """Tokens, which of them are trained on, and their sampling logprobs; the mask decides, not a sentinel logprob."""
     logprobs_G = group.get("inference_logprobs")
-    if not logprobs_G:
+    if logprobs_G is None or not len(logprobs_G):
         raise BatchError(
             f"{where}: the environment sent no inference_logprobs, which the loss needs; it must take them from "
             "managed_server nodes (node.logprobs)"
         )
     tokens_T = np.asarray(group["tokens"][index], dtype=np.int64)
-    masks_T = np.asarray(group["masks"][index], dtype=np.int64)
+    trained_T = np.asarray(group["masks"][index], dtype=np.int64) != IGNORED
     logprobs_T = np.asarray(logprobs_G[index], dtype=np.float64)
-    if not len(tokens_T) == len(masks_T) == len(logprobs_T):
+    if not tokens_T.ndim == trained_T.ndim == logprobs_T.ndim == 1 or (tokens_T < 0).any():
+        raise BatchError(f"{where}: tokens, masks and inference_logprobs are lists of numbers, and no token id is negative")
+    sampled = logprobs_T[1:][trained_T[1:]]  # nothing predicts the first token
+    wrong = sampled[~((sampled >= LEAST_LOGPROB) & (sampled <= 0.01))]  # Atropos fills in 1.0 where it has none
+    if len(wrong):
         raise BatchError(
-            f"{where}: {len(tokens_T)} tokens, {len(masks_T)} masks and {len(logprobs_T)} logprobs; "
-            "the three must have one length"
-        )
-    trained_T = masks_T != IGNORED
-    sampled = logprobs_T[trained_T]
-    if not np.isfinite(sampled).all() or (sampled > 0.01).any():  # Atropos fills in 1.0 where it has none
-        raise BatchError(
-            f"{where}: the sampling logprobs of trained tokens are {sampled.tolist()}; none may be above 0 or infinite"
+            f"{where}: {len(wrong)} sampling logprobs of trained tokens are not usable: {wrong[:8].tolist()}; "
+            f"none may be above 0 or below {LEAST_LOGPROB:g}"
         )
     return tokens_T, trained_T, logprobs_T
 
@@ -255,16 +317,6 @@ def _last_piece_was_cut(
     return was_cut(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
 
 
-def _without_doubled_eos(tokens_T: Array, trained_T: Array, eos_id: int | None) -> Array:
-    """Atropos' chat turns append the template's end-of-turn token to a completion that already ends with it; the second,
-    untrained one is dropped. True where a position stays."""
-    keep_T = np.ones(len(tokens_T), dtype=bool)
-    if eos_id is not None:
-        is_eos = tokens_T == eos_id
-        keep_T[1:] = ~(is_eos[1:] & is_eos[:-1] & trained_T[:-1] & ~trained_T[1:])
-    return keep_T
-
-
 def _teacher_advantages(
     where: str, group: Mapping[str, Any], index: int, tokens_T: Array, trained_T: Array, logprobs_T: Array
 ) -> Array:
@@ -281,14 +333,7 @@ def _teacher_advantages(
         )
     if (ids[trained_T, 0] != tokens_T[trained_T]).any():
         raise BatchError(f"{where}: distill_token_ids names other tokens than those that were sampled")
-    return np.where(trained_T, teacher[:, 0] - logprobs_T, 0.0)
-
-
-def collapse_doubled_eos(tokens: list[int], eos_id: int | None) -> list[int]:
-    """The same repair for a prompt: without it a later turn is sampled from a context that no template would build."""
-    if eos_id is None or len(tokens) < 2:
-        return tokens
-    array = np.asarray(tokens)
-    keep = np.ones(len(array), dtype=bool)
-    keep[1:] = ~((array[1:] == eos_id) & (array[:-1] == eos_id))
-    return [int(token) for token in array[keep]]
+    advantages_T = np.where(trained_T, teacher[:, 0] - logprobs_T, 0.0)
+    if not (np.abs(advantages_T[1:]) < -LEAST_LOGPROB).all():
+        raise BatchError(f"{where}: distill_logprobs of trained tokens are not finite, or below {LEAST_LOGPROB:g}")
+    return advantages_T

@@ -1,8 +1,9 @@
-"""Whether what environments sample from is what was trained: the log-probabilities of one fixed text under each published
-version.
+"""Check that environments sample from the weights that are trained.
 
-After the first update they must have changed, and must be those of the model in training, else the run fails: it would learn
-from samples of another model. After that their change is a metric.
+One fixed text is asked of both sides, the sampler of the published version and the model in training. Their
+log-probabilities of it must agree, and when training has moved them measurably, the sampler's must have moved too; else the run
+fails, as it would learn from samples of another model. No change is demanded of a single update: at a small learning rate there
+may be none.
 """
 
 from __future__ import annotations
@@ -11,69 +12,111 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import tinker
 
 from lachesis.errors import CanaryError
+from lachesis.tolerance import BFLOAT16
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 64
-MOST_APART = 0.05
-"""Nats per token between sampler and trainer; one engine differs by 1e-6, two in bfloat16 by some 1e-2."""
+MEASURABLE = 0.02
+"""Nats per token that training must have moved the text by before the sampler is expected to have moved: above what rounding to
+bfloat16 does to either side."""
+LEAST_FOLLOWED = 0.1
+"""The share of that movement by which the sampler must have moved."""
+MOST_BETWEEN = 32
+"""Updates between two checks. The first ones come after 1, 2, 4, 8, 16 and 32 updates."""
+ASK_S = 120.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What both sides give for each token of the text but the first, in nats."""
+
+    sampler: np.ndarray
+    trainer: np.ndarray
+
+    def apart(self) -> float:
+        return _distance(self.sampler, self.trainer)
 
 
 class Canary:
-    """Asks beside training: the answer about one version is there when the next step is done."""
+    """Looks at the weights after some updates (`check`), and beside training after each (`ask` and `change`)."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._text: list[int] | None = None
+        self._reference: Look | None = None
+        """The last look at which the sampler was seen to follow, or the first one."""
+        self._updates = 0
+        self._next_check = 1
         self._last: np.ndarray | None = None
         self._asked: asyncio.Task[list[float | None]] | None = None
 
     async def before(self, tokens: Iterable[int]) -> None:
-        """Look at the version that no update has made yet, once."""
-        if self._last is None and self.policy.sampler is not None:
-            self._text = [int(token) for token in itertools.islice(tokens, MOST_TOKENS)]
-            self._last = await self._look()
+        """Look once at the version that no update of this process has made. Raises CanaryError."""
+        if self._reference is None and self._take_text(tokens):
+            look = await self._look()
+            if look is not None:
+                _require_agreement(look)
+                self._reference, self._last = look, look.sampler
 
-    async def check(self) -> None:
-        """After the first update and its publication. Raises CanaryError."""
-        before, self._last = self._last, await self._look()
-        trained = await self.policy.logprobs(self._text or [])
-        if before is None or self._last is None or not len(trained):
-            return
-        change, apart = float(np.abs(self._last - before).max()), float(np.abs(self._last - trained).mean())
-        log.info(
-            "canary: the first update has moved a log-probability by up to %.2g; sampler and trainer differ by %.2g",
-            change,
-            apart,
-        )
-        if change == 0:
-            raise CanaryError(
-                "the weights that environments sample from did not change with the first update: the log-probabilities of a "
-                "text are the same, digit for digit; the server's sampler does not follow its trainer"
-            )
-        if not apart <= MOST_APART:
-            raise CanaryError(
-                "the weights that environments sample from are not those in training: the log-probabilities of a text differ "
-                f"by {apart:.3g} nats per token on average; allowed: {MOST_APART}"
-            )
+    async def check(self) -> float | None:
+        """Compare sampler and trainer, if it is time for it; call after each update and its publication.
 
-    async def _look(self) -> np.ndarray | None:
-        assert self.policy.sampler is not None
-        if self._text is None or len(self._text) < 2:
+        Returns:
+            By how many nats per token the two differ on average; None if they were not compared.
+
+        Raises:
+            CanaryError: The sampler does not have the weights in training.
+        """
+        self._updates += 1
+        if self._reference is None or self._updates < self._next_check:
             return None
-        found = await _ask(self.policy.sampler, tinker.ModelInput.from_ints(self._text))
-        return np.asarray(found[1:], np.float64)
+        look = await self._look()
+        if look is None:
+            return None  # the next update is another chance
+        self._next_check = self._updates + min(self._updates, MOST_BETWEEN)
+        moved = _distance(look.trainer, self._reference.trainer)
+        followed = _distance(look.sampler, self._reference.sampler)
+        log.info(
+            "weights after %d updates: a token's log-probability has moved by %.2g in training and by %.2g in sampling; "
+            "the two differ by %.2g",
+            self._updates,
+            moved,
+            followed,
+            look.apart(),
+        )
+        if moved >= MEASURABLE and followed < LEAST_FOLLOWED * moved:
+            raise CanaryError(
+                f"the weights that environments sample from do not follow training: after {self._updates} updates training "
+                f"has moved the log-probabilities of a text by {moved:.3g} nats per token, the sampler by {followed:.3g}"
+            )
+        _require_agreement(look)
+        if moved >= MEASURABLE:
+            self._reference = look
+        return look.apart()
+
+    async def _look(self) -> Look | None:
+        """Ask both sides; None when one does not answer."""
+        assert self.policy.sampler is not None
+        assert self._text is not None
+        prompt = tinker.ModelInput.from_ints(self._text)
+        try:
+            async with asyncio.timeout(ASK_S):
+                sampled, trained = await asyncio.gather(_ask(self.policy.sampler, prompt), self.policy.logprobs(self._text))
+            return Look(np.asarray(sampled[1:], np.float64), trained)
+        except Exception as error:  # a look at the weights is not worth a run
+            log.warning("the published weights were not compared with those in training: %r", error)
+            return None
 
     def ask(self, tokens: Iterable[int]) -> None:
-        """Look at the version that was just published. The first text that is given stays."""
-        if self._text is None:
-            self._text = [int(token) for token in itertools.islice(tokens, MOST_TOKENS)]
-        if self._asked is None and self.policy.sampler is not None and len(self._text) > 1:
+        """Look at the version that was just published. The first text of at least two tokens that is given stays."""
+        if self._take_text(tokens) and self._asked is None and self.policy.sampler is not None:
             prompt = tinker.ModelInput.from_ints(self._text)
             self._asked = asyncio.ensure_future(_ask(self.policy.sampler, prompt))
 
@@ -86,10 +129,29 @@ class Canary:
         try:
             values = np.asarray((await asyncio.wait_for(task, 30))[1:], dtype=np.float64)
             last, self._last = self._last, values
-            return None if last is None else float(np.abs(values - last).mean())
+            return None if last is None else _distance(values, last)
         except Exception as error:  # a look at the weights is not worth a run
             log.warning("the published weights were not looked at: %r", error)
             return None
+
+    def _take_text(self, tokens: Iterable[int]) -> bool:
+        """Keep the text unless there is one already, and return whether there is one. A single token predicts nothing."""
+        if self._text is None:
+            text = [int(token) for token in itertools.islice(tokens, MOST_TOKENS)]
+            self._text = text if len(text) > 1 else None
+        return self._text is not None
+
+
+def _require_agreement(look: Look) -> None:
+    if not look.apart() <= BFLOAT16.limit:
+        raise CanaryError(
+            "the weights that environments sample from are not those in training: the log-probabilities of a text differ "
+            f"by {look.apart():.3g} nats per token on average; allowed: {BFLOAT16.limit}"
+        )
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).mean())
 
 
 async def _ask(sampler: tinker.SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:

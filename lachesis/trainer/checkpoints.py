@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lachesis.errors import CheckpointError
+from lachesis.errors import CheckpointError, RunStateError, shorten
 from lachesis.files import storage_errors, write_private
 from lachesis.runs import now
 
 log = logging.getLogger(__name__)
+MANIFEST = re.compile(r"step-([0-9]+)\.json")
+BEST, LAST = "best", "last"
+"""Names of checkpoints beside their steps."""
 ENGINE = "engine"
 """The folder of the run in which the embedded engine keeps what it saves."""
 
@@ -38,6 +43,19 @@ class Probe(BaseModel):
     logprobs: list[float]
 
 
+class HeldOut(BaseModel):
+    """What the weights of a checkpoint achieved on items that training never sees."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    percent_correct: float
+    """Share of correct answers, from 0 to 1."""
+    items: int | None = None
+    """Number of items that were evaluated."""
+    step: int
+    """Step of the weights that were evaluated."""
+
+
 class Manifest(BaseModel):
     """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and `sampler_weights` are Tinker
     paths."""
@@ -56,6 +74,8 @@ class Manifest(BaseModel):
     """How many of them each environment gave, where there are several."""
     reward: float | None = None
     """Mean reward of the steps since the checkpoint before it."""
+    held_out: HeldOut | None = None
+    """The newest held-out result of its weights, or of weights between the checkpoint before it and this one."""
     reference: Reference | None = None
     probes: list[Probe] = []
     """Texts of the run under the saved weights; whoever loads them elsewhere can compare."""
@@ -67,6 +87,28 @@ class Manifest(BaseModel):
         """Groups that training had received of each of the run's environments, the first one of which may be the only one."""
         names = list(environments)
         return {name: self.mixture.get(name, 0) for name in names} if len(names) > 1 else {names[0]: self.groups}
+
+
+def best(manifests: Iterable[Manifest]) -> Manifest | None:
+    """Return the checkpoint with the best held-out result.
+
+    If no checkpoint was evaluated, the one with the highest mean reward is returned. Of equal ones the newest counts. None
+    if there is neither a held-out result nor a reward.
+    """
+    checkpoints = sorted(manifests, key=lambda manifest: manifest.step, reverse=True)
+    for score in (_held_out_score, _reward):
+        scores = [(value, manifest) for manifest in checkpoints if math.isfinite(value := score(manifest))]
+        if scores:
+            return max(scores, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _held_out_score(manifest: Manifest) -> float:
+    return manifest.held_out.percent_correct if manifest.held_out else math.nan
+
+
+def _reward(manifest: Manifest) -> float:
+    return math.nan if manifest.reward is None else manifest.reward
 
 
 class Checkpoints:
@@ -85,7 +127,7 @@ class Checkpoints:
     def all(self, *, warn: bool = False) -> list[Manifest]:
         """The whole ones, in order of steps; sizes are compared, hashes are not. The others are passed over."""
         found = []
-        for file in sorted(self.folder.glob("step-*.json")):
+        for _, file in self._written():
             try:
                 manifest = Manifest.model_validate_json(file.read_bytes())
                 self._require_sizes(manifest)
@@ -108,7 +150,7 @@ class Checkpoints:
             if not wrong:
                 return manifest
             log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(wrong))
-        written = sorted(file.name for file in self.folder.glob("step-*.json"))
+        written = [file.name for _, file in self._written()]
         if written:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} is whole ({', '.join(written[-5:])}); the log above says what is "
@@ -119,14 +161,14 @@ class Checkpoints:
 
     def passed_over(self, manifest: Manifest) -> str | None:
         """That it is not the newest one, as those after it are damaged."""
-        later = [file.stem for file in sorted(self.folder.glob("step-*.json")) if file.stem > self._file(manifest.step).stem]
+        later = [file.stem for step, file in self._written() if step > manifest.step]
         return f"damaged, and passed over: {', '.join(later)}; this is step {manifest.step}" if later else None
 
     def set_aside(self, after: int) -> None:
         """Those of later steps are damaged, or training would not go on from here. They keep their files, under a name that
         counts no more: as the newest ones they would have what is saved from now on deleted."""
-        for file in self.folder.glob("step-*.json"):
-            if file.stem > self._file(after).stem:
+        for step, file in self._written():
+            if step > after:
                 log.warning("%s is set aside, as training goes on from step %d", file.name, after)
                 with storage_errors(file):
                     file.rename(file.with_suffix(".damaged"))
@@ -139,16 +181,69 @@ class Checkpoints:
         """Its files that are not what was written, hash by hash."""
         return [name for name, stored in manifest.files.items() if _stored(self.folder.parent / name) != stored]
 
-    def superseded(self, keep: int) -> list[Manifest]:
-        """Those that nobody needs any more: all but the last `keep`, the one with the highest reward, a final one, and one that
-        belongs to another run."""
-        known = self.all()
-        best = max((one for one in known if one.reward is not None), key=lambda one: one.reward or 0.0, default=None)
-        return [one for one in known[: -max(1, keep)] if not one.final and not one.borrowed and one is not best]
+    def select(self, which: str) -> Manifest:
+        """Return a checkpoint whose files are what was written, hash by hash.
+
+        Args:
+            which: "last" for the newest one that is not damaged, "best" for the one that `best` returns, or a step.
+
+        Raises:
+            RunStateError: If there is no such checkpoint.
+            CheckpointError: If its files are damaged.
+        """
+        if which == LAST:
+            newest = self.to_resume()
+            if newest is None:
+                raise RunStateError("there is no checkpoint yet")
+            return newest
+        whole = self.all()
+        steps = ", ".join(str(manifest.step) for manifest in whole) or "none yet"
+        if which == BEST:
+            manifest = best(whole)
+            if manifest is None:
+                raise RunStateError(f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, {steps}")
+        else:
+            manifest = next((one for one in whole if str(one.step) == which), None)
+        if manifest is None:
+            if self.has(which):
+                self.all(warn=True)
+                raise CheckpointError(f"checkpoint {which} is damaged; the log above says what is wrong with it")
+            raise RunStateError(f"there is no whole checkpoint {shorten(repr(which), 40)}; allowed: {BEST}, {LAST}, {steps}")
+        if damaged := self.changed(manifest):
+            raise CheckpointError(
+                f"checkpoint {manifest.step} is damaged: {', '.join(damaged)} has changed since it was written; whole ones may "
+                f"be among: {LAST}, {steps}"
+            )
+        return manifest
+
+    def note_held_out(self, step: int, held_out: HeldOut) -> None:
+        """Add a held-out result to the manifest of a checkpoint, if there is one of this step. Raises StorageError."""
+        for manifest in self.all():
+            if manifest.step == step and (manifest.held_out is None or manifest.held_out.step <= held_out.step):
+                changed = manifest.model_copy(update={"held_out": held_out})
+                write_private(self._file(step), json.dumps(changed.model_dump(), indent=2))
+
+    def superseded(self, keep: int, *, spare: int | None = None) -> list[Manifest]:
+        """Return the checkpoints that nobody needs any more.
+
+        These are all but the last `keep`, the best one, a final one, one that belongs to another run, and the one of step
+        `spare`, whose evaluation is under way.
+        """
+        manifests = self.all()
+        needed = (best(manifests), *(one for one in manifests if one.final or one.borrowed or one.step == spare))
+        return [manifest for manifest in manifests[: -max(1, keep)] if manifest not in needed]
 
     def remove(self, manifest: Manifest) -> None:
         """The manifest first, so that nothing is called whole whose files are being deleted."""
         self._file(manifest.step).unlink(missing_ok=True)
+
+    def _written(self) -> list[tuple[int, Path]]:
+        """Return the manifests, whole or not, with their steps, in the order of steps.
+
+        The order of names is another one from step 1000000 on.
+        """
+        matches = ((MANIFEST.fullmatch(file.name), file) for file in self.folder.glob("step-*.json"))
+        return sorted((int(match[1]), file) for match, file in matches if match)
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.json"

@@ -10,28 +10,29 @@ stands the same with the base model, for comparison.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import tinker
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from lachesis import refusals
 from lachesis.config import RunConfig
 from lachesis.limits import Spent, exceeded
 from lachesis.sections import LimitsSection
-from lachesis.trainer.batch import collapse_doubled_eos
+from lachesis.trainer.doubled_eos import collapse_doubled_eos
+from lachesis.trainer.evaluations import Evaluations
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.sampling_parameters import BadRequest, Chat, Completion, Generate, Logprobs, Sampling
 from lachesis.trainer.usage import Usage
 
 Json = dict[str, Any]
-MOST_SAMPLES = 512
-"""Of one request. Atropos' clients ask for eight at a time."""
 
 
 @dataclass
@@ -47,6 +48,8 @@ class TrainerState:
     spent: Callable[[], Json] = dict
     """Gives tokens, and US dollars where there is a price, over all attempts of the run until now."""
     usage: Usage = field(default_factory=Usage)
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    """Held-out evaluations during training."""
     groups: int = 0
     """Received for training, over all attempts."""
     mixture: dict[str, int] = field(default_factory=dict)
@@ -65,48 +68,13 @@ class TrainerState:
         return exceeded(limits, Spent(hours=0, **known)) if known else None
 
 
-class Sampling(BaseModel):
-    """Sampling settings under their OpenAI names; others are ignored."""
+@dataclass(frozen=True)
+class Sample:
+    """One answer: its tokens, the log-probability of each, and whether it ended by itself ("stop") or was cut ("length")."""
 
-    model_config = ConfigDict(extra="allow")
-
-    n: int = Field(1, ge=1, le=MOST_SAMPLES)
-    max_tokens: int | None = None
-    temperature: float | None = Field(None, allow_inf_nan=False)
-    top_p: float | None = Field(None, allow_inf_nan=False)
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
-    stop_token_ids: list[int] | None = None
-
-
-class Completion(Sampling):
-    prompt: str | list[int] | list[str] | list[list[int]]
-
-
-class Chat(Sampling):
-    messages: list[Json]
-    max_completion_tokens: int | None = None
-
-
-class Generate(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    prompt: Json | str | None = None
-    input_ids: list[int] | None = None
-    text: str | None = None
-    sampling_params: Json = {}
-    prompt_logprobs: int | None = None
-
-
-class Logprobs(BaseModel):
-    input_ids: list[int] | None = None
-    prompt: str | None = None
-    messages: list[Json] | None = None
-
-
-class BadRequest(Exception):
-    """The client's fault; answered with 400."""
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: str
 
 
 class Inference:
@@ -115,34 +83,47 @@ class Inference:
     def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, base: bool) -> None:
         self.policy, self.tokenizer, self.config, self.usage, self.base = policy, tokenizer, config, usage, base
 
-    @property
-    def client(self) -> tinker.SamplingClient:
+    def client_of(self, request: Request) -> tinker.SamplingClient:
+        """Return the weights that answer a request."""
         client = self.policy.base if self.base else self.policy.sampler
         assert client is not None, "the server starts after the first weights are published"
         return client
 
-    async def sample(self, request: Request, ids: list[int], want: Sampling) -> list[tinker.types.SampledSequence]:
-        """`want.n` samples. Ends the sampling when the client hangs up."""
-        stop = want.stop_token_ids or want.stop or None  # an empty list means the model's own end, as for OpenAI
+    async def sample(self, request: Request, ids: list[int], want: Sampling) -> list[Sample]:
+        """Return `want.n` samples, and end the sampling if the client hangs up.
+
+        An answer ends at a stop text, at a stop id, or at the model's own end; with stop ids alone only at those. Raises
+        BadRequest for settings that cannot be honoured.
+        """
+        want.check()
         params = tinker.SamplingParams(
-            max_tokens=want.max_tokens or self.config.env.max_token_length,
+            max_tokens=self.config.env.max_token_length if want.max_tokens is None else want.max_tokens,
             temperature=1.0 if want.temperature is None else want.temperature,
             top_p=1.0 if want.top_p is None else want.top_p,
-            top_k=-1 if want.top_k is None else want.top_k,
+            top_k=want.top_k or -1,
             seed=want.seed,
-            stop=[stop] if isinstance(stop, str) else stop,
+            stop=want.stop_texts or want.stop_ids or None,  # an empty list means the model's own end, as for OpenAI
         )
-        prompt = tinker.ModelInput.from_ints(collapse_doubled_eos(ids, self.tokenizer.eos_token_id))
-        version = self.usage.version
+        prompt = collapse_doubled_eos(ids, self.tokenizer.eos_token_id)
+        stop_ids = want.stop_ids if want.stop_texts else []  # the SDK takes texts or ids
+        return await self.answer(request, prompt, want.n, params, stop_ids)
+
+    async def answer(
+        self, request: Request, ids: list[int], count: int, params: tinker.SamplingParams, stop_ids: list[int]
+    ) -> list[Sample]:
+        """Sample, cut the answers at `stop_ids`, and count what was sampled, with the version of the weights it came from."""
+        prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
         with self.usage.request(ids):
-            answer = await until_hang_up(request, self.client.sample_async(prompt, want.n, params))
-        for one in answer.sequences:
-            self.usage.sampled_sequence(one.tokens, one.logprobs or [], one.stop_reason, version)
-        return list(answer.sequences)
+            answer = await until_hang_up(request, self.client_of(request).sample_async(prompt, count, params))
+        samples = to_samples(answer.sequences, stop_ids)
+        for sample, sequence in zip(samples, answer.sequences, strict=True):
+            self.usage.sampled_sequence(sample.tokens, sample.logprobs, sample.stop_reason, version)
+            self.usage.sampled += len(sequence.tokens) - len(sample.tokens)
+        return samples
 
     async def logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
         prompt = tinker.ModelInput.from_ints(ids)
-        return list(await until_hang_up(request, self.client.compute_logprobs_async(prompt)))
+        return list(await until_hang_up(request, self.client_of(request).compute_logprobs_async(prompt)))
 
     def chat_ids(self, messages: list[Json]) -> list[int]:
         try:
@@ -162,8 +143,19 @@ class Inference:
             return prompt
         raise BadRequest("prompt must be one text or one list of token ids")
 
-    def text(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+    def text(self, tokens: list[int], want: Sampling) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=want.skip_special_tokens is not False))
+
+
+def to_samples(sequences: Iterable[tinker.types.SampledSequence], stop_ids: list[int]) -> list[Sample]:
+    """Return the answers of the server, each up to the first of these ids."""
+    return [_cut_at(Sample(list(one.tokens), list(one.logprobs or []), one.stop_reason), stop_ids) for one in sequences]
+
+
+def _cut_at(sample: Sample, stop_ids: list[int]) -> Sample:
+    """Return the sample up to the first of these ids, which belongs to it."""
+    end = next((index for index, token in enumerate(sample.tokens) if token in stop_ids), None)
+    return sample if end is None else Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
 
 
 async def until_hang_up(request: Request, work: Awaitable[Any]) -> Any:
@@ -194,7 +186,9 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
     """The application; it is served once the policy has published its first weights."""
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, base in (("", False), ("/base", True)):
-        app.include_router(_router(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix)
+        app.include_router(
+            router_of(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix
+        )
     refusals.add(app)
     app.add_exception_handler(BadRequest, _answer(400))
     app.add_exception_handler(ValidationError, _answer(400))
@@ -212,7 +206,8 @@ def _answer(status: int) -> Callable[[Request, Exception], Awaitable[JSONRespons
     return answer
 
 
-def _router(inference: Inference, state: TrainerState, config: RunConfig) -> APIRouter:
+def router_of(inference: Inference, state: TrainerState, config: RunConfig) -> APIRouter:
+    """Return the routes that answer with the weights of `inference`."""
     router = APIRouter()
 
     @router.get("/health")
@@ -251,7 +246,12 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
         ids = inference.encode(body.prompt)
         sequences = await inference.sample(request, ids, body)
         choices = [
-            {"index": index, "text": inference.text(one.tokens), "finish_reason": one.stop_reason, "logprobs": None}
+            {
+                "index": index,
+                "text": inference.text(one.tokens, body),
+                "finish_reason": one.stop_reason,
+                "logprobs": None if body.logprobs is None else _completion_logprobs(inference, one),
+            }
             for index, one in enumerate(sequences)
         ]
         return _openai("text_completion", config, ids, sequences, choices)
@@ -259,14 +259,13 @@ def _router(inference: Inference, state: TrainerState, config: RunConfig) -> API
     @router.post("/v1/chat/completions")
     async def chat(body: Chat, request: Request) -> Json:
         ids = inference.chat_ids(body.messages)
-        want = body.model_copy(update={"max_tokens": body.max_tokens or body.max_completion_tokens})
-        sequences = await inference.sample(request, ids, want)
+        sequences = await inference.sample(request, ids, body.sampling())
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": inference.text(one.tokens)},
+                "message": {"role": "assistant", "content": inference.text(one.tokens, body)},
                 "finish_reason": one.stop_reason,
-                "logprobs": None,
+                "logprobs": _chat_logprobs(inference, one) if body.logprobs else None,
             }
             for index, one in enumerate(sequences)
         ]
@@ -286,10 +285,10 @@ async def _generate_vllm(inference: Inference, body: Generate, request: Request)
     """Per sample and token one {id: logprob}; the sampled token is the only entry."""
     prompt = body.prompt.get("prompt_token_ids") if isinstance(body.prompt, dict) else body.prompt
     ids = inference.encode(prompt)
-    want = Sampling.model_validate(body.model_extra or {})
+    want = body.vllm_sampling()
     sequences = await inference.sample(request, ids, want)
     answer: Json = {
-        "text": [inference.text(one.tokens) for one in sequences],
+        "text": [inference.text(one.tokens, want) for one in sequences],
         "token_ids": [one.tokens for one in sequences],
         "logprobs": [
             [[{str(token): logprob}] for token, logprob in zip(one.tokens, one.logprobs or [], strict=True)]
@@ -308,9 +307,7 @@ async def _generate_vllm(inference: Inference, body: Generate, request: Request)
 async def _generate_sglang(inference: Inference, body: Generate, request: Request) -> Json | list[Json]:
     """One object for n = 1, else a list; per token [logprob, id, text]."""
     ids = body.input_ids if body.input_ids is not None else inference.encode(body.text)
-    params = dict(body.sampling_params)
-    params["max_tokens"] = params.pop("max_new_tokens", params.get("max_tokens"))
-    want = Sampling.model_validate(params)
+    want = body.sglang_sampling()
     answers = []
     for one in await inference.sample(request, ids, want):
         entries = [
@@ -323,8 +320,23 @@ async def _generate_sglang(inference: Inference, body: Generate, request: Reques
             "prompt_tokens": len(ids),
             "completion_tokens": len(one.tokens),
         }
-        answers.append({"text": inference.text(one.tokens), "output_ids": one.tokens, "meta_info": meta})
+        answers.append({"text": inference.text(one.tokens, want), "output_ids": one.tokens, "meta_info": meta})
     return answers[0] if want.n == 1 else answers
+
+
+def _completion_logprobs(inference: Inference, sample: Sample) -> Json:
+    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's completions do."""
+    texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
+    offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
+    return {"tokens": texts, "token_logprobs": sample.logprobs, "top_logprobs": None, "text_offset": offsets}
+
+
+def _chat_logprobs(inference: Inference, sample: Sample) -> Json:
+    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's chat completions do."""
+    texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
+    pairs = zip(texts, sample.logprobs, strict=True)
+    content = [{"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in pairs]
+    return {"content": content, "refusal": None}
 
 
 def _openai(kind: str, config: RunConfig, ids: list[int], sequences: list[Any], choices: list[Json]) -> Json:

@@ -6,16 +6,18 @@ import asyncio
 import collections
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tinker
 from pydantic import BaseModel, ConfigDict
 
+from lachesis.errors import StorageError
+from lachesis.held_out import HeldOutPoint
 from lachesis.runs import now
 from lachesis.trainer.batch import environment_of
-from lachesis.trainer.checkpoints import Checkpoints, Manifest, Probe, Reference
+from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest, Probe, Reference
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class Receipt(BaseModel):
 
 class Keeper:
     """Of one attempt of a run. `groups` counts those that training has received, over all attempts, `mixture` those of each of
-    several environments."""
+    several environments. A checkpoint names those of the steps that were made: a resume asks for the others again."""
 
     def __init__(self, policy: Policy, checkpoints: Checkpoints, *, keep: int, newest: Manifest | None) -> None:
         self.policy, self.checkpoints, self.keep = policy, checkpoints, keep
@@ -54,10 +56,17 @@ class Keeper:
         """Whether what comes before the first step, training on examples, is in the weights."""
         self.groups = newest.groups if newest else 0
         self.mixture = collections.Counter(newest.mixture if newest else {})
+        self._trained = self.groups, dict(self.mixture)
         self._texts = [probe.tokens for probe in newest.probes] if newest else []
         if newest and newest.reference and not self._texts:
             self._texts = [newest.reference.tokens]
         self._rewards: list[float] = []
+        self._saved = sorted(one.step for one in checkpoints.all())
+        """Steps of checkpoints, also of those that are gone."""
+        self._held_out: HeldOut | None = None
+        """The newest held-out result since the last checkpoint."""
+        self.evaluated_step: Callable[[], int | None] = lambda: None
+        """Gives the step whose weights are being evaluated."""
 
     def receive(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Training has received these."""
@@ -65,9 +74,33 @@ class Keeper:
         self.mixture.update(name for group in groups if (name := environment_of(group)))
 
     def note(self, reward: float, texts: list[list[int]]) -> None:
-        """One step was made; the first `texts` are kept to compare checkpoints with."""
+        """Count a step on all groups that were received; the first `texts` are kept to compare checkpoints with."""
         self._rewards.append(reward)
+        self._trained = self.groups, dict(self.mixture)
         self._texts = self._texts or [text for text in texts if len(text) > 1]
+
+    def note_held_out(self, point: HeldOutPoint) -> None:
+        """Give a held-out result to the checkpoint that it belongs to.
+
+        It belongs to the checkpoint of the evaluated step or, if there is none, to the first one after it. The
+        result of step 0 says nothing about a later checkpoint.
+        """
+        held_out = HeldOut(percent_correct=point.percent_correct, items=point.items or 0, step=point.step)
+        later = [step for step in self._saved if step >= point.step]
+        if point.step == 0 and later[:1] != [0]:
+            return
+        if not later:
+            self._held_out = held_out
+            return
+        try:
+            self.checkpoints.note_held_out(later[0], held_out)
+        except StorageError as error:  # the metrics have it
+            log.warning("the checkpoint of step %d has no held-out result: %s", later[0], error)
+
+    def _checkpoint_under_evaluation(self) -> int | None:
+        """Return the step of the checkpoint that the evaluation under way belongs to, if it was saved."""
+        evaluated = self.evaluated_step()
+        return None if evaluated is None else next((step for step in self._saved if step >= evaluated), None)
 
     async def save(self, step: int, *, final: bool = False) -> None:
         """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
@@ -77,20 +110,27 @@ class Keeper:
         self.warm = True
         paths = await self.policy.save(f"step-{step:06d}")
         reward = statistics.fmean(self._rewards) if self._rewards else None
+        groups, mixture = self._trained
         probes = await self._probes()
         manifest = Manifest(
             step=step,
             final=final,
-            groups=self.groups,
-            mixture=self.mixture,
+            groups=groups,
+            mixture=mixture,
             reward=reward,
+            held_out=self._held_out,
             reference=_reference(probes),
             probes=probes,
             **paths,
         )
-        await asyncio.to_thread(self.checkpoints.write, manifest)
-        self.step, self._rewards = step, []
-        for old in self.checkpoints.superseded(self.keep):
+        try:
+            await asyncio.to_thread(self.checkpoints.write, manifest)
+        except Exception:  # but not a cancellation, during which the thread may still write the manifest
+            await self.policy.discard(paths.values())
+            raise
+        self.step, self._rewards, self._held_out = step, [], None
+        self._saved = sorted({*self._saved, step})
+        for old in self.checkpoints.superseded(self.keep, spare=self._checkpoint_under_evaluation()):
             await self._remove(old)
 
     async def receipt(self, manifest: Manifest) -> Receipt:
@@ -122,12 +162,7 @@ class Keeper:
 
     async def _remove(self, manifest: Manifest) -> None:
         self.checkpoints.remove(manifest)
-        try:
-            async with asyncio.timeout(ASK_S):
-                for path in (manifest.state, manifest.sampler_weights):
-                    await self.policy.delete(path)
-        except Exception as error:  # it costs space and nothing else
-            log.warning("the files of the checkpoint of step %d are still there: %r", manifest.step, error)
+        await self.policy.discard((manifest.state, manifest.sampler_weights), ASK_S)
 
 
 def _reference(probes: list[Probe]) -> Reference | None:

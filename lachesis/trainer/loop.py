@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lachesis.config import RunConfig
 from lachesis.files import write_private
+from lachesis.held_out import is_evaluation_key, to_point
 from lachesis.metrics import MetricsFile, WandbSink
 from lachesis.runs import RunDir
-from lachesis.trainer.advantages import kl_penalties, learning_rate
+from lachesis.trainer.advantages import learning_rate
 from lachesis.trainer.atropos import Atropos, Group
-from lachesis.trainer.batch import Batch, Recipe, to_batch
+from lachesis.trainer.batch import Batch, Recipe, add_kl_penalty, to_batch
 from lachesis.trainer.canary import MOST_TOKENS, Canary
 from lachesis.trainer.inference_app import TrainerState
 from lachesis.trainer.keeper import Keeper
@@ -63,12 +62,13 @@ class Trainer:
             advantage=config.tinker.advantage,
             weight_by=config.tinker.weight_by,
             was_cut=state.usage.was_cut if config.tinker.cut_rollouts == "leave_out" else None,
+            penalised=config.tinker.kl_coefficient > 0,
         )
         self._ahead: asyncio.Task[Fetched | None] | None = None
         self._clock = Clock()
         """From the line of one step to that of the next."""
-        self._proven = False
-        """Whether the first update was seen to reach the environments."""
+        self._unrecorded: dict[str, float] | None = None
+        """Metrics of a step that was counted and has no line yet."""
         state.spent = lambda: self.ledger.spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -78,6 +78,7 @@ class Trainer:
         try:
             if self.state.step == 0 and not self.keeper.warm:
                 await self._imitate(stop)
+            self._begin_evaluations()
             self._clock = Clock()
             while self.state.step < self.config.env.total_steps and not self.state.over_budget(self.config.limits):
                 if not await self._one_step(stop):
@@ -89,6 +90,7 @@ class Trainer:
             if self._ahead:
                 self._ahead.cancel()
         await self._save()
+        await self._settle_evaluations(stop)
         self.ledger.keep(self.state.usage)
         self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
 
@@ -103,15 +105,19 @@ class Trainer:
         clock.lap("time/rollouts")
         self.keeper.receive(groups)
         self.state.groups, self.state.mixture = self.keeper.groups, dict(self.keeper.mixture)
+        groups = [group for number, group in enumerate(groups) if number not in batch.dropped]
         lost = asyncio.ensure_future(self.atropos.lost())
-        found = {**batch.metrics(), **await self._stay_near_base(batch)}
-        update = asyncio.ensure_future(self._update(batch))
-        await asyncio.sleep(0)  # the server has its work before this process does its own
-        found |= {**rollout_metrics(groups, self.state.usage), **await update}
+        distance = await self._stay_near_base(batch)
+        found = {**batch.metrics(), **distance}
+        update = asyncio.ensure_future(self._update_and_count(batch, groups, found))
+        try:
+            await asyncio.sleep(0)  # the server has its work before this process does its own
+            found |= await asyncio.to_thread(rollout_metrics, groups, self.state.usage)
+        finally:
+            await asyncio.wait({update})  # a checkpoint during the update would hold it without counting it
+        await update
         clock.lap("time/train")
         found |= await lost
-        self.state.step += 1
-        self.keeper.note(found["reward/mean"], _some_texts(groups))
         self.rollouts.keep(self.state.step, groups)
         self._record(found, clock)
         self._clock = Clock()
@@ -133,17 +139,30 @@ class Trainer:
 
     async def _fetch(self, step: int) -> Fetched:
         groups = await self.atropos.next_batch(step)
-        rollouts, tokens = await fill(groups, self.policy.sampler, self.recipe.max_tokens)
-        self.state.usage.prefill += tokens
-        batch = to_batch(groups, self.recipe)
-        batch.without_logprobs = rollouts
+        filled = await fill(groups, self.policy.sampler, self.recipe)
+        self.state.usage.prefill += filled.tokens
+        batch = await asyncio.to_thread(to_batch, groups, self.recipe, filled.refused)
+        batch.without_logprobs = filled.rollouts
+        for number, reason in batch.dropped.items():
+            log.warning("group %d of %d is left out of the batch of step %d: %s", number, len(groups), step + 1, reason)
         return groups, batch
+
+    async def _update_and_count(self, batch: Batch, groups: list[Group], metrics: dict[str, float]) -> None:
+        """Train on a batch, add to its metrics, and count the step once the server has made the update, whatever fails after
+        that."""
+        updates = self.policy.updates
+        try:
+            metrics |= await self._update(batch)
+        finally:
+            if self.policy.updates > updates or not batch.datums:
+                self.state.step += 1
+                self.keeper.note(metrics["reward/mean"], _some_texts(groups))
+                self._unrecorded = metrics
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and publish the weights; what is known about it."""
-        first = bool(batch.datums) and not self._proven
-        if first:
-            await self.canary.before(batch.datums[0].tokens)
+        text = [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
+        await self.canary.before(text)
         tinker = self.config.tinker
         rate = learning_rate(
             tinker.learning_rate,
@@ -156,12 +175,12 @@ class Trainer:
         self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
         if batch.datums:
             self.state.usage.version += 1
-        if first:
-            await self.canary.check()
-            self._proven = True
+            gap = await self.canary.check()
+            found |= {} if gap is None else {"weights/sampler_gap": gap}
+        self._offer_weights(self.state.step + 1)
         change = await self.canary.change()
         if batch.datums:
-            self.canary.ask(batch.datums[0].tokens)
+            self.canary.ask(text)
         return found if change is None else {**found, "weights/change": change}
 
     async def _stay_near_base(self, batch: Batch) -> dict[str, float]:
@@ -171,11 +190,7 @@ class Trainer:
             return {}
         base_D = await self.policy.base_logprobs(batch)
         self.state.usage.prefill += sum(len(datum.tokens) for datum in batch.datums)
-        sampling_D = [datum.logprobs[datum.trained].astype(np.float64) for datum in batch.datums]
-        penalties_D, mean = kl_penalties(sampling_D, base_D, coefficient)
-        for datum, penalty in zip(batch.datums, penalties_D, strict=True):
-            datum.advantages[datum.trained] += penalty.astype(np.float32)
-        return {"kl/base": mean}
+        return {"kl/base": add_kl_penalty(batch, base_D, coefficient, self.recipe)}
 
     async def _imitate(self, stop: asyncio.Event) -> None:
         """Train on the examples of the supervised file, if there is one. A line per update goes to the log, and the loss of
@@ -202,9 +217,47 @@ class Trainer:
         await self.keeper.save(0)
         self.state.phase = "training"
 
+    def _begin_evaluations(self) -> None:
+        """Evaluate what training begins with, unless an earlier attempt has done so."""
+        self.state.evaluations.carry_over(self.metrics.read(), self.state.step)
+        self._offer_weights(self.state.step)
+
+    def _offer_weights(self, step: int) -> None:
+        if self.policy.sampler is not None:
+            self.state.evaluations.weights_published(step, self.policy.sampler)
+
+    def _take_evaluations(self) -> dict[str, float]:
+        """Return the metrics of evaluations that have ended, and note them in the checkpoints."""
+        evaluations = self.state.evaluations
+        while evaluations.results:
+            self.keeper.note_held_out(evaluations.results.pop(0))
+        return evaluations.take()
+
+    async def _settle_evaluations(self, stop: asyncio.Event) -> None:
+        """Wait for an evaluation that is under way after the last step."""
+        if self.state.step >= self.config.env.total_steps:
+            await self.state.evaluations.settle(stop)
+        self._add_to_last_step(self._take_evaluations())
+
+    def note_final_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Add the evaluation after training to the metrics of the last step and to its checkpoint."""
+        self.ledger.keep(self.state.usage)  # its tokens came after the last step
+        point = to_point(metrics, self.state.step)
+        if point is None:
+            return
+        self.keeper.note_held_out(point)
+        named = {f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()}
+        self._add_to_last_step({**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **named})
+
+    def _add_to_last_step(self, metrics: dict[str, float]) -> None:
+        if metrics and self.metrics.add_evaluation(metrics) and self.wandb:
+            self.wandb.log(self.state.step + 1, metrics)  # W&B would replace another result of the last step
+
     def _record(self, metrics: dict[str, float], clock: Clock) -> None:
         metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
+        metrics |= self._take_evaluations()
         self.metrics.append(self.state.step, metrics)
+        self._unrecorded = None
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
             self.state.wandb_url, self.state.wandb_error = self.wandb.url, self.wandb.error
@@ -217,6 +270,16 @@ class Trainer:
             await self.keeper.save(self.state.step, final=self.state.step >= self.config.env.total_steps)
 
     async def _save_after_error(self) -> None:
+        """Save the steps that were counted, with the line of the last one. After an error in the middle of an update nothing
+        is saved, because the weights may hold a part of it."""
+        if self.policy.update_under_way:
+            log.warning("no checkpoint after an error in the middle of an update; the last one is of step %d", self.keeper.step)
+            return
+        try:
+            if self._unrecorded is not None:
+                self._record(self._unrecorded, self._clock)
+        except Exception as error:
+            log.warning("step %d has no line in the metrics: %s", self.state.step, error)
         try:
             async with asyncio.timeout(15):
                 await self._save()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import tinker
@@ -20,7 +22,12 @@ from lachesis.files import write_private
 from lachesis.trainer.batch import Array, Batch, Datum, spread
 from lachesis.trainer.supervised import Example
 
+log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
+"""The bounds of the ratio in the losses that have some, where the configuration names none."""
+DISCARD_S = 5.0
+"""How long to try to delete the parts of a failed save: the reason for the failure may be a server that is gone."""
 
 
 class Policy:
@@ -30,6 +37,10 @@ class Policy:
         self.service, self._training, self.config = service, training, config
         self.sampler: tinker.SamplingClient | None = None
         self.base: tinker.SamplingClient | None = None
+        self.updates = 0
+        """Updates of the weights that `train` has made."""
+        self.update_under_way = False
+        """Whether an update was begun whose outcome is unknown: also after an error of the server in the middle of it."""
         self._rest: tinker.RestClient | None = None
         self._note: Path | None = None
 
@@ -76,12 +87,10 @@ class Policy:
         known = {"train/learning_rate": learning_rate}
         if not batch.datums:
             return known
-        data = [_datum(datum.tokens, targets=datum.targets, **_of_samples(datum)) for datum in batch.datums]
-        if self.loss_fn == "gspo":
-            for datum, own in zip(data, batch.datums, strict=True):
-                datum.loss_fn_inputs["sequence_ratio_mask"] = _tensor(own.trained.astype(np.float32))
+        data = await asyncio.to_thread(_to_data, batch, self.loss_fn)
         waiting_for("forward_backward")
         started = time.monotonic()
+        self.update_under_way = True
         forward = await self.training.forward_backward_async(data, self.loss_fn, self._loss_config())
         step = await self._queue_step(learning_rate)
         published = asyncio.ensure_future(self.training.save_weights_and_get_sampling_client_async())
@@ -90,6 +99,7 @@ class Policy:
             waiting_for("optim_step")
             passed = time.monotonic()
             stepped = await step.result_async()
+            self.updates, self.update_under_way = self.updates + 1, False
             waiting_for("sampler")
             ended = time.monotonic()
             # From here environments sample the new weights; requests in flight end on those they began with.
@@ -107,16 +117,12 @@ class Policy:
 
     @property
     def loss_fn(self) -> str:
-        """Batches that may wait are off-policy by several updates; then the ratio is bounded."""
-        chosen = self.config.tinker.loss_fn
-        if chosen != "auto":
-            return chosen
-        return "ppo" if self.config.env.max_batches_offpolicy > 1 else "importance_sampling"
+        return choose_loss(self.config)
 
     def _loss_config(self) -> dict[str, float] | None:
         tinker_ = self.config.tinker
         bounds = {"clip_low_threshold": tinker_.clip_low_threshold, "clip_high_threshold": tinker_.clip_high_threshold}
-        if self.loss_fn not in ("ppo", "cispo", "gspo"):
+        if self.loss_fn not in RATIO_BOUNDS:
             return None
         return {name: value for name, value in bounds.items() if value is not None} or None
 
@@ -137,7 +143,7 @@ class Policy:
     async def base_logprobs(self, batch: Batch) -> list[Array]:
         """Of the trained tokens of each datum, under the base model."""
         assert self.base is not None
-        prompts = [tinker.ModelInput.from_ints([*map(int, datum.tokens), int(datum.targets[-1])]) for datum in batch.datums]
+        prompts = [tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])]) for datum in batch.datums]
         answers = await asyncio.gather(*(self.base.compute_logprobs_async(prompt) for prompt in prompts))
         return [np.asarray(answer[1:], np.float64)[datum.trained] for answer, datum in zip(answers, batch.datums, strict=True)]
 
@@ -152,13 +158,30 @@ class Policy:
         self.sampler = await self.training.save_weights_and_get_sampling_client_async()
 
     async def save(self, name: str) -> dict[str, str]:
-        """Write state (weights and optimizer) and sampler weights; their typed paths."""
+        """Write state (weights and optimizer) and sampler weights, and return their typed paths.
+
+        Every call uses names of its own, because a server refuses the names of a save that failed half-way. If one of the
+        two parts fails, the other one is deleted, and the error of the server is raised.
+        """
+        name = f"{name}-{secrets.token_hex(3)}"
         state = await self.training.save_state_async(f"{name}-state", overwrite=True)
         weights = await self.training.save_weights_for_sampler_async(f"{name}-sampler")
-        return {
-            "state": (await state.result_async()).path,
-            "sampler_weights": (await weights.result_async()).path,
-        }
+        results = await asyncio.gather(state.result_async(), weights.result_async(), return_exceptions=True)
+        answers: list[Any] = list(results)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            await self.discard([answer.path for answer in answers if not isinstance(answer, BaseException)])
+            raise failures[0]
+        return {"state": answers[0].path, "sampler_weights": answers[1].path}
+
+    async def discard(self, paths: Iterable[str], timeout_s: float = DISCARD_S) -> None:
+        """Delete checkpoints from the server. What cannot be deleted costs space there and is logged."""
+        for path in paths:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.delete(path)
+            except Exception as error:
+                log.warning("%s is still on the server: %r", path, error)
 
     async def delete(self, path: str) -> None:
         """Remove a checkpoint from the server."""
@@ -179,24 +202,35 @@ class Policy:
                 self._note.unlink(missing_ok=True)
 
 
+def choose_loss(config: RunConfig) -> str:
+    """Return the name of the loss. Batches that may wait are off-policy by several updates; then the ratio is bounded."""
+    if config.tinker.loss_fn != "auto":
+        return config.tinker.loss_fn
+    return "ppo" if config.env.max_batches_offpolicy > 1 else "importance_sampling"
+
+
 def loss_metrics(batch: Batch, training_D: list[Array], loss: float, config: RunConfig) -> dict[str, float]:
-    """Of one step, from the log-probabilities lp of each datum's targets under the weights that were trained, and q of the
-    sampling side:
+    """Return the metrics of one step.
+
+    They come from the log-probabilities lp of each datum's targets under the weights that were trained, and q of the sampling
+    side:
 
     train/loss           sum of the loss / trained tokens
     logprobs/diff, gap   mean of q - lp, of |q - lp|
     kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats per token, the estimate k3,
-    which is
-                         never negative (Schulman 2020, joschu.net/blog/kl-approx.html)
+                         which is never negative (Schulman 2020, joschu.net/blog/kl-approx.html)
     entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in training, on samples of the older
-    ones loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss
+                         ones
+    loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss; absent where it has no bounds
     """
+    moved_D = [
+        np.clip(training_N[datum.trained] - datum.logprobs[datum.trained].astype(np.float64), -20.0, 20.0)
+        for training_N, datum in zip(training_D, batch.datums, strict=True)
+    ]
     training = np.concatenate([one[datum.trained] for one, datum in zip(training_D, batch.datums, strict=True)])
     sampling = batch.trained_values("logprobs").astype(np.float64)
-    moved = np.clip(training - sampling, -20.0, 20.0)
+    moved = np.concatenate(moved_D)
     ratio = np.exp(moved)
-    low, high = config.tinker.clip_low_threshold, config.tinker.clip_high_threshold
-    outside = (ratio < (0.8 if low is None else low)) | (ratio > (1.2 if high is None else high))
     return {
         "train/loss": loss / len(training),
         **spread("logprobs", training, "_training"),
@@ -204,8 +238,33 @@ def loss_metrics(batch: Batch, training_D: list[Array], loss: float, config: Run
         "logprobs/gap": float(np.abs(sampling - training).mean()),
         "kl/sampling_train": float((ratio - 1 - moved).mean()),
         "entropy/training": float(-(ratio * training).mean()),
-        "loss/clipped_share": float(outside.mean()),
+        **_clipped_share(moved_D, config),
     }
+
+
+def _clipped_share(moved_D: Sequence[Array], config: RunConfig) -> dict[str, float]:
+    """Compare each token's ratio, or in GSPO that of its sequence, with the bounds of the loss."""
+    loss_fn = choose_loss(config)
+    if loss_fn not in RATIO_BOUNDS:
+        return {}
+    if loss_fn == "gspo":
+        moved_D = [np.full(len(moved), moved.mean()) for moved in moved_D]
+    low, high = RATIO_BOUNDS[loss_fn]
+    if config.tinker.clip_low_threshold is not None:
+        low = config.tinker.clip_low_threshold
+    if config.tinker.clip_high_threshold is not None:
+        high = config.tinker.clip_high_threshold
+    ratio = np.exp(np.concatenate(moved_D))
+    return {"loss/clipped_share": float(((ratio < low) | (ratio > high)).mean())}
+
+
+def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
+    """Return the batch as the SDK takes it; for a million tokens that takes a fifth of a second."""
+    data = [_datum(datum.tokens, targets=datum.targets, **_of_samples(datum)) for datum in batch.datums]
+    if loss_fn == "gspo":
+        for datum, own in zip(data, batch.datums, strict=True):
+            datum.loss_fn_inputs["sequence_ratio_mask"] = _tensor(own.trained.astype(np.float32))
+    return data
 
 
 def _of_samples(datum: Datum) -> dict[str, Array]:

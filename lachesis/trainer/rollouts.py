@@ -51,4 +51,4 @@ class RolloutFile:
         return {"prompt": prompt, "responses": responses, "scores": [float(one) for one in group["scores"][:MOST_ROLLOUTS]]}
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))[:MOST_TEXT]
+        return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))[:MOST_TEXT]

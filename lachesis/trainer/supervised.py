@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lachesis.errors import ConfigError, shorten
+from lachesis.json_lines import split_lines
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +37,7 @@ def read(path: Path, tokenizer: Any, *, most_tokens: int) -> list[Example]:
     """The examples of a file. Raises ConfigError, which names the line, for one that is none or has more than `most_tokens`
     tokens."""
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = split_lines(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         raise ConfigError(f"tinker.supervised_file {path} cannot be read: {error}") from error
     examples = []

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from lachesis.prices import Tokens
-from lachesis.trainer.batch import pieces
+from lachesis.trainer.batch import IGNORED, pieces
 
 MOST_SEQUENCES = 65_536
-KEY_TOKENS = 8
 Json = dict[str, Any]
 
 
@@ -56,6 +55,15 @@ class Usage:
         if len(self._sampled) > MOST_SEQUENCES:
             self._sampled.popitem(last=False)
 
+    def evaluated(self, prompt_tokens: int, sampled_tokens: int) -> None:
+        """Count the tokens of one answered request of an evaluation during training.
+
+        They are paid for like all others. Requests, completions and those that the limit cut stay what training
+        itself has asked for.
+        """
+        self.prefill += prompt_tokens
+        self.sampled += sampled_tokens
+
     def staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
         """How many updates ago the weights were made that sampled this; None when it did not come from here token by token."""
         known = self._sampled.get(_key(tokens, logprobs))
@@ -73,46 +81,51 @@ class Usage:
 
 
 def _key(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
-    """The log-probabilities come back from the environment digit by digit, and tell two samplings of one text apart."""
-    return hash((tuple(tokens[:KEY_TOKENS]), tuple(logprobs[:KEY_TOKENS])))
+    """Return the key of a completion, which is over all of its tokens: many answers begin alike.
+
+    The log-probabilities come back from the environment digit by digit, and tell two samplings of one text apart.
+    """
+    return hash((tuple(tokens), tuple(logprobs)))
 
 
 def rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict[str, float]:
-    """Of a batch as it came, also of groups that carry no gradient:
+    """Return what a batch as it came tells of sampling, also of groups that carry no gradient:
 
     entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the policy, estimated on its
-    own
-                       samples, as E[-log p(x)] with x from p is the entropy of p
+                       own samples, as E[-log p(x)] with x from p is the entropy of p
     length/mean        sampled tokens per rollout
     staleness/*        updates between the weights that sampled a rollout and those it is trained on
+
+    Every group must be one that `to_batch` has not dropped.
     """
-    logprobs: list[float] = []
+    logprobs: list[Any] = []
     lengths: list[int] = []
     ages: list[int] = []
     for group in groups_P:
-        for index, mask in enumerate(group.get("masks") or ()):
-            trained_T = np.asarray(mask) != -100
+        logprobs_G = group.get("inference_logprobs") or ()
+        for index, masks_T in enumerate(group["masks"]):
+            trained_T = np.asarray(masks_T) != IGNORED
             lengths.append(int(trained_T.sum()))
-            if group.get("inference_logprobs"):
-                logprobs_T = group["inference_logprobs"][index]
-                if len(logprobs_T) == len(trained_T):
-                    logprobs += [value for value, trained in zip(logprobs_T, trained_T, strict=True) if trained]
-                    ages += _ages(group["tokens"][index], logprobs_T, trained_T, usage)
-    found: dict[str, float] = {}
+            if len(logprobs_G):
+                logprobs_T = np.asarray(logprobs_G[index], np.float64)
+                sampled = logprobs_T[1:][trained_T[1:]]  # nothing predicts the first token
+                logprobs.append(sampled[np.isfinite(sampled) & (sampled <= 0.01)])
+                ages += _ages(np.asarray(group["tokens"][index]), logprobs_T, trained_T, usage)
+    metrics: dict[str, float] = {}
     if lengths:
-        found |= {"length/mean": float(np.mean(lengths)), "length/max": float(max(lengths))}
-    if logprobs:
-        found["entropy/sampling"] = -float(np.mean(logprobs))
+        metrics |= {"length/mean": float(np.mean(lengths)), "length/max": float(max(lengths))}
+    if sum(map(len, logprobs)):
+        metrics["entropy/sampling"] = -float(np.concatenate(logprobs).mean())
     if ages:
-        found |= {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}
-    return found
+        metrics |= {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}
+    return metrics
 
 
-def _ages(tokens_T: Sequence[int], logprobs_T: Sequence[float], trained_T: Any, usage: Usage) -> list[int]:
-    """The staleness of each of a rollout's sampled pieces that is known."""
-    found = []
+def _ages(tokens_T: Any, logprobs_T: Any, trained_T: Any, usage: Usage) -> list[int]:
+    """Return the staleness of each of a rollout's sampled pieces that is known."""
+    ages = []
     for start, end in pieces(trained_T):
-        age = usage.staleness(list(tokens_T[start:end]), list(logprobs_T[start:end]))
+        age = usage.staleness(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
         if age is not None:
-            found.append(age)
-    return found
+            ages.append(age)
+    return ages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from lachesis import config as configuration
-from lachesis import discovery
 from lachesis.agent.desk import Desk
 from lachesis.agent.tools import TABLE, Call
 from lachesis.runs import RunRecord, RunStore
@@ -18,25 +16,8 @@ from lachesis.runs import RunRecord, RunStore
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="session")
-def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of a home in which the environment has been looked at once."""
-    home = tmp_path_factory.mktemp("schemas")
-    before, os.environ["LACHESIS_HOME"] = os.environ.get("LACHESIS_HOME"), str(home)
-    try:
-        discovery.schema(discovery.find("arithmetic"))
-    finally:
-        if before is None:
-            del os.environ["LACHESIS_HOME"]
-        else:
-            os.environ["LACHESIS_HOME"] = before
-    return home / "cache"
-
-
 @pytest.fixture
-def home(clean_environment: Path, schemas: Path) -> Path:
-    clean_environment.mkdir()
-    (clean_environment / "cache").symlink_to(schemas)
+def home(clean_environment: Path) -> Path:
     return clean_environment
 
 

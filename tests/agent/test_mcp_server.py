@@ -88,11 +88,11 @@ async def test_answers_are_structured_and_errors_can_be_mended(home: Path, make_
 
 
 async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, random_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-1")
     async with connected() as client:
-        await ask(client, "rl_select_environment", name="arithmetic", profile="tinker")
+        await ask(client, "rl_select_environment", name="arithmetic", profile="tinker", model=random_model)
         preview, failed = await ask(client, "rl_start_training")
         assert not failed
         assert preview["confirmation_required"] is True

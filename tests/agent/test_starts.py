@@ -29,6 +29,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
 
     monkeypatch.setattr(launcher, "submit", submit)
+    monkeypatch.setattr("lachesis.resuming.flow_run_to_resume", lambda record: None)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return ids
 

@@ -25,7 +25,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of the environment `calm`: the sums, no faster than other tests beside it can bear."""
     source = (ROOT / "environments" / "arithmetic.py").read_text()
     for old, new in (
-        ("import random", "import asyncio\nimport random"),
         ('name = "arithmetic"', 'name = "calm"'),
         ("        if not self.queue:", "        await asyncio.sleep(0.1)\n        if not self.queue:"),
     ):

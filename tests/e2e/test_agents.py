@@ -30,9 +30,9 @@ def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
     env = {**os.environ, "LACHESIS_HOME": str(served_home)}
     started = []
     for words in (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)]):
-        log = (served_home / f"{words[0]}.log").open("wb")
         command = [sys.executable, "-m", "lachesis.cli.main", *words]
-        started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+        with (served_home / f"{words[0]}.log").open("wb") as log:
+            started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
     mcp_url, api_url = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
     for url, process in ((f"{mcp_url}/mcp", started[0]), (f"{api_url}/health", started[1])):
         _wait_answer(url, process)

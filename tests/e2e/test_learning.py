@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import tinker
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
+from wandb.proto import wandb_internal_pb2
 
 from lachesis.models import tokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+Json = dict[str, Any]
 
 
 def test_a_model_learns_and_is_handed_over(
@@ -33,7 +37,7 @@ def test_a_model_learns_and_is_handed_over(
 
     names = [one["name"] for one in call("rl_list_environments")["environments"]]
     call("rl_select_environment", name=names[names.index("arithmetic")])
-    for field, value in (("total_steps", 60), ("seed", 1)):
+    for field, value in (("total_steps", 60), ("seed", 1), ("steps_per_eval", 10)):
         call("rl_edit_config", field=field, value=value)
     run_id = call("rl_start_training")["run_id"]
     wait_ended(run_id)
@@ -51,9 +55,62 @@ def test_a_model_learns_and_is_handed_over(
     assert status["processes"]["trainer"] == "exited (0)"
     assert set(status["processes"]) == {"engine", "api", "trainer", "env"}
     assert {row["run_id"]: row["status"] for row in cli("runs")["runs"]}[run_id] == "completed"
+    _check_curve(results, status, call("rl_check_status", run_id=run_id), cli("report", run_id)["files"])
     _check_weights(cli("weights", run_id, "--to", str(tmp_path / "adapter")), results, start_engine)
     refused = cli("weights", run_id, "--to", str(tmp_path / "adapter"), expect=1)
     assert refused["code"] == "run_state"
+
+
+def _check_curve(results: Json, status: Json, checked: Json, report: list[str]) -> None:
+    """The held-out results of every tenth step, over MCP, in the status, the report and W&B's offline files."""
+    curve = results["held_out_curve"]
+    steps = [point["step"] for point in curve]
+    assert (steps[0], steps[-1]) == (0, 60)
+    assert set(steps) <= set(range(0, 61, 10))
+    assert len(steps) >= 4, "one that is due while another is under way is left out"
+    assert {point["items"] for point in curve} == {20}
+    assert all(point["low"] < point["high"] for point in curve)
+    assert curve[-1]["percent_correct"] == results["held_out"]["after"]
+    assert set(results["held_out_intervals"]) == {"before", "after"}
+    for told in (status, checked):
+        assert told["held_out_curve"] == curve
+        assert told["metrics"]["eval_percent_correct"] == curve[-1]["percent_correct"]
+        assert 0 < told["metrics"]["percent_correct"] <= 1
+        assert told["metrics"]["state"] == "completed"
+    for point in curve:
+        assert f"<td>{point['step']}</td><td>{point['percent_correct']:.3f}</td><td>20</td>" in Path(report[0]).read_text()
+    manifest = json.loads((Path(results["metrics_file"]).parent / "checkpoints" / "step-000060.json").read_text())
+    assert manifest["held_out"] == {"step": 60, "items": 20, "percent_correct": curve[-1]["percent_correct"]}
+    logged = {round(line["eval/step"]): line["eval/percent_correct"] for line in _wandb_lines(Path(results["wandb_dir"]))}
+    assert logged == {point["step"]: point["percent_correct"] for point in curve}
+
+
+def _wandb_lines(folder: Path) -> list[Json]:
+    """The lines of an offline run that have a held-out result."""
+    (file,) = folder.glob("run-*.wandb")
+    lines = []
+    for content in _records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        if "eval/step" in items:
+            lines.append(items)
+    return lines
+
+
+def _records(content: bytes) -> list[bytes]:
+    """The records of W&B's file, which has LevelDB's format: blocks of 32 KiB with pieces (checksum, length, kind) in each."""
+    records, place = [b""], 7  # behind the name of the format
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        records[-1] += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            records.append(b"")
+    return records[:-1]
 
 
 def _check_weights(note: dict[str, Any], results: dict[str, Any], start_engine: Callable[..., Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.metrics import MetricsFile
 from lachesis.trainer.checkpoints import Checkpoints
 from tests.e2e.test_lifecycle import record, steps
 
@@ -21,9 +21,9 @@ SIZES = ("--set", "batch_size=24", "--set", "group_size=8", "--set", "save_check
 def test_two_environments_train_one_model(
     cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], wait_ended: Callable[..., Any]
 ) -> None:
-    refused = cli("train", "calm", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm)
+    refused = cli("train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm)
     assert "env.mixture names calm, which is the run's own environment" in refused["error"]
-    words = ("train", "calm", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=30")
+    words = ("train", "calm", "--model", "tiny", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=30")
     run_id = cli(*words, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 3, 150, "three steps")
     assert cli("stop", run_id)["status"] == "stopped"
@@ -39,7 +39,7 @@ def test_two_environments_train_one_model(
     wait_ended(run_id)
     assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
 
-    lines = [json.loads(line) for line in (served_home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()]
+    lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     made = [tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text")) for one in lines]
     assert len(made) == 30
     assert sum(pair == (16, 8) for pair in made) >= 27, f"two parts to one, but for what waited at the death: {made}"
@@ -64,10 +64,10 @@ def test_files_written_for_atropos_run_as_they_are(
     found = {one["name"]: one["class_name"] for one in cli("envs", **place)["environments"]}
     assert found.items() >= {("word_length", "WordLengthEnv"), ("parity", "ParityEnv"), ("ladder", "LadderEnv")}
     words = ("train", "word_length", "--with", "parity", "--with", "ladder", *SIZES, "--set", "total_steps=4")
-    run_id = cli(*words, **place)["run_id"]
+    run_id = cli(*words, "--model", "tiny", **place)["run_id"]
     wait_ended(run_id)
     assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
-    lines = [json.loads(line) for line in (served_home / "runs" / run_id / "metrics.jsonl").read_text().splitlines()]
+    lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     assert len(lines) == 4
     for name in ("word_length", "parity", "ladder"):
         assert sum(one[f"environments/{name}/rollouts"] for one in lines) == 4 * 8

@@ -113,7 +113,7 @@ def run(cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Calla
     """A run that trains; its id."""
     small = {"batch_size": 32, "group_size": 8, "total_steps": 5000, "final_evaluation": "false", "use_wandb": "false"}
     edits = [word for name, value in (small | {"limits.on_stall": "resume"}).items() for word in ("--set", f"{name}={value}")]
-    run_id = cli("train", "calm", *edits, LACHESIS_ENVIRONMENTS=calm)["run_id"]
+    run_id = cli("train", "calm", "--model", "tiny", *edits, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 10, 120, "ten steps")
     yield run_id
     assert cli("stop", run_id, "--now")["status"] == "stopped"

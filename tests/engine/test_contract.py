@@ -284,6 +284,27 @@ def test_a_wrong_token_or_model_is_refused(service: tinker.ServiceClient, engine
         service.create_lora_training_client(base_model="Qwen/Qwen3-8B").result()
 
 
+def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any) -> None:
+    """What the SDK will send one day must not break a client of today's engine."""
+    headers = {"X-API-Key": engine.token}
+    with httpx.Client(base_url=f"{engine.url}/api/v1", headers=headers) as client:
+
+        def create(number: int, config: dict[str, Any]) -> httpx.Response:
+            body = {"session_id": session, "model_seq_id": number, "base_model": engine.model}
+            return client.post("/create_model", json={**body, "lora_config": config})
+
+        session = client.post("/create_session", json={}).json()["session_id"]
+        model = create(0, {"rank": 4, "seed": None, "alpha": 64, "dora": True}).json()
+        made = client.post("/retrieve_future", json={"request_id": model["request_id"]}).json()
+        assert made == {"model_id": model["model_id"]}
+        info = client.post("/get_info", json={"model_id": model["model_id"]}).json()
+        assert info["lora_rank"] == 4
+        for number, (field, value) in enumerate({"rank": "8", "train_mlp": 1, "seed": 0.5}.items()):
+            refused = create(1 + number, {"rank": 4, field: value})
+            assert refused.status_code == 400
+            assert f"lora_config.{field} is {value!r}" in refused.json()["detail"]
+
+
 def test_capabilities_and_listing(service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any) -> None:
     (model,) = service.get_server_capabilities().supported_models
     assert (model.model_name, model.max_context_length) == (engine.model, 512)
@@ -296,6 +317,52 @@ def test_capabilities_and_listing(service: tinker.ServiceClient, training: tinke
     assert run_id in [run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs]
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert path not in [one.tinker_path for one in rest.list_checkpoints(run_id).result().checkpoints]
+
+
+def test_a_checkpoint_is_published_and_made_private_again(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """Each may be repeated; what is not there is refused at once."""
+    path = training.save_state("published").result().path
+    rest = service.create_rest_client()
+
+    def is_public() -> bool:
+        checkpoints = rest.list_checkpoints(path.split("/")[2]).result().checkpoints
+        return next(one.public for one in checkpoints if one.tinker_path == path)
+
+    assert not is_public()
+    for change, expected in (
+        (rest.publish_checkpoint_from_tinker_path, True),
+        (rest.unpublish_checkpoint_from_tinker_path, False),
+    ):
+        for _ in range(2):
+            change(path).result()
+            assert is_public() is expected
+        with pytest.raises(tinker.BadRequestError, match="there is no checkpoint"):
+            change(path.replace("published", "absent")).result(timeout=30)
+
+
+def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any
+) -> None:
+    """The SDK repeats what fails as a fault of the server for five minutes without a word."""
+    rest = service.create_rest_client()
+    path, damaged = (training.save_state(name).result().path for name in ("kept", "damaged"))
+    run_id = path.split("/")[2]
+    record = checkpoint_folder(engine, damaged) / "checkpoint.json"
+    content = record.read_bytes()
+    record.write_bytes(b"")
+    with pytest.raises(tinker.BadRequestError, match="cannot be read"):
+        rest.delete_checkpoint_from_tinker_path(damaged).result(timeout=30)
+    listed = rest.list_checkpoints(run_id).result(timeout=30).checkpoints
+    assert [one.tinker_path for one in listed] == [path]
+    record.write_bytes(content)
+    for one in (path, damaged):
+        rest.delete_checkpoint_from_tinker_path(one).result(timeout=30)
+    assert rest.list_checkpoints(run_id).result(timeout=30).checkpoints == []
+    assert rest.get_training_run(run_id).result(timeout=30).last_checkpoint is None
+    all_paths = [one.tinker_path for one in rest.list_user_checkpoints().result(30).checkpoints]
+    assert not {path, damaged} & set(all_paths)
 
 
 def test_the_tinker_command_downloads_a_checkpoint(training: tinker.TrainingClient, engine: Any, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ import httpx
 import numpy as np
 import pytest
 import tinker
+import torch
+
+from lachesis.engine.choose import Settings, choose
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
 END = 258
@@ -42,6 +45,22 @@ def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(sampler: tinker.
         one.result()
     assert [one.tokens for one in together.sequences] == alone
     assert alone[0] != alone[1]
+
+
+def test_a_seed_and_its_negative_are_two_seeds(sampler: tinker.SamplingClient) -> None:
+    found = {seed: sample(sampler, seed=seed)[0].tokens for seed in (7, -7, 8, -8)}
+    assert len({tuple(tokens) for tokens in found.values()}) == 4
+    assert sample(sampler, seed=-7)[0].tokens == found[-7]
+
+
+def test_top_p_counts_among_the_tokens_that_top_k_has_left() -> None:
+    """Shares of 0.4, 0.3 and 0.3; after top-k 2 they are 4/7 and 3/7, so half of them is the first token alone."""
+    logits = torch.tensor([[0.4, 0.3, 0.3]]).log().expand(200, -1)
+    uniforms = torch.arange(200, dtype=torch.float64) / 200
+    for top_p, expected in ((0.5, {0}), (0.6, {0, 1}), (1.0, {0, 1})):
+        settings = Settings.of(torch.ones(200), torch.full((200,), top_p), torch.full((200,), 2))
+        tokens, _ = choose(logits, uniforms, settings)
+        assert set(tokens.tolist()) == expected
 
 
 def test_temperature_zero_and_top_k_one_are_greedy(sampler: tinker.SamplingClient) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +22,11 @@ from lachesis.environment import TaskEnv, jail
 
 LOGPROB = -0.25
 EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2**29}) + "\n"
+
+
+def without_place(reason: str | None) -> str | None:
+    """Return a reason without the file and line of its exception, which must be there if there is an exception."""
+    return re.sub(r"(Error) at \w+\.py:\d+", r"\1 somewhere", reason) if reason else reason
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 from atroposlib.envs import base
 from atroposlib.envs.base import APIServerConfig, BaseEnv
+from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from transformers import PreTrainedTokenizerBase
 
@@ -27,17 +28,24 @@ def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
 
 
+def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
+    configs = [APIServerConfig(base_url="http://127.0.0.1:9/v1", api_key="k", model_name="m", health_check=False)] * 2
+    with pytest.raises(KeyError, match="SLURM_JOB_NODELIST"):
+        ServerManager(configs, slurm=True)
+    mending.ignore_slurm()
+    for manager in (ServerManager(configs, slurm=True), ServerManager(configs, APIServer, True), ServerManager(configs)):
+        assert [server.config.base_url for server in manager.servers] == ["http://127.0.0.1:9/v1"] * 2
+
+
 class Stepping:
     """As much of an environment as looks at the trainer's step."""
 
-    def __init__(self, every: int, interval: int) -> None:
-        self.config = SimpleNamespace(steps_per_eval=every, eval_handling=None, min_items_sent_before_logging=100)
+    def __init__(self, interval: int) -> None:
+        self.config = SimpleNamespace(steps_per_eval=0, min_items_sent_before_logging=100)
         self.checkpoint_interval, self.items_sent_this_step, self.curr_step, self.eval_runner = interval, 0, 0, None
-        self.evaluated: list[int] = []
         self.saved: list[int] = []
-
-    async def evaluate(self) -> None:
-        self.evaluated.append(self.status_dict["current_step"])
 
     def save_checkpoint(self, step: int) -> None:
         self.saved.append(step)
@@ -46,8 +54,6 @@ class Stepping:
         for step in steps:
             self.status_dict = {"current_step": step}
             await BaseEnv.env_step_checks(self)  # type: ignore[arg-type]
-            if self.eval_runner:
-                await self.eval_runner
 
 
 @pytest.mark.parametrize(
@@ -62,14 +68,13 @@ class Stepping:
         (5, [4, 4, 4], []),
     ],
 )
-async def test_an_evaluation_comes_whenever_it_is_due(
+async def test_a_checkpoint_comes_whenever_it_is_due(
     monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int], due: list[int]
 ) -> None:
     monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
-    mending.evaluate_when_due()
-    env = Stepping(every, every)
+    mending.save_checkpoints_when_due()
+    env = Stepping(every)
     await env.see(*steps)
-    assert env.evaluated == due
     assert env.saved == [step // every * every for step in due]
 
 
@@ -126,46 +131,16 @@ async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPat
         await BaseEnv.collect_trajectories(Empty(), "item")  # type: ignore[arg-type]
 
 
-async def test_two_evaluations_do_not_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
-    mending.evaluate_when_due()
-    env: Any = Stepping(1, 0)
-    env.eval_runner = asyncio.create_task(asyncio.sleep(0.05))
-    env.status_dict = {"current_step": 1}
-    await BaseEnv.env_step_checks(env)
-    await env.eval_runner
-    assert env.evaluated == []
-
-
 async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """And out of the environment's sight: not into its configuration, nor to a child that it starts."""
     monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
     with serving() as ours, serving() as other:
         monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
         monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
-        mending.send_token()
+        assert mending.send_token() == (ours.url.removesuffix("/v1"), "run-token")
         configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
         for server in ServerManager(configs).servers:
             await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])
         assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
         assert [one.api_key for one in configs] == ["k", "k"]
         assert "LACHESIS_INFERENCE_TOKEN" not in os.environ
-
-
-async def test_an_evaluation_that_raises_or_hangs_is_told_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Env:
-        async def evaluate(self, fault: str = "") -> None:
-            if fault == "raises":
-                raise ValueError("no held-out items")
-            if fault == "hangs":
-                await asyncio.sleep(60)
-
-    told: list[str] = []
-    monkeypatch.setattr(mending, "EVALUATION_S", 0.1)
-    mending.survive_evaluations(Env, told.append)
-    for fault in ("", "raises", "hangs"):
-        await Env().evaluate(fault)
-    assert told == [
-        "evaluate() raised ValueError: no held-out items; training goes on",
-        "evaluate() was not done after 0.1 s; training goes on",
-    ]

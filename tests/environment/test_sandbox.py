@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ import pytest
 from lachesis.environment import Invalid, jail
 from lachesis.environment.sandbox import Limits, Ran, Sandbox
 from tests.environment.conftest import unconfined
+from tests.patience import deadline
 
 pytestmark = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
 QUICK = Limits(seconds=10, memory_mib=256)
@@ -125,11 +128,23 @@ async def test_what_waits_for_a_processor_is_not_the_programs_time() -> None:
     assert [(one.how, one.output) for one in found] == [("ended", "done\n")] * 8
 
 
+def jailed_programs() -> list[psutil.Process]:
+    """Return the processes in which this process runs programs."""
+    programs = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "jail.py" in " ".join(child.cmdline()):
+                programs.append(child)
+    return programs
+
+
 async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
     running = asyncio.ensure_future(ran("import time; print('up', flush=True); time.sleep(9)"))
-    await asyncio.sleep(1)
-    children = [one for one in psutil.Process().children() if "jail.py" in " ".join(one.cmdline())]
-    children[0].kill()
+    until = deadline(20)
+    while not (programs := jailed_programs()):
+        assert time.monotonic() < until, "no program runs"
+        await asyncio.sleep(0.05)
+    programs[0].kill()
     with pytest.raises(Invalid, match="something on this machine has killed the program"):
         await running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,8 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
     item = {"prompt": "say 1", "answer": "1"}
     assert await scored(env, item, "1") == (1.0, None)
     assert await scored(env, item, "2") == (0.0, None)
-    assert await scored(env, item, "bug") == (None, "the verifier raised ValueError: a bug")
+    reward, reason = await scored(env, item, "bug")
+    assert (reward, re.sub(r":\d+:", ":N:", str(reason))) == (None, "the verifier raised ValueError at mine.py:N: a bug")
     assert {len(env.messages(one)) for one in [*env.items.train, *env.items.held_out]} == {1}
     every = made(environment("reward_function"), **{**fields, "function": f"{tmp_path}/mine.py:whole"})
     await every.setup()

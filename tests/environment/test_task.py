@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lachesis import stages
 from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, clock, zero
 from lachesis.environment.task import Rollout, as_group
 from lachesis.trainer.batch import Recipe, to_batch
-from tests.environment.conftest import LOGPROB, Generator
+from tests.environment.conftest import LOGPROB, Generator, without_place
 
 Make = Callable[..., Any]
 
@@ -64,7 +65,7 @@ SCORES: dict[str, Callable[[], Any]] = {
         ("string", None, "the score is a str, not a number"),
         ("none", None, "the score is None"),
         ("nan part", None, "the score form is nan"),
-        ("raises", None, "the verifier raised KeyError: 'answer'"),
+        ("raises", None, "the verifier raised KeyError somewhere: 'answer'"),
         ("invalid", None, "the judge is away"),
         ("hangs", None, "the verifier was not done after 0.3 s"),
     ],
@@ -76,7 +77,7 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     await env.setup()
     generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
     first, *others = await env.rollouts(env.items.train[0], 4)
-    assert (first.outcome.reward, first.outcome.reason) == (reward, reason)
+    assert (first.outcome.reward, without_place(first.outcome.reason)) == (reward, reason)
     assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
 
@@ -141,7 +142,7 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
         ("rank", [Outcome(0.5), Outcome(0.0), Outcome(1.0)]),
         ("one", [Outcome(None, reason="score_group() gave 1 values for 3 rollouts")] * 3),
         ("none", [Outcome(None, reason="score_group() gave a NoneType for 3 rollouts")] * 3),
-        ("raises", [Outcome(None, reason="the verifier raised KeyError: 'x'")] * 3),
+        ("raises", [Outcome(None, reason="the verifier raised KeyError somewhere: 'x'")] * 3),
         ("nan", [Outcome(1.0), Outcome(None, reason="the score is nan"), Outcome(0.0, reason="too plain")]),
     ],
 )
@@ -160,7 +161,7 @@ async def test_answers_can_be_scored_beside_each_other(
     await env.setup()
     generator.say = lambda prompt, n: ["b", "a", "c"]
     rollouts = await env.rollouts(env.items.train[0], 3)
-    assert [one.outcome for one in rollouts] == outcomes
+    assert [replace(one.outcome, reason=without_place(one.outcome.reason)) for one in rollouts] == outcomes
 
 
 async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Make, generator: Generator) -> None:
@@ -185,7 +186,8 @@ async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Mak
         raise TimeoutError("the judge did not answer")
 
     for _ in range(12):
-        assert (await env.scored(away, {})).reason == "the verifier raised TimeoutError: the judge did not answer"
+        reason = without_place((await env.scored(away, {})).reason)
+        assert reason == "the verifier raised TimeoutError somewhere: the judge did not answer"
 
 
 async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made: Make) -> None:

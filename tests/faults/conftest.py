@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from tests.faults.world import World
+from tests.served import share_schemas
 
 COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "took (s)")
 
 
 @pytest.fixture(scope="session")
-def world(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("world")
         (home / "models").symlink_to(tiny_model / "models")
+        share_schemas(home, schemas)
         patch.setenv("LACHESIS_HOME", str(home))
         made = World(home)
         made.serve()

@@ -12,7 +12,7 @@ LINE = "x" * 4095
 
 
 class SteadyConfig(BaseEnvConfig):
-    mode: str = Field(default="", description="forks, leaves or prints")
+    mode: str = Field(default="", description="forks, leaves, prints or raises")
     gigabytes: float = Field(default=1.0, description="What `prints` writes to its log")
     pause_s: float = Field(default=0.25, description="Before each item; runs that train on must leave the cores to others")
 
@@ -44,6 +44,8 @@ class Steady(BaseEnv):
         return self.count
 
     async def collect_trajectories(self, item: int) -> Any:
+        if self.config.mode == "raises":
+            raise KeyError("answer")
         question = f"{item % 10}+{item // 10 % 10}="
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             await managed.chat_completion(

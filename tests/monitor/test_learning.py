@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.learning import WINDOW, best_reward, judge
+from lachesis.monitor.course import GRAVITY, RunFacts
+from lachesis.monitor.learning import judge
+from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
 
@@ -28,6 +30,7 @@ def healthy(count: int = 60, seed: int = 0, **fixed: Any) -> list[Step]:
             "length/mean": 2.5,
             "rollouts/truncated_share": 0.0,
             "weights/change": rng.uniform(0.02, 0.2),
+            "train/learning_rate": 1e-3,
             **fixed,
         }
         for number in range(1, count + 1)
@@ -36,8 +39,9 @@ def healthy(count: int = 60, seed: int = 0, **fixed: Any) -> list[Step]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_that_learns_is_healthy_at_every_step(seed: int) -> None:
-    steps = healthy(300, seed)
-    assert {judge(steps[:end]).word for end in range(1, 301)} == {"healthy"}
+    steps, facts = healthy(300, seed), RunFacts(total_steps=300)
+    assert {judge(steps[:end], facts=facts).word for end in range(5)} == {"too early"}
+    assert {judge(steps[:end], facts=facts).word for end in range(5, 301)} == {"healthy"}
 
 
 def test_a_solved_task_is_no_fault() -> None:
@@ -80,7 +84,8 @@ def test_the_gravest_comes_first() -> None:
 
 
 def test_a_few_steps_are_too_few() -> None:
-    assert judge(healthy(60, **{"weights/change": 0.0})[:4]).evidence == ["not judged yet: 4 of at least 5 steps"]
+    few = judge(healthy(60, **{"weights/change": 0.0})[:4])
+    assert (few.word, few.evidence) == ("too early", ["4 of at least 5 steps"])
 
 
 def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
@@ -89,11 +94,12 @@ def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
     for step in slow:
         step["reward/mean"] = 0.8 - 0.4 * step["step"] / 600
         step["length/mean"] = 2.0 + 6.0 * step["step"] / 600
-    best = best_reward(slow[:60])
-    found = judge(slow[-60:], first=slow[:20], best=best)
-    assert found.word == "suspect"
-    assert "the mean reward fell from 0.79" in " ".join(found.evidence)
-    assert "completions went from 2 to 8 tokens" in " ".join(found.evidence)
+    trend = Trend()
+    trend.add(slow)
+    health = judge(slow[-60:], first=slow[:20], trend=trend)
+    assert health.word == "suspect"
+    assert "the mean reward fell from 0.793 around step 20 to" in " ".join(health.evidence)
+    assert "completions went from 2 to 8 tokens" in " ".join(health.evidence)
 
 
 def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
@@ -101,3 +107,167 @@ def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
     solved = {"reward/mean": 0.5, "batch/zero_signal_share": 1.0}
     course = healthy(40, **{"reward/mean": 0.1}) + healthy(30, **solved)
     assert judge(course[-60:], first=course[:20]).word == "suspect"
+
+
+def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
+    """Steps whose groups all have equal rewards."""
+    found = healthy(count, **{"batch/zero_signal_share": 1.0, "reward/mean": 0.0, "batch/rollouts": batch, **fixed})
+    for step in found:
+        del step["weights/change"]
+    return found
+
+
+def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts() -> None:
+    """A late take-off begins with a success in a thousand rollouts; until then it may not be stopped."""
+    assert judge(silent(4)).word == "too early"
+    assert judge(silent(5)).word == "suspect"
+    assert judge(silent(156)).word == "suspect"
+    assert judge(silent(157)).word == "broken"
+    assert "0.000: no gradient" in judge(silent(157)).evidence[0]
+    assert judge(silent(30, **{"reward/mean": 0.95})).word == "healthy"
+
+
+def test_one_signal_begins_the_count_anew() -> None:
+    steps = silent(300)
+    steps[-30]["batch/zero_signal_share"] = 0.9
+    assert judge(steps).word == "suspect"
+
+
+def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
+    health = judge(healthy(30, **{"rollouts/dropped": 128 * 30}))
+    assert (health.word, len(health.evidence)) == ("suspect", 1)
+    assert "left out 97% of the rollouts" in health.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "ended", "word", "evidence"),
+    [
+        ({}, False, "too early", "0 of at least 5 steps"),
+        ({"invalid": 5, "errors": {"E: x": 5}}, False, "too early", "5 rollouts had no usable score (E: x, 5 times)"),
+        ({"invalid": 95}, False, "too early", "95 rollouts had no usable score"),
+        ({"invalid": 96}, False, "broken", "100% of 96 rollouts had no usable score"),
+        ({"invalid": 96, "rollouts": 25}, False, "too early", "96 rollouts"),
+        ({"invalid": 96}, True, "broken", "100% of 96 rollouts had no usable score"),
+        ({"dropped": 95}, False, "too early", "0 of at least 5 steps"),
+        ({"dropped": 96}, False, "suspect", "has left out 96 rollouts, which make 3 batches"),
+        ({}, True, "unknown", "it failed after 0 of at least 5 steps"),
+    ],
+)
+def test_before_the_first_steps_the_environment_is_judged(
+    counts: dict[str, Any], ended: bool, word: str, evidence: str
+) -> None:
+    facts = RunFacts(batch_size=32, counts=counts, ended=ended, status="failed" if ended else "running", error="E: y\nz")
+    health = judge([], facts=facts)
+    assert health.word == word
+    assert evidence in health.evidence[0]
+    assert health.evidence[1:] == (["E: y"] if word == "unknown" else [])
+
+
+def test_no_finding_without_a_batch_size() -> None:
+    assert judge([], facts=RunFacts(counts={"invalid": 1000, "dropped": 1000})).word == "too early"
+
+
+def test_numbers_that_are_missing_are_no_sign() -> None:
+    assert judge([{"step": number} for number in range(1, 60)]).evidence == ["nothing unusual"]
+
+
+def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[Step]:
+    rng = random.Random(seed)
+    return [{"step": number, "reward/mean": level + rng.gauss(0, spread)} for number in range(1, count + 1)]
+
+
+def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_half() -> None:
+    steps, facts = flat(1000, 0.4), RunFacts(total_steps=1000)
+    words = {end: judge(steps[:end], facts=facts).word for end in range(5, 1001, 5)}
+    assert {word for end, word in words.items() if end <= 100} == {"healthy"}
+    assert words[495] == "not learning"
+    health = judge(steps[:500], facts=facts)
+    assert "the mean reward has not risen in 500 steps" in health.evidence[0]
+    assert judge(steps[:500]).word == "healthy", "without the number of all steps nothing is said"
+
+
+def test_an_exact_standstill_is_seen_before_the_half() -> None:
+    """Without noise no large rise agrees with the steps."""
+    steps = flat(1000, 0.4, spread=0.0)
+    assert judge(steps[:150], facts=RunFacts(total_steps=1000)).word == "not learning"
+
+
+def test_a_plateau_after_a_rise_is_healthy() -> None:
+    steps = flat(40, 0.2) + [{**step, "step": 40 + step["step"]} for step in flat(1960, 0.6)]
+    facts, trend = RunFacts(total_steps=2000), Trend()
+    words = set()
+    for end in range(20, 2001, 20):
+        trend.add(steps[end - 20 : end])
+        words.add(judge(steps[max(0, end - 60) : end], first=steps[:20], trend=trend, facts=facts).word)
+    assert words == {"healthy"}
+    assert trend.risen_at is not None
+
+
+def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02) -> list[Step]:
+    """Twenty steps per held-out result, whose reward stays near that of its number."""
+    steps: list[Step] = []
+    rng = random.Random(0)
+    for reward, share in zip(rewards, shares, strict=True):
+        steps += [{"step": len(steps) + 1 + at, "reward/mean": reward + rng.gauss(0, 0.01)} for at in range(20)]
+        known = {"percent_correct": share, "low": share - half, "high": share + half, "items": 500, "step": len(steps) - 1}
+        steps[-1] |= {f"eval/{name}": value for name, value in known.items()}
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shares", "half", "evidence"),
+    [
+        ([0.2, 0.4, 0.6, 0.8], [0.3, 0.35, 0.3, 0.2], 0.02, "while the held-out result fell from 30.0% to 20.0%"),
+        ([0.2, 0.25, 0.3, 0.35], [0.5, 0.52, 0.5, 0.45], 0.2, None),
+        ([0.2, 0.3, 0.5, 0.8], [0.2, 0.3, 0.32, 0.33], 0.02, "the gap between training and held-out results has grown by 0.4"),
+        ([0.2, 0.4, 0.6, 0.8], [0.2, 0.4, 0.6, 0.78], 0.02, None),
+        ([0.1, 0.2, 0.3, 0.4], [0.9, 0.9, 0.9, 0.9], 0.02, None),
+        ([2.0, 3.0, 4.0, 8.0], [0.2, 0.2, 0.2, 0.2], 0.02, None),
+        ([0.2, 0.5, 0.8], [0.3, 0.2, 0.1], 0.02, None),
+    ],
+    ids=["falls", "falls within its interval", "lags", "follows", "is ahead", "another scale", "too few results"],
+)  # fmt: skip
+def test_held_out_results_are_compared_with_training(
+    rewards: list[float], shares: list[float], half: float, evidence: str | None
+) -> None:
+    health = judge(with_held_out(rewards, shares, half))
+    assert health.word == ("suspect" if evidence else "healthy"), health.evidence
+    assert evidence is None or any(evidence in sentence for sentence in health.evidence)
+
+
+def test_the_words_are_ordered() -> None:
+    assert GRAVITY["healthy"] == GRAVITY["too early"] == GRAVITY["unknown"] < GRAVITY["not learning"]
+    assert GRAVITY["not learning"] == GRAVITY["suspect"] < GRAVITY["broken"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "change", "word"),
+    [
+        (4e-5, 0.0, "broken"),
+        (4e-5, 2e-7, "healthy"),
+        (1e-3, 9e-7, "broken"),
+        (1e-3, 2e-6, "healthy"),
+        (9e-7, 0.0, "healthy"),
+        (None, 0.0, "healthy"),
+    ],
+)
+def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(rate: float | None, change: float, word: str) -> None:
+    assert judge(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word == word
+
+
+def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
+    """A line has the change by the update of the line before, whose rate may have been 0."""
+    steps = healthy(40, **{"weights/change": 0.0})
+    for step in steps[::2]:
+        step["train/learning_rate"] = 0.0
+    assert judge(steps).word == "healthy"
+
+
+def test_commands_name_the_whole_run() -> None:
+    facts = RunFacts(environment="a", others=("b=2",), model="/models/mine", tunable=frozenset({"group_size"}))
+    assert (
+        facts.train("group_size=8", "learning_rate=1")
+        == "`lachesis train a --with b=2 --model /models/mine --set group_size=8`"
+    )
+    assert facts.test() == "`lachesis test a --model /models/mine`"
+    assert RunFacts(profile="tinker", environment="a").test() == "`lachesis test a --profile tinker`"

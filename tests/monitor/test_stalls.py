@@ -51,6 +51,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
         ({"tally": {**ALIVE, "errors": {"ValueError: x": 7}}}, "environment", 300, "no usable group: ValueError: x (7 times)"),
         ({"tally": {**ALIVE, "group_at": NOW - 1}, "api": {"queued": {"5": 3}, "batch_size": 32}}, "API queue", 100,
          "the groups that wait (3 of 5 rollouts) do not fill one: a batch takes exactly 32 rollouts"),
+        ({"tally": {**ALIVE, "group_at": NOW - 1}, "api": {"turn": "slow"}}, "environment", 1, "it is the turn of slow"),
         ({"api": {"refused": 4, "refusal": "a score is nan"}}, "API queue", 100, "has refused 4 groups: a score is nan"),
         ({"tally": {**ALIVE, "group_at": NOW - 1, "dropped": 64}}, "rollouts", 100, "64 rollouts were dropped"),
         (waits("forward_backward"), "forward_backward", 100, "the trainer waits for the answer of the engine"),

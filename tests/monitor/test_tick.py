@@ -17,14 +17,18 @@ import psutil
 import pytest
 
 from lachesis import config as configuration
-from lachesis import launcher
+from lachesis import launcher, resuming
 from lachesis.errors import ServerDownError
+from lachesis.host_clock import boot_id
 from lachesis.metrics import MetricsFile
 from lachesis.monitor import tick
+from lachesis.monitor.memory import load_memory
 from lachesis.monitor.tick import Monitor
 from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
 from lachesis.service import Service
 from lachesis.supervision.leftovers import MARK, mark
+from lachesis.trainer.advantages import learning_rate
+from tests.patience import deadline
 
 Make = Callable[..., RunRecord]
 Asked = list[tuple[str, str]]
@@ -41,6 +45,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     found: Asked = []
     monkeypatch.setattr(launcher, "cancel", lambda store, record, reason: found.append((record.run_id, reason)))
     return found
+
+
+def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a resume of a run whose flow run has ended do everything but submit it."""
+    monkeypatch.setattr(resuming, "flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
 
 
 @pytest.fixture
@@ -69,26 +79,50 @@ def make(store: RunStore) -> Iterator[Make]:
         yield run
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Processes that a test has started."""
+
+
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that `ended` ends after the test."""
+    STARTED.append(subprocess.Popen(command, **options))
+    return STARTED[-1]
+
+
 def frozen(store: RunStore, run_id: str) -> None:
     """The environment has stood still for two minutes, with its last beat."""
     about = {"at": time.time() - 120, "group_at": time.time() - 120, "errors": {}}
     store.dir(run_id).tally_of("environment").write_text(json.dumps(about))
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process = start([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(19)
     store.update(run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")})
-    for _ in range(100):
-        if psutil.Process(process.pid).status() == "stopped":
-            return
+    until = deadline(20)
+    while psutil.Process(process.pid).status() != "stopped":
+        assert time.monotonic() < until, "the process was not stopped"
         time.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
     yield
-    for child in psutil.Process().children():
-        if "time.sleep(600)" in " ".join(child.cmdline()):
-            child.kill()
-            child.wait()
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
+
+
+def test_a_frozen_process_goes_on_by_the_command_that_is_named(store: RunStore, make: Make) -> None:
+    make()
+    frozen(store, "0123abcd")
+    (seen,) = Monitor(store).tick()
+    assert seen.stall is not None
+    command = seen.stall.evidence.split("`")[1]
+    subprocess.run(command, shell=True, check=True)
+    pid = store.load("0123abcd").services["environment"].pid
+    until = time.monotonic() + 10
+    while psutil.Process(pid).status() == "stopped":
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("policy", "asks", "resumes"), [("warn", False, False), ("stop", True, False), ("resume", True, True)])
@@ -108,9 +142,26 @@ def test_a_stall_is_told_and_its_policy_followed(
     assert not any(text.startswith("stalled") for text in again.said), "once per stall"
 
 
+def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(store: RunStore, make: Make) -> None:
+    """Its readings of the monotonic clock would end a run that is held for a moment, or wait for ever."""
+    make()
+    Monitor(store).tick()
+    file = store.dir("0123abcd").path / "monitor.json"
+    remembered = {"held_since": 1.0, "set_at": 2.0, "ahead_s": 3.0, "judged": "healthy"}
+    for boot, kept in ((boot_id(), 1.0), ("another", None), (None, None)):
+        file.write_text(json.dumps({**remembered, "boot": boot}))
+        memory = load_memory(store.dir("0123abcd"))
+        assert (memory.held_since, memory.judged, memory.boot) == (kept, "healthy", boot_id())
+
+
 def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked: Asked) -> None:
     """By an hour, so that the environment's last beat, a second ago, is an hour old."""
-    make(limits={"on_stall": "stop", "max_hours": 0.5}, began_s=time.monotonic() - 60, started_at="2026-01-01T00:00:00+00:00")
+    make(
+        limits={"on_stall": "stop", "max_hours": 0.5},
+        began_s=time.monotonic() - 60,
+        boot=boot_id(),
+        started_at="2026-01-01T00:00:00+00:00",
+    )
     Monitor(store).tick()
     file = store.dir("0123abcd").path / "monitor.json"
     memory = json.loads(file.read_text())
@@ -157,7 +208,9 @@ def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, as
     for run_id, policy in (("0123abcd", "advise"), ("4567abcd", "stop")):
         make(run_id, limits={"on_broken": policy})
         for step in range(1, 30):
-            MetricsFile(store.dir(run_id).metrics).append(step, {"reward/mean": 0.5, "weights/change": 0.0})
+            MetricsFile(store.dir(run_id).metrics).append(
+                step, {"reward/mean": 0.5, "weights/change": 0.0, "train/learning_rate": 4e-5}
+            )
     Monitor(store).tick()
     assert {run: (store.load(run).health or {})["word"] for run in ("0123abcd", "4567abcd")} == {
         "0123abcd": "broken",
@@ -166,14 +219,146 @@ def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, as
     assert [(run, "learning is broken: the sampled weights" in why) for run, why in asked] == [("4567abcd", True)]
 
 
+def rate_of(schedule: str, step: int) -> float:
+    return learning_rate(1e-3, step, 400, schedule=schedule, warmup=100 if schedule == "constant" else 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rates", "change"),
+    [
+        ([rate_of("cosine", step) for step in range(340, 400)], 0.0),
+        ([rate_of("linear", step) for step in range(397, 400)] * 20, 0.0),
+        ([rate_of("constant", step) * 1e-3 for step in range(60)], 0.0),
+        ([0.0] * 60, 0.0),
+    ],
+    ids=["the end of a cosine schedule", "the end of a linear schedule", "a warm-up", "rate 0"],
+)
+def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
+    store: RunStore, make: Make, asked: Asked, rates: list[float], change: float
+) -> None:
+    """Changes of 0 below a hundredth of the highest rate: row 2 of the review stopped these runs."""
+    make(limits={"on_broken": "stop"})
+    metrics = MetricsFile(store.dir("0123abcd").metrics)
+    for step in range(1, 41):
+        usual = 1e-3 if rates[0] else 0.0
+        metrics.append(step, {"reward/mean": step / 200, "weights/change": 0.1, "train/learning_rate": usual})
+    for step, rate in enumerate(rates, 41):
+        hidden = rate < 1e-5
+        values = {"reward/mean": step / 200, "weights/change": change if hidden else rate * 50, "train/learning_rate": rate}
+        metrics.append(step, values)
+    Monitor(store).tick()
+    assert asked == []
+    assert store.load("0123abcd").learning == "healthy"
+
+
+def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: Make) -> None:
+    """400 groups without a usable score and no step."""
+    make()
+    counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
+    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    Monitor(store).tick()
+    record = store.load("0123abcd")
+    assert record.learning == "broken"
+    assert record.evidence == "100% of 6,400 rollouts had no usable score (ValueError: no answer, 400 times)"
+
+
+def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(store: RunStore, make: Make) -> None:
+    make()
+    for step in range(1, 31):
+        values = {"reward/mean": step / 60, "batch/rollouts": 128, "rollouts/invalid": 0}
+        MetricsFile(store.dir("0123abcd").metrics).append(step, values)
+    Monitor(store).tick()
+    assert store.load("0123abcd").learning == "healthy"
+    counted = {"at": time.time(), "invalid": 800, "rollouts": 30 * 128, "errors": {"KeyError: 'x'": 50}}
+    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    Monitor(store).tick()
+    assert store.load("0123abcd").learning == "broken"
+    assert "since the last step had no usable score (KeyError: 'x', 50 times)" in str(store.load("0123abcd").evidence)
+
+
+def test_rewards_that_never_differ_are_named_before_the_first_step(store: RunStore, make: Make) -> None:
+    """Row 54: such an environment trained for ever at step 0, healthy."""
+    make()
+    counted = {"at": time.time(), "dropped": 3 * 128, "rollouts": 3 * 128, "groups": 24}
+    store.dir("0123abcd").tally_of("environment").write_text(json.dumps({**counted, "dropped": 3 * 128 - 1}))
+    Monitor(store).tick()
+    assert store.load("0123abcd").learning == "too early"
+    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    Monitor(store).tick()
+    record = store.load("0123abcd")
+    assert record.learning == "suspect"
+    assert "left out 384 rollouts, which make 3 batches" in str(record.evidence)
+    assert "group_size=32" in (record.health or {})["advice"][0]
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "word", "evidence"),
+    [
+        ("failed", 0, "unknown", "it failed after 0 of at least 5 steps"),
+        ("stopped", 3, "unknown", "it was stopped after 3 of at least 5 steps"),
+        ("completed", 30, "healthy", "mean reward 0.342 over the last 20 steps"),
+        ("stopped", 30, "healthy", "mean reward 0.342 over the last 20 steps"),
+    ],
+)
+def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
+    store: RunStore, make: Make, status: str, steps: int, word: str, evidence: str
+) -> None:
+    make(alive=False, status=status, ended_at=now(), error="the model could not be loaded")
+    for step in range(1, steps + 1):
+        MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
+    answer = Service(store.home).status("0123abcd").payload()
+    assert (answer["health"]["word"], answer["health"]["evidence"][0]) == (word, evidence)
+    record = store.load("0123abcd")
+    assert (record.learning, (record.health or {})["final"]) == (word, True)
+    if word == "unknown":
+        assert (record.health or {})["evidence"][1] == "the model could not be loaded"
+
+
+def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make: Make) -> None:
+    """Thirty steps of reward 0 that ended between two looks of the monitor."""
+    make(alive=False)
+    for step in range(1, 31):
+        values = {"reward/mean": 0.0, "batch/zero_signal_share": 1.0, "batch/rollouts": 32}
+        MetricsFile(store.dir("0123abcd").metrics).append(step, values)
+    (record,), _ = Service(store.home).look_at_runs()
+    assert (record.status, record.learning) == ("failed", "suspect")
+    assert store.load("0123abcd").learning == "suspect"
+
+
+def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: Make) -> None:
+    """It called every run healthy that had not been judged."""
+    before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now()}
+    make(alive=False, status="failed", ended_at=now(), error="gone", health=before)
+    assert Service(store.home).results("0123abcd").payload()["health"]["word"] == "unknown"
+
+
+def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunStore, make: Make) -> None:
+    make()
+    folder = store.dir("0123abcd")
+    metrics = MetricsFile(folder.metrics)
+    for step in range(1, 31):
+        metrics.append(step, {"reward/mean": 0.5})
+    Monitor(store).tick()
+    read = load_memory(folder).trend.position
+    assert read == folder.metrics.stat().st_size
+    for step in (31, 32):
+        metrics.append(step, {"reward/mean": 0.7})
+    Monitor(store).tick()
+    assert load_memory(folder).trend.count == 32
+    metrics.append(20, {"reward/mean": 0.9})
+    Monitor(store).tick()
+    trend = load_memory(folder).trend
+    assert (trend.count, trend.last_step, trend.recent[-1]) == (20, 20, 0.9)
+
+
 def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore, make: Make) -> None:
     """Its lock is free, so flow and reaper are gone; a child of its environment lives on. A stranger in its folder stays."""
     make(alive=False)
     folder = store.dir("0123abcd").path
     (folder / ".alive").touch()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    left = subprocess.Popen(command, env={**os.environ, MARK: mark(folder)})
-    stranger = subprocess.Popen(command, cwd=folder, env={**os.environ, MARK: f"{folder}:guessed"})
+    left = start(command, env={**os.environ, MARK: mark(folder)})
+    stranger = start(command, cwd=folder, env={**os.environ, MARK: f"{folder}:guessed"})
     (seen,) = Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
     assert "its flow is gone" in str(store.load("0123abcd").error)
@@ -186,12 +371,12 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
 def test_a_run_that_was_stopped_to_go_on_is_resumed(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     make(alive=False, status="stopped", ended_at=now(), resume_wanted=True, started_at="2026-01-01T00:00:00+00:00")
     store.update("0123abcd", ended_at="2026-01-01T02:00:00+00:00")
-    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    without_a_server(monkeypatch)
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
     assert (record.status, record.attempt, record.auto_resumes, record.resume_wanted) == ("pending", 2, 1, False)
     assert record.earlier_hours == 2.0
-    assert "resumed from its newest checkpoint" in seen.said[0]
+    assert seen.said[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
 
 
 def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) -> None:
@@ -215,7 +400,7 @@ def test_files_that_cannot_be_read_do_not_blind_the_tick(store: RunStore, make: 
     store.dir("4567abcd").config.write_bytes(b"\xff[" * 5000)
     (store.dir("4567abcd").path / "monitor.json").mkdir()
     assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
-    assert (store.load("0123abcd").health or {})["word"] == "healthy"
+    assert store.load("0123abcd").learning == "too early"
 
 
 def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make: Make) -> None:
@@ -267,7 +452,7 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
     store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, policy: str, resumes: int, again: bool
 ) -> None:
     """Three times at most; one that never trained would fail in the same way."""
-    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    without_a_server(monkeypatch)
     ended = {"alive": False, "status": "failed", "ended_at": now(), "auto_resumes": resumes}
     make("0123abcd", limits={"on_crash": policy}, healthy_at=now(), **ended)
     make("4567abcd", limits={"on_crash": policy}, **ended)
@@ -278,7 +463,7 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
 
 
 def test_a_crashed_run_that_its_user_stopped_stays_so(store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    without_a_server(monkeypatch)
     make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now(), alive=False, status="failed", ended_at=now())
     assert "stays so" in Service(store.home).stop("0123abcd")["message"]
     Monitor(store).tick()
@@ -329,7 +514,7 @@ def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: 
     folders = (store.home / "inference_tests" / "0a0a0a0a", store.dir("0123abcd").path)
     folders[0].mkdir(parents=True)
     stray, own = (
-        subprocess.Popen(
+        start(
             [sys.executable, "-c", "import time; time.sleep(600)"],
             env={**os.environ, MARK: mark(folder)},
             start_new_session=True,

@@ -53,7 +53,8 @@ def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
     assert found["sizes"] == [35, 5], "what is held out is not trained on, though it stands in both data sets"
     rollouts = found["rollouts"]
     assert [one["reward"] for one in rollouts] == [1.25, 0.0, 0.25, None, None, 1.25]
-    assert rollouts[3]["reason"] == "right raised KeyError: 'a fault of the function'"
+    assert rollouts[3]["reason"].startswith("right raised KeyError at verifiers_words.py:")
+    assert rollouts[3]["reason"].endswith(": 'a fault of the function'")
     assert "OSError" in rollouts[4]["reason"]
     assert all(one["whole"] for one in rollouts)
     assert rollouts[0]["text"].endswith("reverse 12<|end|><|assistant|>21<|end|>")

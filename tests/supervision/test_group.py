@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import http_question, wait_healthy
+from lachesis.supervision.health import await_end, http_question, wait_healthy
 from lachesis.supervision.process import ServiceSpec, free_ports
 
 CHILD = str(Path(__file__).parents[1] / "child.py")
@@ -47,9 +47,29 @@ def test_services_end_in_reverse_order(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         for name in ("first", "second", "third"):
             group.start(spec(name, tmp_path, "note", str(notes), name))
-        assert wait_for(lambda: all("child note" in (tmp_path / f"{n}.log").read_text() for n in ("first", "second", "third")))
-        time.sleep(0.2)  # the handlers are installed right after that line
+        assert wait_for(lambda: all("ready note" in (tmp_path / f"{n}.log").read_text() for n in ("first", "second", "third")))
     assert notes.read_text().split() == ["third", "second", "first"]
+
+
+def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_all(tmp_path: Path) -> None:
+    """Its log may hold a screen of retries before the cause."""
+    command = [sys.executable, "-m", "lachesis.engine", "--model", "Qwen/DoesNotExist", "--store", str(tmp_path)]
+    engine = ServiceSpec(
+        "engine",
+        [*command, "--port", str(free_ports(1)[0])],
+        log=tmp_path / "engine.log",
+        cwd=tmp_path,
+        env={"LACHESIS_ENGINE_TOKEN": "tml-x", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+    )
+    with ServiceGroup() as group:
+        group.start(engine)
+        assert group.wait("engine", timeout_s=150) == 1
+        with pytest.raises(ProcessExitedError) as caught:
+            group.require("engine")
+    begin = "engine exited with code 1: model_not_found: the model Qwen/DoesNotExist cannot be loaded: "
+    assert str(caught.value).startswith(begin)
+    assert "\n" not in str(caught.value)
+    assert begin.partition(": ")[2] in engine.log.read_text()
 
 
 def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path) -> None:
@@ -74,6 +94,23 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
             wait_healthy(group, one)
 
 
+def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
+    """As when somebody stops the run while one of its services starts, or while it is evaluated."""
+
+    def look() -> None:
+        raise InterruptedError("somebody has suspended it")
+
+    with ServiceGroup() as group:
+        one = spec("engine", tmp_path, "sleep", ready=lambda: "not yet", timeout_s=60)
+        group.start(one)
+        started = time.monotonic()
+        with pytest.raises(InterruptedError):
+            wait_healthy(group, one, look=look)
+        with pytest.raises(InterruptedError):
+            await_end(group, one, [], look=look)
+        assert time.monotonic() - started < 30
+
+
 def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     with ServiceGroup() as group:
@@ -89,8 +126,7 @@ def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
         group.start(spec("environment", tmp_path, "family", str(pids), grace_s=0.5))
-        assert wait_for(pids.exists)
-        time.sleep(0.3)
+        assert wait_for(lambda: "ready deaf" in (tmp_path / "environment.log").read_text())
         family = [int(pid) for pid in pids.read_text().split()]
     assert not any(alive(pid) for pid in family)
 
@@ -101,8 +137,7 @@ def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> Non
     with ServiceGroup() as group:
         other = group.start(spec("trainer", tmp_path, "sleep"))
         leader = group.start(spec("environment", tmp_path, "family", str(pids), grace_s=6.0))
-        assert wait_for(lambda: "child deaf" in (tmp_path / "environment.log").read_text())
-        time.sleep(0.3)
+        assert wait_for(lambda: "ready deaf" in (tmp_path / "environment.log").read_text())
         child = int(pids.read_text().split()[1])
         for pid, name in ((leader, "environment"), (other, "trainer")):
             os.kill(pid, signal.SIGKILL)
@@ -225,13 +260,25 @@ def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert [int(line.split()[1]) for line in lines] == list(range(100_000 - len(lines), 100_000)), "no line is lost or cut"
 
 
+def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
+    """Long before its time is over, in one line."""
+    code = "import os\nwhile True: os.write(2, b'x' * 60000)"
+    loud = ServiceSpec("environment", [sys.executable, "-S", "-c", code], tmp_path / "loud.log", tmp_path)
+    started = time.monotonic()
+    with ServiceGroup() as group:
+        group.start(loud)
+        with pytest.raises(ProcessExitedError, match="environment printed more than 50 MB") as told:
+            await_end(group, loud, needs=[])
+    assert time.monotonic() - started < 60
+    assert len(str(told.value).splitlines()) == 1
+
+
 def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
     """Also when the end is under way already and a service takes its time."""
     hurry = tmp_path / ".now"
     with ServiceGroup(hurry=hurry) as group:
         pid = group.start(spec("slow", tmp_path, "deaf", grace_s=60.0))
-        assert wait_for(lambda: "child deaf" in (tmp_path / "slow.log").read_text())
-        time.sleep(0.2)  # the handler is installed right after that line
+        assert wait_for(lambda: "ready deaf" in (tmp_path / "slow.log").read_text())
         closing = threading.Thread(target=group.close)
         closing.start()
         time.sleep(0.5)

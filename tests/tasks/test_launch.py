@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows import launch
+from lachesis.errors import ModelNotFoundError
 from lachesis.runs import RunRecord, RunStore
 
 
@@ -46,3 +48,19 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
         launch._recorded(store, record.run_id, 0, again=False)
     assert secret not in "".join(traceback.format_exception(raised.value))
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
+    """A model that could not be loaded is not healthy, and the record has the word at once."""
+    store = RunStore(tmp_path)
+    record = RunRecord(
+        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
+        wandb_project="p", wandb_run_name="n", status="running",
+    )  # fmt: skip
+    store.create(record)
+    launch._end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    ended = store.load(record.run_id)
+    assert (ended.status, ended.learning) == (status, "unknown")
+    assert (ended.health or {})["final"] is True
+    assert status == "stopped" or (ended.health or {})["evidence"][1] == "there is no model m"

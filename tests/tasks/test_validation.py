@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import Pause
 
+from flows.validate import validate
 from lachesis import config as configuration
 from lachesis import models
 from lachesis import stages as child_stages
@@ -151,7 +153,39 @@ def test_stages_fail_by_their_names(make: Make) -> None:
     wrong = {name: error.details["stage"] for name, error in found.items() if isinstance(error, StageError)}
     assert wrong == {"never returns": "dataset", "crash": "import"}
     assert "not done after 3 s" in str(found["never returns"])
-    assert "RuntimeError: no data set here" in str(found["crash"])
+    assert "RuntimeError at crash.py:12: no data set here" in str(found["crash"])
+
+
+SLURM = """
+
+class Slurm(Sums):
+    name = "sums"
+
+    def __init__(self, config, server_configs, slurm=True, testing=False):
+        super().__init__(config, server_configs, slurm=True, testing=testing)
+
+
+if __name__ == "__main__":
+    Slurm.cli()
+"""
+
+
+def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(make: Make, tmp_path: Path) -> None:
+    """Here is no Slurm, and the model is where the configuration names it."""
+    file = tmp_path / "slurm_sums.py"
+    file.write_text(SUMS.read_text().partition("if __name__")[0] + SLURM)
+    bench = make(file=file, class_name="Slurm")
+    assert stages(bench, {})["dataset"]["items"] == 16
+    counted, error = ask(bench)
+    assert (len(counted.scores_P), error) == (4, None)
+
+
+def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "loud_sums.py"
+    file.write_text(SUMS.read_text().replace("time.sleep(600)", "while True:\n                print('x' * 60_000)"))
+    with pytest.raises(StageError, match=r"it printed more than 50 MB and was ended, see .*check\.log") as failed:
+        stages(make("never returns", file=file), {})
+    assert failed.value.details["stage"] == "dataset"
 
 
 class Checked:
@@ -271,3 +305,20 @@ def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], wo
     assert verdict.word == word
     assert said in " ".join(verdict.evidence)
     assert not tallies.is_score(1.7e308), "sums of such are infinite"
+
+
+def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's next task says so; there is no checkpoint to go on from."""
+
+    def suspended(_: Bench) -> None:
+        raise Pause("paused")
+
+    bench = make()
+    monkeypatch.setattr("flows.validate.build_missing_model", suspended)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    state = validate.fn(bench.test.test_id, str(bench.tests.home))
+    assert state is not None
+    assert state.type == "CANCELLED"
+    test = bench.tests.load(bench.test.test_id)
+    assert (test.status, test.error) == ("failed", "it was suspended in Prefect, which ends a test; start it again")
+    os.close(bench.lock)

@@ -32,6 +32,24 @@ def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[
     return {"tokens": [whole], "masks": [masks], "inference_logprobs": [[1.0, 1.0, *logprobs]], "scores": [score]}
 
 
+def test_answers_that_begin_alike_are_told_apart() -> None:
+    """By all of their tokens: their beginnings, in both tokens and log-probabilities, are the same for many tokens."""
+    usage, begin, logprobs = Usage(), list(range(3, 40)), [-0.5] * 37
+    usage.sampled_sequence([*begin, 50], [*logprobs, -1.0], "length", 0)
+    usage.version = 3
+    usage.sampled_sequence([*begin, 51], [*logprobs, -1.0], "stop", 3)
+    assert usage.was_cut([*begin, 50], [*logprobs, -1.0])
+    assert not usage.was_cut([*begin, 51], [*logprobs, -1.0])
+    assert not usage.was_cut([*begin, 52], [*logprobs, -1.0])
+    assert [usage.staleness([*begin, end], [*logprobs, -1.0]) for end in (50, 51, 52)] == [3, 0, None]
+
+
+def test_the_entropy_is_of_tokens_that_were_sampled() -> None:
+    """Neither the first token, which nothing predicts, nor a sentinel where a log-probability is missing."""
+    whole = {"tokens": [[7, 8, 9]], "masks": [[7, 8, 9]], "inference_logprobs": [[1.0, -0.5, 1.0]], "scores": [1.0]}
+    assert rollout_metrics([whole], Usage()) == {"length/mean": 3.0, "length/max": 3.0, "entropy/sampling": 0.5}
+
+
 def test_staleness_is_known_token_by_token() -> None:
     usage = Usage()
     with usage.request([7, 8]):
@@ -111,13 +129,15 @@ def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> No
 
 
 def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: " ".join(map(str, tokens)))
+    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: json.dumps(tokens))
     file = RolloutFile(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
+    arrays = group([3, 4], [-0.5, -1.5])
+    arrays |= {name: [np.array(row) for row in arrays[name]] for name in ("tokens", "masks")}
     for step in range(1, 41):
-        file.keep(step, [group([3, 4], [-0.5, -1.5])])
+        file.keep(step, [arrays])
     lines = [json.loads(line) for line in file.path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, *range(2, 41, 2)]
-    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == ("7 8", ["3 4"], [1.0])
+    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == ("[7, 8]", ["[3, 4]"], [1.0])
 
 
 async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lachesis.errors import BatchError
-from lachesis.trainer.batch import Recipe, collapse_doubled_eos, to_batch
+from lachesis.trainer.batch import Recipe, add_kl_penalty, to_batch
+from lachesis.trainer.doubled_eos import collapse_doubled_eos
 
 EOS = 99
 
@@ -57,6 +58,11 @@ def test_a_group_of_equal_scores_teaches_nothing_and_counts_in_the_reward() -> N
     assert found.metrics()["reward/mean"] == 0.75
 
 
+def test_the_share_of_correct_rollouts_is_that_of_scores_above_0() -> None:
+    assert batch(group([1.0, 0.0, -1.0, 0.5])).metrics()["train/percent_correct"] == 0.5
+    assert "train/percent_correct" not in batch().metrics(), "nothing was scored"
+
+
 def test_an_override_silences_a_rollout_or_a_group() -> None:
     one = group([1.0, 0.0], overrides=[{"set_advantage_to_zero": True}, None])
     assert len(batch(one).datums) == 1
@@ -102,21 +108,124 @@ def test_more_than_one_teacher_token_is_refused_with_the_shape() -> None:
         batch(one)
 
 
+def taught(ids: list[int], logprob: float) -> dict[str, Any]:
+    """What a teacher gives for each rollout of `group([1.0, 0.0])`."""
+    return {"distill_token_ids": [[[token] for token in ids]] * 2, "distill_logprobs": [[[-1.0]] * 3 + [[logprob]]] * 2}
+
+
+def test_several_environments_have_metrics_of_their_own() -> None:
+    named = [group(scores, group_overrides={"environment": name}) for name, scores in (("a", [1.0, 0.0]), ("b", [1.0, 1.0]))]
+    metrics = batch(*named, named[0], group([0.0, 0.0])).metrics()
+    assert (metrics["environments/a/reward_mean"], metrics["environments/a/rollouts"]) == (0.5, 4)
+    assert (metrics["environments/b/reward_mean"], metrics["environments/b/rollouts"]) == (1.0, 2)
+
+
+def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
+    unsampled = group([1.0, 0.0], masks=[[-100] * 4] * 2)
+    made = batch(unsampled, was_cut=lambda tokens, logprobs: True)
+    assert (made.cut, made.datums) == (0, [])
+    assert "logprobs/mean" not in made.metrics()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scores": [float("nan"), 1.0]}, "group 0 has scores .nan, 1.0.; every score must be a finite number"),
-        ({"scores": [1.0]}, "group 0 has 2 rollouts but scores of shape"),
+        (taught([1, 2, 7, EOS], -1.0), "distill_token_ids names other tokens than those that were sampled"),
+        ({**taught([1, 2, 3, EOS], float("-inf")), "tokens": [[1, 2, 3, EOS]] * 2}, "are not finite, or below -1000"),
+        ({"scores": [float("nan"), 1.0]}, "group 0: a score is nan; allowed: finite numbers"),
+        ({"scores": [1.0]}, "group 0: a group has 2 rollouts and 1 scores"),
+        ({"scores": [[1.0], [0.0]]}, r"a score is \[1.0\]"),
         ({"inference_logprobs": None}, "the environment sent no inference_logprobs"),
-        ({"inference_logprobs": [[-1.0], [-1.0]]}, "rollout 0: 4 tokens, 4 masks and 1 logprobs"),
-        ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0: 4 tokens, 3 masks and 4 logprobs"),
-        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, "none may be above 0 or infinite"),
-        ({"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2}, r"are \[1.0, -0.5\]; none may be above 0"),
+        ({"inference_logprobs": [[-1.0] * 4]}, "2 rollouts and 1 inference_logprobs; one list for each rollout"),
+        ({"inference_logprobs": [[-1.0], [-1.0]]}, "rollout 0 has 4 tokens and 1 inference_logprobs"),
+        ({"masks": [[-100, -100, 3, EOS]]}, "2 rollouts and 1 masks"),
+        ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0 has 4 tokens and 3 masks"),
+        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, r"are not usable: \[-inf\]; none may be above 0"),
+        ({"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2}, r"are not usable: \[1.0\]; none may be above 0"),
+        ({"inference_logprobs": [[1.0, 1.0, -9999.0, -0.5]] * 2}, "or below -1000"),
+        ({"tokens": [[1, 2, -3, EOS]] * 2}, "no token id is negative"),
+        ({"tokens": [[1, 2, 10**30, EOS]] * 2}, "OverflowError"),
+        ({"tokens": [[1, 2, "x", EOS]] * 2}, "ValueError"),
+        ({"tokens": [[[1], [2], [3], [4]]] * 2}, "lists of numbers"),
+        ({"overrides": {"0": "x"}}, "overrides is .*; a list or null is needed"),
+        ({"group_overrides": ["x"]}, "group_overrides is .*; an object or null is needed"),
+        ({"distill_logprobs": [[[0.0]] * 4] * 2}, "distill_token_ids and distill_logprobs are needed together"),
+        ({"tokens": []}, "at least one rollout"),
     ],
 )
 def test_data_that_cannot_be_trained_on_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         batch({**group([1.0, 0.0]), **change})
+
+
+def test_a_bad_group_is_left_out_and_named_and_the_others_are_trained_on() -> None:
+    """Whole, also when only its last rollout is bad."""
+    good, bad = group([1.0, 0.0]), group([1.0, 0.0])
+    bad["inference_logprobs"][1] = [1.0, 1.0, 1.0, 1.0]
+    mixed = batch(good, bad, {**good, "masks": good["masks"][:1]}, "no group")  # type: ignore[arg-type]
+    assert sorted(mixed.dropped) == [1, 2, 3]
+    assert "rollout 1: 2 sampling logprobs of trained tokens are not usable" in mixed.dropped[1]
+    alone = batch(good)
+    assert [datum.advantages.tolist() for datum in mixed.datums] == [datum.advantages.tolist() for datum in alone.datums]
+    assert {**mixed.metrics(), "batch/dropped_groups": 0} == alone.metrics()
+    assert mixed.metrics()["batch/dropped_groups"] == 3
+    named = to_batch([good, good], Recipe(max_tokens=100, eos_id=EOS), {0: "the model gave no log-probabilities"})
+    assert (len(named.datums), named.dropped) == (2, {0: "the model gave no log-probabilities"})
+
+
+def test_a_batch_without_any_good_group_is_refused_with_the_first_reason() -> None:
+    bad = {**group([1.0, 0.0]), "masks": [[-100] * 4]}
+    with pytest.raises(BatchError, match="none of the 2 groups of a batch can be trained on; group 0: a group has 2 rollouts"):
+        batch(bad, bad)
+
+
+def test_the_first_token_needs_no_logprob() -> None:
+    """Nothing predicts it, so that a sentinel stands there also where the mask trains on it."""
+    whole = group([1.0, 0.0])
+    whole["masks"] = [list(tokens) for tokens in whole["tokens"]]
+    whole["inference_logprobs"] = [[1.0, -0.5, -0.5, -0.25] for _ in range(2)]
+    first = batch(whole).datums[0]
+    assert first.trained.tolist() == [True, True, True]
+    assert first.logprobs.tolist() == [-0.5, -0.5, -0.25]
+
+
+def penalised(*groups: dict[str, Any], base: float, coefficient: float, **options: Any) -> Any:
+    """Add the penalty, with one log-probability of the base model for all tokens."""
+    recipe = Recipe(max_tokens=100, eos_id=EOS, penalised=True, **options)
+    made = to_batch(groups, recipe)
+    base_D = [np.full(int(datum.trained.sum()), base) for datum in made.datums]
+    return made, add_kl_penalty(made, base_D, coefficient, recipe)
+
+
+def test_the_penalty_reaches_rollouts_whose_scores_teach_nothing() -> None:
+    """Each rollout has lp - base of 0.5 and 0.75 on its two tokens, 0.625 on average."""
+    made, distance = penalised(group([1.0, 1.0, 1.0]), group([1.0, 0.5, 0.0]), base=-1.0, coefficient=0.8)
+    assert distance == pytest.approx(0.625)
+    assert len(made.datums) == 6
+    expected = [score + np.array([0.1, -0.1]) for score in (0.0, 0.0, 0.0, 0.5, 0.0, -0.5)]
+    for datum, advantages in zip(made.datums, expected, strict=True):
+        np.testing.assert_allclose(datum.advantages[datum.trained], advantages, rtol=1e-5, atol=1e-7)
+    assert made.zero_signal_groups == 1
+
+
+def test_the_penalty_leaves_out_what_its_environment_leaves_out() -> None:
+    silent = group([1.0, 1.0], group_overrides={"set_advantage_to_zero": True})
+    marked = group([1.0, 0.0, 0.5], overrides=[{"set_advantage_to_zero": True}, {"invalid": "away"}, {}])
+    made, _ = penalised(silent, marked, group([1.0, 1.0]), base=-1.0, coefficient=0.8)
+    assert len(made.datums) == 3
+
+
+def test_rollouts_are_weighed_after_the_penalty() -> None:
+    """A long rollout of three tokens and a short one of one: 2 on average."""
+    mixed = group([1.0, 1.0])
+    mixed["tokens"][0], mixed["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
+    mixed["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
+    mixed["tokens"][1], mixed["masks"][1], mixed["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -1.5]
+    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, weight_by="sequence")
+    assert distance == pytest.approx(0.25)
+    first, second = made.datums
+    np.testing.assert_allclose(first.advantages, [0.0, *[-0.25 * 2 / 3] * 3], rtol=1e-6)
+    np.testing.assert_allclose(second.advantages, [0.0, 0.75 * 2])
 
 
 def test_metrics_have_the_names_of_the_contract() -> None:

@@ -1,11 +1,14 @@
-"""The first update must reach the environments."""
+"""Environments must sample from the weights that are trained, at any learning rate."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lachesis.errors import CanaryError
+from lachesis.trainer.advantages import learning_rate
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.canary import Canary
 from lachesis.trainer.policy import Policy
@@ -18,20 +21,57 @@ def batch() -> Batch:
     return Batch([Datum(TOKENS, TOKENS + 1, -5 * ones, ones, np.ones(len(TOKENS), bool))])
 
 
-async def test_an_update_that_arrives_is_let_through(policy: Policy) -> None:
+async def play(policy: Policy, rates: list[float], *, stale_from: int | None = None) -> None:
+    """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays where it is."""
     canary = Canary(policy)
-    await canary.before(TOKENS)
-    await policy.train(batch(), 1e-3)
-    await canary.check()
+    for number, rate in enumerate(rates):
+        await canary.before(TOKENS)
+        sampler = policy.sampler
+        await policy.train(batch(), rate)
+        if stale_from is not None and number >= stale_from:
+            policy.sampler = sampler
+        await canary.check()
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [1e-3],
+        [0.0],
+        [1e-12] * 5,
+        [learning_rate(1e-4, step, 300, schedule="cosine", warmup=0) for step in (299,)],
+        [learning_rate(4e-5, step, 300, schedule="constant", warmup=100) for step in range(4)],
+        [1e-2] * 9,
+    ],
+    ids=["usual", "none", "tiny", "last of a cosine", "warm-up", "large"],
+)
+async def test_a_sampler_that_follows_is_let_through_at_any_rate(policy: Policy, rates: list[float]) -> None:
+    await play(policy, rates)
+
+
+async def test_values_that_rounding_has_kept_the_same_are_let_through(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in bfloat16 gives the same digits after a small update, or moves one side by a step of the rounding alone."""
+
+    def rounded(values: Any) -> Any:
+        return np.round(np.asarray(values, np.float64) * 64) / 64  # 1.6e-2, as bfloat16 between 4 and 8 has
+
+    original = Policy.logprobs
+
+    async def logprobs(self: Policy, tokens: Any) -> Any:
+        return rounded(await original(self, tokens) + 0.005)
+
+    monkeypatch.setattr(Policy, "logprobs", logprobs)
+    await play(policy, [1e-5] * 5)
 
 
 async def test_a_sampler_that_stays_where_it_was_fails_the_run(policy: Policy) -> None:
-    canary, old = Canary(policy), policy.sampler
-    await canary.before(TOKENS)
-    await policy.train(batch(), 1e-3)
-    policy.sampler = old
-    with pytest.raises(CanaryError, match="did not change with the first update"):
-        await canary.check()
+    with pytest.raises(CanaryError, match="do not follow training: after"):
+        await play(policy, [3e-3] * 40, stale_from=0)
+
+
+async def test_a_sampler_that_falls_behind_later_fails_the_run(policy: Policy) -> None:
+    with pytest.raises(CanaryError, match=r"do not follow training|are not those in training"):
+        await play(policy, [3e-3] * 70, stale_from=9)
 
 
 async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
@@ -48,3 +88,32 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     with pytest.raises(CanaryError, match="are not those in training"):
         await canary.check()
     await other.close("success")
+
+
+async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:
+    """A first datum may have one position; a later one gives the text."""
+    canary = Canary(policy)
+    await canary.before([5])
+    await policy.train(batch(), 1e-3)
+    await canary.check()
+    canary.ask([5])
+    assert await canary.change() is None
+    await canary.before(TOKENS)
+    canary.ask(TOKENS)
+    assert await canary.change() == pytest.approx(0.0, abs=1e-5)
+
+
+async def test_a_server_that_does_not_answer_a_look_does_not_end_the_run(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next update is another chance."""
+    canary = Canary(policy)
+    await canary.before(TOKENS)
+
+    async def fail(self: Policy, tokens: Any) -> Any:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "logprobs", fail)
+        assert await canary.check() is None
+    assert await canary.check() == pytest.approx(0.0, abs=1e-4)

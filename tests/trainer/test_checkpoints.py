@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import CheckpointError, StorageError
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.errors import CheckpointError, RunStateError, StorageError
+from lachesis.trainer.checkpoints import Checkpoints, Manifest, best
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def save(checkpoints: Checkpoints, step: int, **about: object) -> Path:
     for kind in ("weights", "sampler_weights"):
         folder = checkpoints.folder.parent / "engine" / "r" / kind / str(step)
         folder.mkdir(parents=True)
-        (folder / "adapter_model.safetensors").write_bytes(bytes([step]) * 100)
+        (folder / "adapter_model.safetensors").write_bytes(bytes([step % 256]) * 100)
     paths = {"state": f"tinker://r/weights/{step}", "sampler_weights": f"tinker://r/sampler_weights/{step}"}
     checkpoints.write(Manifest.model_validate({"step": step, **paths, **about}))
     return folder / "adapter_model.safetensors"
@@ -96,6 +96,73 @@ def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints: Checkpoi
     only.folder.mkdir(parents=True)
     save(only, 1)
     assert only.superseded(0) == [], "never the only one"
+
+
+def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
+    """As names, step-1000000 comes before step-999975."""
+    steps = (999_950, 999_975, 1_000_000, 1_000_025)
+    for step in steps:
+        save(checkpoints, step)
+    assert [one.step for one in checkpoints.all()] == list(steps)
+    assert resumed(checkpoints) == steps[-1]
+    assert [one.step for one in checkpoints.superseded(1)] == list(steps[:-1])
+    assert checkpoints.passed_over(checkpoints.select("999975")) == (
+        "damaged, and passed over: step-1000000, step-1000025; this is step 999975"
+    )
+    checkpoints.set_aside(after=999_975)
+    assert resumed(checkpoints) == 999_975
+
+
+def evaluated(step: int, percent_correct: float, reward: float | None = None) -> Manifest:
+    held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
+    values = {"step": step, "state": "s", "sampler_weights": "w", "held_out": held_out, "reward": reward}
+    return Manifest.model_validate(values)
+
+
+def test_the_best_is_chosen_by_held_out_result_and_else_by_reward() -> None:
+    rewarded = [Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.2), (2, 0.9))]
+    assert best(rewarded) is rewarded[1]
+    measured = [evaluated(3, 0.5, 0.1), evaluated(4, 0.7, 0.2), evaluated(5, 0.6, 0.3)]
+    assert best([*rewarded, *measured]) is measured[1], "a held-out result counts more than any reward"
+    assert best([*measured, evaluated(6, 0.7)]) == evaluated(6, 0.7), "of equal ones the newest"
+    diverged = Manifest(step=7, state="s", sampler_weights="w", reward=float("nan"))
+    assert best([diverged, *rewarded]) is rewarded[1]
+    assert best([diverged]) is None
+    assert best([]) is None
+
+
+def test_the_best_by_held_out_result_is_never_superseded(checkpoints: Checkpoints) -> None:
+    for step, percent_correct in ((1, 0.4), (2, 0.8), (3, 0.6), (4, 0.5), (5, 0.5)):
+        held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
+        save(checkpoints, step, reward=1 / step, held_out=held_out)
+    assert [one.step for one in checkpoints.superseded(1)] == [1, 3, 4]
+
+
+def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> None:
+    with pytest.raises(RunStateError, match="there is no checkpoint yet"):
+        checkpoints.select("last")
+    with pytest.raises(RunStateError, match="no whole checkpoint '7'; allowed: best, last, none yet"):
+        checkpoints.select("7")
+    files = {step: save(checkpoints, step, reward=reward) for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2))}
+    assert [checkpoints.select(which).step for which in ("last", "best", "1")] == [3, 2, 1]
+    files[2].write_bytes(b"x" * 100)
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 is damaged: engine/r/sampler_weights/2/.* has changed"):
+        checkpoints.select("best")
+    files[2].unlink()
+    with pytest.raises(CheckpointError, match="checkpoint 2 is damaged; the log above"):
+        checkpoints.select("2")
+    assert checkpoints.select("best").step == 3, "the best of the whole ones"
+
+
+def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> None:
+    """It has no held-out result, and its parts have names without a suffix."""
+    (checkpoints.folder / "step-000004.json").write_text(
+        '{"step": 4, "state": "tinker://r/weights/step-000004-state", "sampler_weights": '
+        '"tinker://r/sampler_weights/step-000004-sampler", "final": false, "borrowed": false, "groups": 8, "mixture": {}, '
+        '"reward": 0.5, "reference": null, "probes": [], "files": {}, "created_at": "2026-01-01T00:00:00+00:00"}'
+    )
+    manifest = checkpoints.select("best")
+    assert (manifest.step, manifest.held_out) == (4, None)
 
 
 def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:

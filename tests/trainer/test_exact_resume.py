@@ -37,6 +37,7 @@ class Run:
         steps: int = STEPS,
         env: dict[str, Any] | None = None,
         tinker: dict[str, Any] | None = None,
+        environment: Path = REPLAY,
     ) -> None:
         self.store = RunStore(home)
         edits = {
@@ -45,10 +46,10 @@ class Run:
             "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3, "keep_checkpoints": 2,
                        "final_evaluation": False, **(tinker or {})},
         }  # fmt: skip
-        config = configuration.resolve("replay", "embedded", edits, model=model)
+        config = configuration.resolve(environment.stem, "embedded", edits, model=model)
         record = RunRecord(
-            run_id="00000001", environment="replay", environment_file=str(REPLAY), profile="embedded", base_model=model,
-            total_steps=steps, seed=0, wandb_project="p", wandb_run_name="n",
+            run_id="00000001", environment=environment.stem, environment_file=str(environment),
+            profile="embedded", base_model=model, total_steps=steps, seed=0, wandb_project="p", wandb_run_name="n",
         )  # fmt: skip
         self.folder = self.store.create(record, config.to_yaml())
         self.record, self.config = record, config

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,8 +44,11 @@ def test_every_step_tells_what_was_chosen(run: Run) -> None:
     trained = [one for one in steps if one["batch/datums"]]
     assert trained
     for one in trained:
-        assert {"kl/base", "kl/sampling_train", "entropy/training", "loss/clipped_share", "optim/grad_norm"} <= set(one)
-        assert one["kl/sampling_train"] >= 0
+        assert 0 < one["kl/sampling_train"] < np.inf
+        assert 0 < one["entropy/training"] < np.log(512)
+        assert 0 <= one["loss/clipped_share"] <= 1
+        assert 0 < one["optim/grad_norm"] < np.inf
+        assert one["kl/base"] > 0.01, "the examples have moved the model away from the base model"
 
 
 def test_the_examples_were_learned_first(run: Run) -> None:

@@ -1,0 +1,114 @@
+"""How long a batch of 128 rollouts of 8,000 tokens keeps the event loop of the trainer, which also serves inference, from
+answering: the longest pause of the loop while a batch is fetched and made into datums, as this program does it, over that of
+`json.loads` and `to_batch` in the loop itself.
+
+    python bench/pauses.py [--rollouts 128] [--tokens 8000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from lachesis.trainer.atropos import Atropos
+from lachesis.trainer.batch import Recipe, to_batch
+from lachesis.trainer.usage import Usage, rollout_metrics
+
+GROUP = 16
+RECIPE = Recipe(max_tokens=100_000, eos_id=7)
+
+
+def make_batch(rollouts: int, tokens: int) -> bytes:
+    """The answer of the rollout API."""
+    draw = random.Random(0)
+    groups = []
+    for _ in range(rollouts // GROUP):
+        ids = [[draw.randrange(150_000) for _ in range(tokens)] for _ in range(GROUP)]
+        groups.append({
+            "tokens": ids,
+            "masks": [[-100] * 500 + row[500:] for row in ids],
+            "inference_logprobs": [[1.0] * 500 + [float(np.float32(-draw.random())) for _ in row[500:]] for row in ids],
+            "scores": [float(number % 2) for number in range(GROUP)],
+        })  # fmt: skip
+    return json.dumps({"batch": groups}).encode()
+
+
+async def serve(body: bytes) -> asyncio.Server:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(head)
+                for start in range(0, len(body), 1 << 18):
+                    writer.write(body[start : start + (1 << 18)])
+                    await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(answer, "127.0.0.1", 0)
+
+
+async def longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    """Seconds that the loop did not get round for, at most, and that the work took."""
+    longest, running = 0.0, True
+
+    async def beat() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while running:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(0.05)
+    longest = 0.0
+    started = time.perf_counter()
+    await work()
+    took = time.perf_counter() - started
+    await asyncio.sleep(0.01)
+    running = False
+    await beating
+    return longest, took
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=8000)
+    args = parser.parse_args()
+    body = make_batch(args.rollouts, args.tokens)
+    server = await serve(body)
+    atropos = Atropos(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+    async def in_the_loop() -> None:
+        groups = json.loads((await atropos._http.get("/batch")).content)["batch"]
+        to_batch(groups, RECIPE)
+        rollout_metrics(groups, Usage())
+
+    async def beside_it() -> None:
+        groups = await atropos.next_batch(0)
+        await asyncio.to_thread(to_batch, groups, RECIPE)
+        await asyncio.to_thread(rollout_metrics, groups, Usage())
+
+    found = {}
+    for name, work in (("in the loop", in_the_loop), ("beside it", beside_it)):
+        rounds = [await longest_pause(work) for _ in range(3)]
+        pause, took = (sorted(values)[1] for values in zip(*rounds, strict=True))
+        found[name] = pause
+        print(f"{name}: longest pause {1000 * pause:.0f} ms, {took:.2f} s in all")
+    print(f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses {found['beside it'] / found['in the loop']:.3f}")
+    await atropos.close()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

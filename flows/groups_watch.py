@@ -1,0 +1,70 @@
+"""The watch over what the environments of a run give while it trains."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from lachesis import tally
+from lachesis.errors import InvalidGroupsError
+from lachesis.invalid_groups import (
+    DeadEnvironment,
+    count_invalid_groups,
+    is_dead,
+    require_usable_groups,
+)
+from lachesis.prefect_api import Json
+from lachesis.runs import RunStore
+from lachesis.supervision.plan import Plan
+
+log = logging.getLogger("lachesis.flow")
+
+
+class GroupsWatch:
+    """Ends an attempt none of whose environments gives a group that can be trained on."""
+
+    def __init__(self, store: RunStore, run_id: str, plan: Plan) -> None:
+        self.store, self.run_id, self.plan = store, run_id, plan
+        self.folder = store.dir(run_id)
+        self._named: set[str] = set()
+        """Dead environments that the log names already."""
+
+    def check(self) -> None:
+        """Look at what the environments have counted, and name those that are dead in the log.
+
+        Raises:
+            InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
+                resumes the run.
+        """
+        dead = [found for service in self.plan.environments if (found := self._dead(service))]
+        try:
+            require_usable_groups(dead, len(self.plan.environments))
+        except InvalidGroupsError:
+            self.store.update(self.run_id, stop_reason="all groups were invalid")
+            raise
+        for environment in dead:
+            if environment.name not in self._named:
+                self._named.add(environment.name)
+                log.warning("the run waits for another environment: %s", environment.describe())
+
+    def _dead(self, service: str) -> DeadEnvironment | None:
+        """Return the environment of this service if all its groups were invalid."""
+        name, counts = self.plan.environments[service], self._counts(service)
+        env = self.plan.config.parts()[name].env
+        batch_size = self.plan.config.env.batch_size
+        if counts is None or not is_dead(counts, group_size=env.group_size, batch_size=batch_size):
+            return None
+        return DeadEnvironment(
+            name=name,
+            file=self.store.load(self.run_id).environment_files[name],
+            log=self.folder.log(service),
+            groups=count_invalid_groups(counts, env.group_size),
+            reasons=counts.get("errors") or {},
+        )
+
+    def _counts(self, service: str) -> Json | None:
+        """Return what the environment's process of this attempt has counted."""
+        counts, begun = tally.read(self.folder.tally_of(service)), self.store.load(self.run_id).started_at
+        if counts is None or begun is None:
+            return None
+        return counts if counts["at"] > datetime.fromisoformat(begun).timestamp() else None

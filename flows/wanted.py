@@ -1,0 +1,104 @@
+"""Whether the run of this flow is still wanted, by its record, its runner and the state of its flow run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import runtime
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
+from prefect.states import Cancelled
+
+from lachesis.errors import ProcessExitedError, ServerDownError
+from lachesis.prefect_api import PrefectApi
+from lachesis.runs import RunStore
+from lachesis.suspension import SUSPENDED, WILL_RUN, keep_resumable, note_suspended
+
+RUNNER_PID = os.getppid()
+WATCH_S = 3.0
+RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
+
+
+class StopRequested(Exception):
+    """The record or the server says that this run shall end. A cancellation normally comes as a signal; after an outage, or
+    before the runner knows of the flow's process, it may not."""
+
+
+class SuspendRequested(StopRequested):
+    """Somebody has suspended the flow run: it shall end with a checkpoint and stay there to be resumed."""
+
+
+def require_wanted(store: RunStore, run_id: str) -> None:
+    """Check that nobody has asked for the end of the run: no service starts after that.
+
+    Raises:
+        StopRequested: Somebody has; a suspension is a `SuspendRequested`.
+        ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
+    """
+    record = store.load(run_id)
+    if record.stop_reason == SUSPENDED:
+        raise SuspendRequested(SUSPENDED)
+    if record.stop_reason:
+        raise StopRequested(record.stop_reason)
+    if os.getppid() != RUNNER_PID:
+        raise ProcessExitedError(RUNNER_GONE)
+    try:
+        _require_own_state(runtime.flow_run.id)
+    except SuspendRequested:
+        note_suspended(store, record)
+        raise
+
+
+def _require_own_state(flow_run_id: str | None) -> None:
+    """Check the state of the flow run. An outage of the server is no reason to stop training."""
+    if flow_run_id is None:
+        return
+    try:
+        api = PrefectApi()
+        flow_run = api.flow_run(flow_run_id) or {}
+        state = (flow_run.get("state") or {}).get("type")
+        if state == "PAUSED":
+            keep_resumable(api, flow_run)
+    except ServerDownError:
+        return
+    if state == "PAUSED" or state in WILL_RUN:  # suspended, or suspended and resumed since the last look
+        raise SuspendRequested(SUSPENDED)
+    if state in ("CANCELLING", "CANCELLED"):
+        raise StopRequested(str(state).lower())
+    if state in ("CRASHED", "FAILED"):
+        raise ProcessExitedError(f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on")
+
+
+def seldom(check: Callable[[], None]) -> Callable[[], None]:
+    """Return a check that may be called often: it runs `check` once in `WATCH_S` seconds."""
+    checked_at = time.monotonic()
+
+    def check_now_and_then() -> None:
+        nonlocal checked_at
+        if time.monotonic() - checked_at > WATCH_S:
+            checked_at = time.monotonic()
+            check()
+
+    return check_now_and_then
+
+
+def leave_suspended() -> State[Any]:
+    """Leave the flow run as it is, suspended or waiting for its next process, by raising Prefect's `Pause`.
+
+    Returns:
+        The state in which it ends, when it was cancelled while its services were being ended.
+    """
+    try:
+        api = PrefectApi()
+        flow_run = api.flow_run(runtime.flow_run.id or "none") or {}
+        state = (flow_run.get("state") or {}).get("type")
+        if state == "PAUSED":  # a task of Prefect may have seen it before our own look
+            keep_resumable(api, flow_run)
+    except ServerDownError:
+        state = "PAUSED"
+    if state in ("CANCELLING", "CANCELLED"):
+        return Cancelled(message=f"{SUSPENDED}, then cancelled")
+    raise Pause(SUSPENDED)

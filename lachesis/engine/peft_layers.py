@@ -1,0 +1,44 @@
+"""Which layers PEFT adapts for given names: for some families it takes other layers than it is given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils.transformers_weight_conversion import (
+    convert_peft_adapter_state_dict_for_transformers,
+)
+from transformers import AutoModelForCausalLM
+
+
+def adapted_by_peft(config: Any, target_modules: Iterable[str]) -> set[str]:
+    """Return the paths of the layers that PEFT adapts in a model of this configuration.
+
+    The model is built without memory for its weights. PEFT itself is asked, because it renames
+    targets and tensors of several mixtures of experts: `gate_proj` of a dense layer means the
+    experts there.
+
+    Raises:
+        Exception: PEFT refuses these targets; which error depends on the reason.
+    """
+    # PEFT warns of tied weights, which are no matter here: nothing is merged.
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_config(config)
+        lora = LoraConfig(r=1, target_modules=list(target_modules), task_type="CAUSAL_LM")
+        adapted = get_peft_model(model, lora)
+        tensors = {
+            f"{path}.weight": torch.empty(1, 1)
+            for path, _ in adapted.named_modules()
+            if path.endswith((".lora_A.default", ".lora_B.default"))
+        }
+        tensors = {name.replace(".default.", "."): value for name, value in tensors.items()}
+        loaded = convert_peft_adapter_state_dict_for_transformers(adapted, lora, dict(tensors))
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        for name in set(tensors) & set(loaded)
+        if name.endswith(".lora_A.weight")
+    }

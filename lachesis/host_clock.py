@@ -1,0 +1,48 @@
+"""The clocks of this host, read together: which boot this is, the monotonic clock, and the time of day.
+
+The monotonic clock begins anew with each boot, so a reading of it means nothing without the boot that it belongs to.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_TIME_TOLERANCE_S = 60.0
+"""Where there is no id, a boot is known by its time of day, which moves a little when the time is corrected."""
+_SINCE = "since "
+
+
+class ClockReading(NamedTuple):
+    """What the clocks of this host show at one moment."""
+
+    boot: str
+    """The identity of the boot; compare it by `is_same_boot`."""
+    monotonic_s: float
+    now: datetime
+
+
+def read_clocks() -> ClockReading:
+    """Return what the clocks of this host show now."""
+    return ClockReading(boot_id(), time.monotonic(), datetime.now(UTC))
+
+
+def boot_id() -> str:
+    """Return the identity of this boot: the kernel's own id, or else the time at which it began."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # not Linux
+        return f"{_SINCE}{psutil.boot_time():.0f}"
+
+
+def is_same_boot(first: str, second: str) -> bool:
+    """Return whether two results of `boot_id` belong to the same boot."""
+    if first.startswith(_SINCE) and second.startswith(_SINCE):
+        seconds = (float(text.removeprefix(_SINCE)) for text in (first, second))
+        return abs(next(seconds) - next(seconds)) <= BOOT_TIME_TOLERANCE_S
+    return first == second

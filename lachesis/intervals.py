@@ -1,0 +1,28 @@
+"""Say how certain a share of items is."""
+
+from __future__ import annotations
+
+import math
+
+Z_95 = 1.959963984540054
+"""The quantile of the normal distribution that belongs to a two-sided interval of 95 %."""
+
+
+def wilson_interval(successes: float, items: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a share (E. B. Wilson, 1927).
+
+    Unlike the textbook interval it stays inside [0, 1] and has a width at 0 and at 1.
+
+    Args:
+        successes: How many of the items count; a mean of several answers per item may make it a fraction.
+        items: The number of independent items.
+
+    Raises:
+        ValueError: `items` is below 1, or `successes` is not between 0 and `items`.
+    """
+    if items < 1 or not 0 <= successes <= items:
+        raise ValueError(f"{successes} of {items} is not a share; allowed: 0 to the number of items, at least one item")
+    share, square = successes / items, Z_95**2
+    middle = (share + square / (2 * items)) / (1 + square / items)
+    half = Z_95 / (1 + square / items) * math.sqrt(share * (1 - share) / items + square / (4 * items**2))
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))  # against rounding

@@ -1,0 +1,144 @@
+"""What a judgement is made from: a run's steps, the sums over all of them, and the facts about the
+run itself.
+
+`RunFacts` also makes the commands that an advice names, so that each of them fits this run: it
+names no checkpoint that does not exist and sets no field that the run's profile has locked.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.monitor.trend import WINDOW, Trend
+
+Step = dict[str, Any]
+Word = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
+GRAVITY: dict[str, int] = {"healthy": 0, "too early": 0, "unknown": 0, "not learning": 1, "suspect": 1, "broken": 2}
+"""How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
+`broken` may, where `limits.on_broken` is `stop`."""
+LEAST_STEPS = 5
+"""Steps before their numbers are judged."""
+SLOWER = 1 / 3
+"""A lower learning rate, as an advice, is this part of the run's own."""
+
+
+class Finding(BaseModel):
+    """One sign, the numbers behind it, and what to do about it."""
+
+    word: Word
+    evidence: str
+    advice: str
+
+
+class Health(BaseModel):
+    """The judgement of a run. `evidence` and `advice` are in the same order, the gravest first."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    word: Word
+    evidence: list[str]
+    advice: list[str] = []
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known about a run beside its steps."""
+
+    run_id: str = "RUN"
+    environment: str = "ENV"
+    """As the command line takes it: a name, or a file."""
+    others: Sequence[str] = ()
+    """The run's further environments with their weights, in the same way."""
+    model: str | None = None
+    """The base model; None for the tiny one of this project."""
+    profile: str = "embedded"
+    total_steps: int | None = None
+    batch_size: int = 0
+    """Rollouts per step; 0 when unknown."""
+    group_size: int = 0
+    ended: bool = False
+    status: str = "running"
+    error: str | None = None
+    checkpoints: Sequence[int] = ()
+    """Steps of the whole checkpoints, in order."""
+    learning_rate: float | None = None
+    max_token_length: int | None = None
+    tunable: frozenset[str] = frozenset()
+    """Fields among those that an advice may name which the profile lets its users set."""
+    tiny_model: bool = False
+    """Whether the base model is the tiny one of this project, which can be taught."""
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    """What the environments' processes have counted; see `lachesis.tally`."""
+
+    def checkpoint_near(self, step: int) -> int | None:
+        """Return the newest checkpoint that is not after `step`, else the oldest one."""
+        earlier = [one for one in self.checkpoints if one <= step]
+        return max(earlier) if earlier else min(self.checkpoints, default=None)
+
+    def stop(self) -> str:
+        """Return the command that stops the run, and nothing once it has ended."""
+        return "" if self.ended else f"`lachesis stop {self.run_id}`; then "
+
+    def train(self, *edits: str, start_from: int | None = None) -> str:
+        """Return the command that trains anew, with the edits that the profile allows."""
+        words = ["lachesis", "train", self.environment]
+        words += [word for other in self.others for word in ("--with", other)]
+        words += ["--profile", self.profile] if self.profile != "embedded" else []
+        if start_from is not None:
+            words += ["--from", f"{self.run_id}@{start_from}"]
+        elif self.model is not None:
+            words += ["--model", self.model]
+        for edit in edits:
+            if edit.partition("=")[0] in self.tunable:
+                words += ["--set", edit]
+        return f"`{shlex.join(words)}`"
+
+    def train_slower(self, step: int) -> str:
+        """Return the command that goes on from a checkpoint near `step` with a lower learning rate.
+        The number of the checkpoint is that of an existing one; without any, training begins anew."""
+        rate = [] if self.learning_rate is None else [f"learning_rate={self.learning_rate * SLOWER:.2g}"]
+        return self.train(*rate, start_from=self.checkpoint_near(step))
+
+    def test(self, environment: str | None = None) -> str:
+        """Return the command that tests the environment; a local base model answers."""
+        words = ["lachesis", "test", environment or self.environment]
+        if self.profile != "embedded":
+            words += ["--profile", self.profile]
+        elif self.model is not None:
+            words += ["--model", self.model]
+        return f"`{shlex.join(words)}`"
+
+    def logs(self, service: str) -> str:
+        """Return the command that shows the log of a service."""
+        return f"`lachesis logs {self.run_id} {service}`"
+
+    def report(self) -> str:
+        """Return the command that writes the run's report, which has sampled rollouts."""
+        return f"`lachesis report {self.run_id}`"
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run until now: its last steps, its first ones, and the sums over all of them."""
+
+    last: Sequence[Step]
+    first: Sequence[Step]
+    trend: Trend
+    facts: RunFacts = field(default_factory=RunFacts)
+
+
+def values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:
+    """Return what the last `count` steps have under this key."""
+    return [step[key] for step in steps[-count:] if step.get(key) is not None]
+
+
+def mean(steps: Sequence[Step], key: str, count: int = WINDOW) -> float | None:
+    """Return the mean of `values`, or None without any."""
+    numbers = values(steps, key, count)
+    return statistics.fmean(numbers) if numbers else None

@@ -1,0 +1,249 @@
+"""Running sums over the steps of a run, and a test of whether its mean reward rises.
+
+A run may have thousands of steps, so a look at it reads only the new ones: the sums lie in
+`monitor.json` and have a fixed size. Rewards of successive steps are alike (the policy, and often
+the items, change slowly), which would make a plain regression too sure of itself. The test
+therefore uses batch means: the steps are gathered into at most `BINS` equal parts, and the
+uncertainty comes from how these parts differ (Law 2015, Simulation Modeling and Analysis, section
+9.5.3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+Step = dict[str, Any]
+WINDOW = 20
+"""Steps of the windows at the start, at the end, and of the best mean reward."""
+MAX_BLOCKS = 64
+"""When there are this many, neighbours are merged."""
+BINS, MIN_BINS, MIN_BIN_STEPS = 16, 4, 5
+MAX_POINTS = 64
+"""Held-out results that are kept; of more, every second one is left out."""
+NORMAL_LIMIT = 1.96
+"""The 97.5 % quantile of the normal distribution."""
+CONTRAST, CERTAIN = 3.0, 6.0
+"""Standard errors between the first and the last steps by which a rise is seen, and by which it
+counts for the rest of the run. The first is more than `NORMAL_LIMIT`, as a window of few steps is
+less certain of its noise."""
+CERTAIN_STEPS = 3 * WINDOW
+PART = 5
+"""Steps per part of the estimate of noise; long enough to be little alike, short enough to change
+little by learning."""
+
+
+class HeldOutPoint(BaseModel):
+    """One held-out result and the reward of training at that time."""
+
+    step: int
+    """The step of the weights that were evaluated."""
+    share: float
+    """Share of the held-out items that were answered correctly, from 0 to 1."""
+    error: float
+    """Its standard error."""
+    reward: float
+    """Mean reward in training over the last `WINDOW` steps."""
+    reward_error: float
+
+
+@dataclass(frozen=True)
+class Rise:
+    """How the mean reward has changed since the first step."""
+
+    steps: int
+    slope: float
+    """Per step."""
+    error: float
+    """Standard error of the slope."""
+    limit: float
+    """Standard errors by which the slope must be above 0: the 97.5 % quantile of Student's t."""
+    contrast: float
+    """The last third less the first `WINDOW` steps, in standard errors."""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the slope, or the contrast of a rise that ended long ago, is more than noise."""
+        return self.slope > self.limit * self.error or self.contrast > CONTRAST
+
+    @property
+    def is_certain(self) -> bool:
+        """The same beyond the doubt that comes with looking many times."""
+        if self.steps < CERTAIN_STEPS:
+            return False
+        return self.slope > 2 * self.limit * self.error or self.contrast > CERTAIN
+
+    def largest(self, steps: int) -> float:
+        """Return the largest rise over so many steps that agrees with what was measured."""
+        return (self.slope + self.limit * self.error) * steps
+
+
+class Trend(BaseModel):
+    """What is kept of all steps of a run."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    position: int = 0
+    """Bytes of the metrics file that were taken in."""
+    last_step: int = 0
+    block_steps: int = 1
+    """Steps per block."""
+    blocks: list[tuple[int, float, float]] = []
+    """Per block of successive steps: their number, the sum of their numbers, and the sum of their
+    rewards."""
+    first: list[float] = []
+    """The rewards of the first `WINDOW` steps."""
+    recent: list[float] = []
+    """The rewards of the last `WINDOW` steps."""
+    best: float | None = None
+    """The highest mean reward of a window."""
+    best_step: int = 0
+    """The last step of that window."""
+    noise: float = 0.0
+    """Sum of the squared differences of successive parts' means."""
+    parts: int = 0
+    last_part: float | None = None
+    peak_rate: float = 0.0
+    """The highest learning rate of an update."""
+    silent_steps: int = 0
+    """Steps without a gradient since the last one that had one."""
+    silent_rollouts: int = 0
+    rollouts: int = 0
+    """Rollouts that this attempt has trained on or left out."""
+    invalid: int = 0
+    """Rollouts without a usable score, as the steps of this attempt have counted them."""
+    risen_at: int | None = None
+    """The step at which it was certain that the reward had risen."""
+    held_out: list[HeldOutPoint] = []
+
+    def add(self, steps: Iterable[Step], *, since: float = 0.0) -> None:
+        """Take in new steps, in order; those before `since` (seconds since 1970) are another
+        attempt's."""
+        for step in steps:
+            self.last_step = step["step"]
+            self.peak_rate = max(self.peak_rate, step.get("train/learning_rate") or 0.0)
+            if (step.get("time") or math.inf) >= since:
+                self.rollouts += int(step.get("batch/rollouts") or 0)
+                self.invalid += int(step.get("rollouts/invalid") or 0)
+            self._count_silence(step)
+            if step.get("reward/mean") is not None:
+                self._add_reward(step["step"], step["reward/mean"])
+            self._add_held_out(step)
+        rise = self.rise()
+        if rise is not None and self.risen_at is None and rise.is_certain:
+            self.risen_at = self.last_step
+
+    def _count_silence(self, step: Step) -> None:
+        if step.get("batch/zero_signal_share") == 1.0:
+            self.silent_steps += 1
+            self.silent_rollouts += int(step.get("batch/rollouts") or 0)
+        else:
+            self.silent_steps = self.silent_rollouts = 0
+
+    def _add_reward(self, step: int, reward: float) -> None:
+        if len(self.first) < WINDOW:
+            self.first.append(reward)
+        self.recent = [*self.recent[-(WINDOW - 1) :], reward]
+        count, steps, rewards = self.blocks[-1] if self.blocks else (self.block_steps, 0.0, 0.0)
+        if count < self.block_steps:
+            self.blocks[-1] = (count + 1, steps + step, rewards + reward)
+        else:
+            self.blocks.append((1, float(step), reward))
+        if len(self.blocks) >= MAX_BLOCKS and self.blocks[-1][0] == self.block_steps:
+            self.blocks = [_joined(self.blocks[at : at + 2]) for at in range(0, len(self.blocks), 2)]
+            self.block_steps *= 2
+        self._add_window(step)
+
+    def _add_window(self, step: int) -> None:
+        """Measure the noise after each part, and the best window at every half one."""
+        count = self.count
+        if count % PART == 0:
+            part = statistics.fmean(self.recent[-PART:])
+            if self.last_part is not None:
+                self.noise += (part - self.last_part) ** 2
+                self.parts += 1
+            self.last_part = part
+        if count >= WINDOW and count % (WINDOW // 2) == 0:
+            mean = statistics.fmean(self.recent)
+            if self.best is None or mean > self.best:
+                self.best, self.best_step = mean, step
+
+    def _add_held_out(self, step: Step) -> None:
+        share, low, high = (step.get(f"eval/{name}") for name in ("percent_correct", "low", "high"))
+        if share is None or low is None or high is None or not self.recent:
+            return
+        evaluated = step.get("eval/step")
+        point = HeldOutPoint(
+            step=int(step["step"] if evaluated is None else evaluated),
+            share=share,
+            error=max((high - low) / (2 * 1.96), 1e-6),
+            reward=statistics.fmean(self.recent),
+            reward_error=max(statistics.pstdev(self.recent) / math.sqrt(len(self.recent)), self.window_error),
+        )
+        self.held_out.append(point)
+        if len(self.held_out) > MAX_POINTS:
+            self.held_out = self.held_out[::2]
+
+    @property
+    def count(self) -> int:
+        """Steps with a reward."""
+        return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0] if self.blocks else 0
+
+    @property
+    def window_error(self) -> float:
+        """Standard error of a window's mean reward, from how successive parts differ."""
+        return math.sqrt(self.noise / (2 * self.parts) * PART / WINDOW) if self.parts else 0.0
+
+    def rise(self) -> Rise | None:
+        """Return how the reward has changed, or None while there are too few steps."""
+        bins = self._bins()
+        if len(bins) < MIN_BINS:
+            return None
+        times, means = [bin[1] / bin[0] for bin in bins], [bin[2] / bin[0] for bin in bins]
+        slope, error = _fit(times, means)
+        size = self.count / len(bins)
+        between = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(means)) / 2
+        late = _joined(bins[-max(1, len(bins) // 3) :])
+        apart = late[2] / late[0] - statistics.fmean(self.first)
+        contrast_error = math.sqrt(max(between * size, 1e-12) * (1 / late[0] + 1 / len(self.first)))
+        return Rise(self.count, slope, error, _student(len(bins) - 2), apart / contrast_error)
+
+    def _bins(self) -> list[tuple[int, float, float]]:
+        """The blocks gathered into at most `BINS` parts of about equal length."""
+        parts = min(BINS, len(self.blocks), self.count // MIN_BIN_STEPS)
+        if not parts:
+            return []
+        bounds = [round(part * len(self.blocks) / parts) for part in range(parts + 1)]
+        return [_joined(self.blocks[start:end]) for start, end in itertools.pairwise(bounds)]
+
+
+def _joined(blocks: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
+    return (
+        sum(block[0] for block in blocks),
+        math.fsum(block[1] for block in blocks),
+        math.fsum(block[2] for block in blocks),
+    )
+
+
+def _fit(times: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
+    """Return the slope of the regression of means on times, and its standard error."""
+    slope, start = statistics.linear_regression(times, means)
+    residual = math.fsum((mean - start - slope * at) ** 2 for at, mean in zip(times, means, strict=True))
+    centre = statistics.fmean(times)
+    spread = math.fsum((at - centre) ** 2 for at in times)
+    return slope, max(math.sqrt(residual / (len(times) - 2) / spread), 1e-12)
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t (Abramowitz and Stegun 1964, 26.7.5)."""
+    z = NORMAL_LIMIT
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

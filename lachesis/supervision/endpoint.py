@@ -1,0 +1,67 @@
+"""The service that stands between an environment under test and the endpoint of a model."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from lachesis.profiles import endpoint_key
+from lachesis.supervision.health import http_question
+from lachesis.supervision.leftovers import MARK, mark
+from lachesis.supervision.plan import HOST, PYTHON
+from lachesis.supervision.process import ServiceSpec, free_ports
+
+OPENROUTER_URL = "https://openrouter.ai/api/v1"
+
+
+@dataclass(frozen=True)
+class EndpointProxy:
+    """A proxy to start; see `lachesis.endpoint_proxy`."""
+
+    service: ServiceSpec
+    base_url: str
+    """The address that the environment samples from, with its `/v1`."""
+    client: dict[str, str]
+    """Variables for the environment's process: a token that is good for this proxy alone."""
+
+
+def make_endpoint_proxy(output: Path) -> EndpointProxy:
+    """Plan a proxy to the endpoint that this process's variables name, for one model of one test.
+
+    Args:
+        output: The file of the model's groups; the proxy's log lies beside it.
+    """
+    url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
+    token = secrets.token_urlsafe(24)
+    (port,) = free_ports(1)
+    address = f"http://{HOST}:{port}"
+    service = ServiceSpec(
+        "endpoint-proxy",
+        [*PYTHON, "lachesis.endpoint_proxy", "--port", str(port)],
+        log=output.with_suffix(".proxy.log"),
+        cwd=output.parent,
+        env={
+            "LACHESIS_ENDPOINT_URL": url,
+            "LACHESIS_ENDPOINT_KEY": os.environ.get(endpoint_key(os.environ), ""),
+            "LACHESIS_PROXY_TOKEN": token,
+            MARK: mark(output.parent),
+        },
+        port=port,
+        ready=http_question(f"{address}/health"),
+    )
+    client = {
+        "LACHESIS_INFERENCE_URL": address,
+        "LACHESIS_INFERENCE_TOKEN": token,
+        "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1",
+        **_direct_loopback(),
+    }
+    return EndpointProxy(service, f"{address}/v1", client)
+
+
+def _direct_loopback() -> dict[str, str]:
+    """Return the variables that keep requests to loopback from going through the network's proxy."""
+    excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    value = ",".join(filter(None, (excluded, HOST, "localhost")))
+    return {"NO_PROXY": value, "no_proxy": value}

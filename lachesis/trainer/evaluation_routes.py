@@ -1,0 +1,78 @@
+"""The routes by which environments evaluate during training; see `lachesis.trainer.evaluations`.
+
+GET  /evaluations/next?environment=NAME   wait for an evaluation: {id, step}, {} or {over: true}
+POST /evaluations/{id}/alive              a sign of life
+POST /evaluations/{id}                    what came of it: {metrics, items, seconds}, or {error}
+/evaluations/{id}/generate, /v1/...       as the server's own, with the weights of that step
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tinker
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from lachesis.config import RunConfig
+from lachesis.trainer.evaluations import EvaluationOver
+from lachesis.trainer.inference_app import Inference, Json, Sample, TrainerState, router_of, to_samples, until_hang_up
+from lachesis.trainer.policy import Policy
+
+
+class EvaluationReport(BaseModel):
+    """What came of an evaluation."""
+
+    metrics: Json = {}
+    items: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+class PinnedInference(Inference):
+    """Samples with the weights of the evaluation that the path names."""
+
+    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
+        super().__init__(policy, tokenizer, config, state.usage, base=False)
+        self.state = state
+
+    def client_of(self, request: Request) -> tinker.SamplingClient:
+        return self.state.evaluations.sampler(request.path_params["evaluation"])
+
+    async def answer(
+        self, request: Request, ids: list[int], count: int, params: tinker.SamplingParams, stop_ids: list[int]
+    ) -> list[Sample]:
+        """Sample and count the tokens. They are paid for, but say nothing about training's own requests."""
+        prompt = tinker.ModelInput.from_ints(ids)
+        answer = await until_hang_up(request, self.client_of(request).sample_async(prompt, count, params))
+        self.usage.evaluated(len(ids), sum(len(sequence.tokens) for sequence in answer.sequences))
+        return to_samples(answer.sequences, stop_ids)
+
+
+def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
+    """Add the routes to the inference server's application."""
+    evaluations, router = state.evaluations, APIRouter(prefix="/evaluations")
+
+    @router.get("/next")
+    async def next_evaluation(request: Request, environment: str = "") -> Json:
+        found: Json = await until_hang_up(request, evaluations.next(environment))
+        return found
+
+    @router.post("/{evaluation}/alive")
+    async def alive(evaluation: str) -> Json:
+        evaluations.note_alive(evaluation)
+        return {}
+
+    @router.post("/{evaluation}")
+    async def finish(evaluation: str, body: EvaluationReport) -> Json:
+        evaluations.finish(evaluation, body.model_dump())
+        return {}
+
+    async def over(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 410)
+
+    app.include_router(router)
+    pinned = PinnedInference(policy, tokenizer, config, state)
+    app.include_router(router_of(pinned, state, config), prefix="/evaluations/{evaluation}")
+    app.add_exception_handler(EvaluationOver, over)

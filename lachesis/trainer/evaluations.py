@@ -1,0 +1,318 @@
+"""Schedule held-out evaluations during training, keep the weights that they see, and collect their results.
+
+The trainer decides when an evaluation is due: after each step that is a multiple of `steps_per_eval`, step 0
+included. Environments ask for it (see `lachesis.environment.scheduled_evaluation`) and work beside training,
+so no step waits. All environments of a run evaluate the same weights; the next evaluation begins when they
+have ended, so that at most one older version of the weights is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tinker
+
+from lachesis.files import storage_errors
+from lachesis.held_out import HeldOutPoint, is_evaluation_key, to_point
+from lachesis.runs import now
+from lachesis.tally import is_score
+from lachesis.trainer.usage import Usage
+
+log = logging.getLogger(__name__)
+WAIT_S = 20.0
+"""How long a question for the next evaluation may stay open."""
+SILENT_S = 120.0
+"""An evaluation whose process has given no sign of life for so long is given up."""
+BEGIN_S = 30.0
+"""After the last step an environment has so long to begin an evaluation that is due."""
+SETTLE_S = 600.0
+"""After the last step an evaluation under way has so long to end."""
+KEEP_EVERY = 8
+"""The weights of an evaluation are asked for one token each so many updates, as a server may forget idle ones."""
+MAX_ATTEMPTS = 2
+MAX_METRICS, MAX_NAME = 64, 80
+RESERVED = ("step", "failed", "items", "low", "high", "seconds")
+"""Names under `eval/` that are written here."""
+
+
+class EvaluationOver(Exception):
+    """The evaluation has ended or was given up; its weights are gone."""
+
+
+@dataclass
+class Round:
+    """One evaluation by all environments of a run. `waiting` are those that have not begun."""
+
+    step: int
+    sampler: tinker.SamplingClient
+    waiting: list[str]
+    begun_at: float = field(default_factory=time.monotonic)
+    updates: int = 0
+
+
+@dataclass
+class Running:
+    """The part of one environment in a round."""
+
+    environment: str
+    attempts: int
+    seen_at: float = field(default_factory=time.monotonic)
+
+
+class Evaluations:
+    """The held-out evaluations of one attempt of a run.
+
+    Args:
+        environments: The names of the run's environments, its own first.
+        every: Steps between evaluations; 0 or less for none.
+        last: The last step of the run, if somebody else evaluates it.
+        usage: Counts the tokens that are asked for here.
+        failures: The JSONL file that keeps why evaluations failed.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[str] = ("",),
+        *,
+        every: int = 0,
+        last: int | None = None,
+        usage: Usage | None = None,
+        failures: Path | None = None,
+    ) -> None:
+        self.environments, self.every, self.last = list(environments), every, last
+        self.usage, self.failures = usage or Usage(), failures
+        self.failed = 0
+        self.over = every <= 0
+        """Whether no further evaluation will be due."""
+        self.results: list[HeldOutPoint] = []
+        """Results of the run's own environment that nobody has taken yet."""
+        self._evaluated: set[int] = set()
+        self._round: Round | None = None
+        self._running: dict[str, Running] = {}
+        self._arrived: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._asked: set[asyncio.Task[Any]] = set()
+
+    @property
+    def step_under_way(self) -> int | None:
+        """The step whose weights are being evaluated now."""
+        return self._round.step if self._round else None
+
+    def carry_over(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
+        """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
+
+        Lines after `first_step` will be made again. A result on one of them stays true if its weights are not
+        newer than `first_step`; it goes to the next line that is written.
+        """
+        for line in steps:
+            evaluated = line.get("eval/step")
+            if evaluated is None or evaluated > first_step:
+                continue
+            self._evaluated.add(int(evaluated))
+            if line["step"] > first_step:
+                self._arrived = {key: value for key, value in line.items() if is_evaluation_key(key)}
+                self._arrived.pop("eval/failed", None)
+
+    def weights_published(self, step: int, sampler: tinker.SamplingClient) -> None:
+        """Begin an evaluation of these weights if one is due. Call it after each step, and before the first."""
+        self._give_up_silent()
+        if self._round is not None:
+            self._keep(self._round)
+        if not self._is_due(step):
+            return
+        if self._round is not None:
+            self._give_up_waiting("the environment did not begin it before the next one was due")
+        if self._round is not None:
+            log.warning("no evaluation of step %d: that of step %d is still under way", step, self._round.step)
+            return
+        self._evaluated.add(step)
+        self._round = Round(step, sampler, list(self.environments))
+        self._notify()
+
+    async def next(self, environment: str, wait_s: float = WAIT_S) -> dict[str, Any]:
+        """Wait until this environment has an evaluation to make, and begin it.
+
+        Returns:
+            Its `id` and the `step` of its weights; `{"over": True}` when there will be no more; `{}` when
+            there was none in `wait_s` seconds.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            changed = self._changed
+            offer = self._begin(environment or self.environments[0])
+            if offer or self.over:
+                return offer or {"over": True}
+            try:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await changed.wait()
+            except TimeoutError:
+                return {}
+
+    def sampler(self, evaluation: str) -> tinker.SamplingClient:
+        """Return the weights that an evaluation sees. Raises EvaluationOver."""
+        self.note_alive(evaluation)
+        assert self._round is not None
+        return self._round.sampler
+
+    def note_alive(self, evaluation: str) -> None:
+        """Note a sign of life of an evaluation. Raises EvaluationOver."""
+        running = self._running.get(evaluation)
+        if running is None or self._round is None:
+            raise EvaluationOver(f"evaluation {evaluation[:40]} has ended or was given up")
+        running.seen_at = time.monotonic()
+
+    def finish(self, evaluation: str, report: Mapping[str, Any]) -> None:
+        """Take in what came of an evaluation: its metrics, or why it failed. Raises EvaluationOver."""
+        self.note_alive(evaluation)
+        assert self._round is not None
+        running, step = self._running.pop(evaluation), self._round.step
+        metrics = _named_metrics(report.get("metrics"))
+        if report.get("error") or not metrics:
+            self._fail(running.environment, step, str(report.get("error") or "it gave no metrics"))
+        else:
+            self._accept(running.environment, step, metrics, report)
+        self._close_if_done()
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics that have arrived since the last call, for the line of a step."""
+        metrics, self._arrived = self._arrived, {}
+        return metrics
+
+    async def settle(self, stop: asyncio.Event) -> None:
+        """After the last step, wait for an evaluation that is due or under way, but not for a dead one."""
+        until = time.monotonic() + SETTLE_S
+        while self._round is not None and not stop.is_set() and time.monotonic() < until:
+            if time.monotonic() - self._round.begun_at > BEGIN_S:
+                self._give_up_waiting(f"the environment did not begin it in {BEGIN_S:g} s")
+            self._give_up_silent()
+            changed = self._changed
+            try:
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+        self.over = True
+        self._notify()
+
+    # --- one round ------------------------------------------------------------------------------------------
+
+    def _is_due(self, step: int) -> bool:
+        if self.over or step % self.every or step == self.last:
+            return False
+        return step not in self._evaluated
+
+    def _begin(self, environment: str) -> dict[str, Any]:
+        """Return the offer of an evaluation, or nothing.
+
+        An environment that asks while its evaluation is under way was started again: it may try once more.
+        """
+        if self._round is None:
+            return {}
+        attempts = 1
+        lost = [key for key, running in self._running.items() if running.environment == environment]
+        if lost:
+            attempts += self._running.pop(lost[0]).attempts
+            if attempts > MAX_ATTEMPTS:
+                self._fail(environment, self._round.step, f"its process ended {MAX_ATTEMPTS} times during it")
+                self._close_if_done()
+                return {}
+        elif environment in self._round.waiting:
+            self._round.waiting.remove(environment)
+        else:
+            return {}
+        evaluation = secrets.token_hex(8)
+        self._running[evaluation] = Running(environment, attempts)
+        return {"id": evaluation, "step": self._round.step}
+
+    def _accept(self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]) -> None:
+        items = report.get("items")
+        if is_score(items) and items and "eval/items" not in metrics:
+            metrics["eval/items"] = float(items)
+        own = environment == self.environments[0]
+        point = to_point(metrics, step)
+        if point is not None:
+            found = point.model_dump(exclude_none=True)
+            metrics |= {f"eval/{name}": value for name, value in found.items()}
+            if own:
+                self.results.append(point)
+        metrics["eval/step"] = step
+        if is_score(report.get("seconds")):
+            metrics["eval/seconds"] = round(float(report["seconds"]), 3)
+        prefix = "" if own else f"environments/{environment}/"
+        self._arrived |= {f"{prefix}{key}": value for key, value in metrics.items()}
+        log.info("evaluation of step %d: %s", step, json.dumps(metrics))
+
+    def _fail(self, environment: str, step: int, reason: str) -> None:
+        self.failed += 1
+        self._arrived["eval/failed"] = self._arrived.get("eval/failed", 0) + 1
+        log.warning("the evaluation of step %d failed: %s; training goes on", step, reason)
+        if self.failures is None:
+            return
+        line = {"step": step, "environment": environment, "reason": reason[:1000], "at": now()}
+        try:
+            with storage_errors(self.failures):
+                self.failures.parent.mkdir(exist_ok=True)
+                with self.failures.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+        except Exception as error:  # the log has it
+            log.warning("the reason was not kept: %s", error)
+
+    def _give_up_silent(self) -> None:
+        """Give up evaluations whose process is gone or stands still."""
+        for key, running in list(self._running.items()):
+            silent_s = time.monotonic() - running.seen_at
+            if silent_s > SILENT_S and self._round is not None:
+                del self._running[key]
+                reason = f"its process has given no sign of life for {silent_s:.0f} s"
+                self._fail(running.environment, self._round.step, reason)
+        self._close_if_done()
+
+    def _give_up_waiting(self, reason: str) -> None:
+        if self._round is None:
+            return
+        for environment in self._round.waiting:
+            self._fail(environment, self._round.step, reason)
+        self._round.waiting.clear()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._round is not None and not self._round.waiting and not self._running:
+            self._round = None
+            self._notify()
+
+    def _keep(self, round_: Round) -> None:
+        """Ask the weights of a round for one token now and then, so that no server forgets them."""
+        round_.updates += 1
+        if round_.updates % KEEP_EVERY:
+            return
+        self.usage.prefill += 1
+        task = asyncio.ensure_future(round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0])))
+        self._asked.add(task)
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[Any]) -> None:
+        self._asked.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("the weights of an evaluation were not kept: %r", task.exception())
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _named_metrics(found: Any) -> dict[str, float]:
+    """Return the finite numbers of an environment's metrics under `eval/NAME`."""
+    metrics: dict[str, float] = {}
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        name = str(key).removeprefix("eval/")[:MAX_NAME]
+        if is_score(value) and name and len(metrics) < MAX_METRICS and (name == "items" or name not in RESERVED):
+            metrics[f"eval/{name}"] = float(value)
+    return metrics

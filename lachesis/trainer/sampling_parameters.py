@@ -1,0 +1,196 @@
+"""Bodies of requests for samples, and which of their parameters are honoured.
+
+A parameter that would change the samples and that this server cannot honour is refused, except with
+the value that turns it off, which many clients send. The names are those of OpenAI, vLLM and SGLang.
+null always means that a parameter is not set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lachesis.errors import shorten
+
+Json = dict[str, Any]
+MOST_SAMPLES = 512
+"""Of one request. Atropos' clients ask for eight at a time."""
+NO_EFFECT = frozenset(
+    [
+        "model",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+        "priority",
+        "request_id",
+        "rid",
+        "cache_salt",
+        "detokenize",
+        "parallel_tool_calls",
+        "return_logprob",
+        "return_text_in_logprobs",
+    ]
+)
+"""Parameters that do not change what is sampled, whatever their value."""
+OFF: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (0, 1, False),
+    "top_logprobs": (0,),
+    "top_logprobs_num": (0,),
+    "logprob_start_len": (-1,),
+    "return_hidden_states": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "min_new_tokens": (0,),
+    "typical_p": (1,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (True,),
+    "no_stop_trim": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "reasoning": ({}, {"enabled": True}),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+"""Parameters that are not supported, with the values that leave them off. Atropos sends `reasoning`
+where an environment sets `thinking_mode`; here the chat template of the model decides."""
+
+
+class BadRequest(Exception):
+    """The client's fault; answered with 400."""
+
+
+def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = OFF) -> None:
+    """Raise BadRequest for a parameter that would be ignored.
+
+    Args:
+        parameters: Names and values that a request has.
+        allowed: Values that each parameter may have.
+    """
+    for name, value in parameters.items():
+        if value is None or name in NO_EFFECT or value in allowed.get(name, ()):
+            continue
+        if name not in allowed:
+            raise BadRequest(f"{shorten(name, 60)} is not a parameter of this request; leave it out")
+        choices = " or ".join(map(json.dumps, (*allowed[name], None)))
+        text = shorten(repr(value), 60)
+        raise BadRequest(f"{name} is {text}, which is not supported here; allowed: {choices}")
+
+
+class Sampling(BaseModel):
+    """Sampling settings under their OpenAI names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: int = Field(1, ge=1, le=MOST_SAMPLES)
+    max_tokens: int | None = None
+    temperature: float | None = Field(None, allow_inf_nan=False)
+    top_p: float | None = Field(None, allow_inf_nan=False)
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | list[int] | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        """Raise BadRequest for a parameter that would not be honoured."""
+        parameters = dict(self.model_extra or {})
+        # Atropos passes it on as it is; the client of OpenAI unpacks it.
+        extra_body = parameters.pop("extra_body", None)
+        refuse_unsupported(extra_body if isinstance(extra_body, dict) else {})
+        refuse_unsupported(parameters)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise BadRequest(f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer")
+
+    @property
+    def stop_texts(self) -> list[str]:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in stop if isinstance(text, str) and text]
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Return the token ids at which an answer ends, of `stop` and of `stop_token_ids`."""
+        stop = self.stop if isinstance(self.stop, list) else []
+        return [*(token for token in stop if isinstance(token, int)), *(self.stop_token_ids or [])]
+
+
+class Completion(Sampling):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        refuse_unsupported({"logprobs": self.logprobs}, {"logprobs": (0,)})
+
+
+class Chat(Sampling):
+    messages: list[Json]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+
+    def sampling(self) -> Sampling:
+        """Return the settings with the limit under its general name. Raises BadRequest for two different limits."""
+        both = (self.max_tokens, self.max_completion_tokens)
+        limits = {limit for limit in both if limit is not None}
+        if len(limits) > 1:
+            raise BadRequest(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is "
+                f"{self.max_completion_tokens}; allowed: one of them"
+            )
+        return self.model_copy(update={"max_tokens": next(iter(limits), None)})
+
+
+class Generate(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    prompt: Json | str | None = None
+    input_ids: list[int] | None = None
+    text: str | None = None
+    sampling_params: Json = {}
+    prompt_logprobs: int | None = None
+
+    def vllm_sampling(self) -> Sampling:
+        """Return the settings, which stand beside the prompt."""
+        beside = {"sampling_params": self.sampling_params, "prompt_logprobs": self.prompt_logprobs}
+        refuse_unsupported(beside, {"sampling_params": ({},), "prompt_logprobs": (0, 1)})
+        return Sampling.model_validate(self.model_extra or {})
+
+    def sglang_sampling(self) -> Sampling:
+        """Return the settings, which stand in `sampling_params`."""
+        beside = {"prompt": self.prompt, "prompt_logprobs": self.prompt_logprobs}
+        prompt_logprobs_off = {"logprob_start_len": (-1, len(self.input_ids or ()))}
+        refuse_unsupported({**(self.model_extra or {}), **beside}, {**OFF, **prompt_logprobs_off})
+        settings = dict(self.sampling_params)
+        limit = settings.pop("max_new_tokens", None)
+        return Sampling.model_validate(settings if limit is None else {**settings, "max_tokens": limit})
+
+
+class Logprobs(BaseModel):
+    input_ids: list[int] | None = None
+    prompt: str | None = None
+    messages: list[Json] | None = None

@@ -1,0 +1,186 @@
+"""Read a value that somebody typed as the type that its field has.
+
+A text that comes from a command line, and one that an agent sends, follow the same rule: the schema of the field decides
+what the text means. A field of type string keeps it as it is. The result still has to be validated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NULLS = ("null", "none")
+_ORDER = {name: rank for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))}
+NOT_READ = object()
+"""Stands for a text that is not of the type that was tried."""
+
+
+class _Unquoted(str):
+    """A scalar of YAML without quotation marks, whose type its schema decides."""
+
+
+class _TextLoader(yaml.SafeLoader):
+    """A loader of YAML that leaves every scalar a text."""
+
+
+def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    return _Unquoted(node.value) if node.style is None else node.value
+
+
+_TextLoader.yaml_implicit_resolvers = {}
+_TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
+
+
+def read_as(schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False) -> Any:
+    """Read each text in `value` as the type that `schema` wants there.
+
+    Args:
+        schema: The JSON schema of the field.
+        value: A text as it was typed, or a JSON value, which may hold texts.
+        definitions: What `$ref` in the schema refers to, by name.
+        quoted: Whether a text stays one where the schema declares no type.
+
+    Returns:
+        The value with its texts converted. A text that is not of the type stays a text, so that validation refuses it.
+    """
+    kinds = _kinds(schema, definitions)
+    if not isinstance(value, str):
+        return _read_items(kinds, value, definitions)
+    for kind in kinds:
+        read = value if quoted and _is_untyped(kind) else _read_text(kind, value, definitions)
+        if read is not NOT_READ:
+            return read
+    return value
+
+
+def read_untyped(text: str) -> Any:
+    """Read a text whose type nobody declares: JSON, a number, or flow-style YAML; everything else stays a text."""
+    content = _read_json(text)
+    if content is not NOT_READ:
+        return content
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if text.lstrip()[:1] in ("[", "{"):
+        return _read_structure({}, text, (list, dict), {}, otherwise=text)
+    return text
+
+
+def _read_json(text: str) -> Any:
+    """Read JSON, without the NaN and Infinity that Python's reader adds, or return NOT_READ."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return NOT_READ
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _kinds(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
+    """Return the alternatives of a schema, string last, because any text is one; null before it."""
+    reference = schema.get("$ref")
+    if reference is not None:
+        own = {key: one for key, one in schema.items() if key != "$ref"}
+        return _kinds({**definitions.get(str(reference).rsplit("/", 1)[-1], {}), **own}, definitions)
+    if len(schema.get("allOf", ())) == 1:
+        return _kinds(schema["allOf"][0], definitions)
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    if alternatives:
+        kinds = [kind for alternative in alternatives for kind in _kinds(alternative, definitions)]
+    elif isinstance(schema.get("type"), list):
+        kinds = [{**schema, "type": name} for name in schema["type"]]
+    else:
+        kinds = [schema]
+    return sorted(kinds, key=lambda kind: _ORDER.get(str(kind.get("type")), len(_ORDER)))
+
+
+def _is_untyped(kind: Json) -> bool:
+    return not kind.keys() & {"type", "enum", "const"}
+
+
+def _read_text(kind: Json, text: str, definitions: Mapping[str, Json]) -> Any:
+    """Read a text as one alternative of a schema, or return NOT_READ."""
+    if "enum" in kind or "const" in kind:
+        return _read_member(kind.get("enum", [kind.get("const")]), text)
+    match kind.get("type"):
+        case "string":
+            return text
+        case "null":
+            return None if text.lower() in _NULLS else NOT_READ
+        case "boolean":
+            return _TRUTH.get(text.lower(), NOT_READ)
+        case "integer":
+            return _read_integer(text)
+        case "number":
+            return _read_number(text)
+        case "array":
+            return _read_structure(kind, text, (list,), definitions, otherwise=NOT_READ)
+        case "object":
+            return _read_structure(kind, text, (dict,), definitions, otherwise=NOT_READ)
+    return read_untyped(text)
+
+
+def _read_member(members: list[Any], text: str) -> Any:
+    """Return the member of an enumeration that the text names; one that is a text itself comes first."""
+    if text in members:
+        return text
+    named = {json.dumps(member): member for member in members if not isinstance(member, str)}
+    return named.get(text.lower(), NOT_READ)
+
+
+def _read_integer(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        number = _read_number(text)
+    return int(number) if number is not NOT_READ and number.is_integer() else NOT_READ
+
+
+def _read_number(text: str) -> Any:
+    try:
+        number = float(text)
+    except ValueError:
+        return NOT_READ
+    return number if math.isfinite(number) else NOT_READ
+
+
+def _read_structure(kind: Json, text: str, types: tuple[type, ...], definitions: Mapping[str, Json], *, otherwise: Any) -> Any:
+    """Read a list or an object written as JSON or as YAML, with its items as the schema wants them."""
+    content = _read_json(text)
+    if content is NOT_READ:
+        try:
+            content = yaml.load(text, Loader=_TextLoader)
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+            return otherwise
+    return _read_items([kind], content, definitions) if isinstance(content, types) else otherwise
+
+
+def _read_items(kinds: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
+    """Read the texts inside a list or an object; any other value is returned as it is."""
+    if isinstance(value, list):
+        items: Json = next((kind.get("items", {}) for kind in kinds if kind.get("type") == "array"), {})
+        return [_read_item(items, item, definitions) for item in value]
+    if isinstance(value, dict):
+        kind: Json = next((kind for kind in kinds if kind.get("type") == "object"), {})
+        return {str(key): _read_item(_of_key(kind, key), item, definitions) for key, item in value.items()}
+    return value
+
+
+def _read_item(schema: Json, item: Any, definitions: Mapping[str, Json]) -> Any:
+    unquoted = isinstance(item, _Unquoted)
+    return read_as(schema, str(item) if unquoted else item, definitions, quoted=not unquoted)
+
+
+def _of_key(kind: Json, key: str) -> Json:
+    """Return the schema of an object's value."""
+    others = kind.get("additionalProperties")
+    return kind.get("properties", {}).get(key) or (others if isinstance(others, dict) else {})

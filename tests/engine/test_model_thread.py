@@ -1,0 +1,147 @@
+"""What belongs to the model thread is changed by it alone, and what waits for it can be cancelled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from fastapi.testclient import TestClient
+from tinker.lib import api_future_impl
+
+from lachesis.engine import app
+from lachesis.engine.core import Engine
+from tests.engine.test_contract import datums, ids
+from tests.patience import deadline
+
+ADAM = tinker.AdamParams(learning_rate=0.0)
+
+
+class Watched(dict[str, Any]):
+    """A dict that notes which threads change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[str] = set()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.threads.add(threading.current_thread().name)
+        super().__setitem__(key, value)
+
+
+def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path: Path) -> None:
+    engine = Engine(random_model, tmp_path)
+    engine.samplers = watched = Watched()
+    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+        session = client.post("/api/v1/create_session", json={}).json()["session_id"]
+        body = {
+            "session_id": session,
+            "sampling_session_seq_id": 0,
+            "base_model": random_model,
+        }
+        answer = client.post("/api/v1/create_sampling_session", json=body).json()
+        assert client.post("/api/v1/create_sampling_session", json=body).json() == answer
+        assert engine.sessions[session].samplers == list(watched)
+    assert watched.threads == {"model"}
+
+
+def test_a_sampler_of_a_session_that_has_just_ended_is_refused(
+    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends while the checkpoint is being read."""
+    engine = Engine(random_model, tmp_path)
+    load = engine.load_sampler
+
+    def load_and_end(*arguments: Any) -> Any:
+        engine.end_session(next(iter(engine.sessions)))
+        return load(*arguments)
+
+    monkeypatch.setattr(engine, "load_sampler", load_and_end)
+    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+        session = client.post("/api/v1/create_session", json={}).json()["session_id"]
+        body = {
+            "session_id": session,
+            "sampling_session_seq_id": 0,
+            "base_model": random_model,
+        }
+        answer = client.post("/api/v1/create_sampling_session", json=body)
+    assert (answer.status_code, "has ended" in answer.json()["detail"]) == (400, True)
+
+
+def many_passes(count: int) -> list[tinker.Datum]:
+    """Datums of so different lengths that each is a pass of its own."""
+    data = []
+    for number in range(count):
+        tokens = np.arange(500 - number) % 250
+        inputs = {"target_tokens": tokens}
+        data.append(tinker.Datum(model_input=ids(tokens.tolist()), loss_fn_inputs=inputs))
+    return data
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the requests that the SDK has submitted: it keeps them to itself."""
+    request_ids: list[str] = []
+    begin = api_future_impl._APIFuture.__init__
+
+    def note(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        request_ids.append(self.request_id)
+
+    monkeypatch.setattr(api_future_impl._APIFuture, "__init__", note)
+    return request_ids
+
+
+def wait_for(request_ids: list[str], count: int) -> None:
+    until = deadline(30)
+    while len(request_ids) < count:
+        assert time.monotonic() < until, f"{len(request_ids)} of {count} requests were submitted"
+        time.sleep(0.01)
+
+
+def cancel(engine: Any, request_id: str) -> str:
+    """Cancel a request in the way in which the SDK cancels samples."""
+    answer = httpx.post(
+        f"{engine.url}/api/v1/cancel_future",
+        json={"request_id": request_id},
+        headers={"X-API-Key": engine.token},
+    )
+    return str(answer.json()["status"])
+
+
+def test_a_cancelled_operation_that_has_not_begun_adds_no_gradient(
+    training: tinker.TrainingClient, engine: Any, submitted: list[str]
+) -> None:
+    """It waits behind a long one that adds none; so there is none at the step."""
+    long = training.forward(many_passes(40), "cross_entropy")
+    unwanted = training.forward_backward(datums(), "importance_sampling")
+    wait_for(submitted, 2)
+    assert cancel(engine, submitted[1]) == "ok"
+    with pytest.raises(tinker.RequestFailedError, match="cancelled"):
+        unwanted.result()
+    long.result()
+    assert training.optim_step(ADAM).result().metrics["grad_norm"] == 0.0
+    assert cancel(engine, submitted[1]) == "finished"
+
+
+def test_an_operation_that_has_begun_is_not_cancelled_and_the_answer_says_so(
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    engine: Any,
+    submitted: list[str],
+) -> None:
+    """Its gradients count, so its future must get its result and no error."""
+    sampler = service.create_sampling_client(base_model=engine.model).result()
+    submitted.clear()
+    begun = training.forward_backward(many_passes(40), "cross_entropy")
+    wait_for(submitted, 1)
+    # Samples are drawn after the first pass of an operation that came before them.
+    sampler.sample(ids([1]), 1, tinker.SamplingParams(max_tokens=1)).result()
+    assert cancel(engine, submitted[0]) == "running"
+    assert begun.result().metrics["loss:sum"] > 0
+    assert training.optim_step(ADAM).result().metrics["grad_norm"] > 0

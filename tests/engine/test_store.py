@@ -1,0 +1,98 @@
+"""Checkpoints on disk, with a process that dies at each step of replacing one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lachesis.engine.weights import CheckpointPath, WeightsStore
+from lachesis.errors import EngineRequestError
+
+PATH = CheckpointPath("run", "weights", "name")
+CHANGES = 24
+"""More changes of the file system than overwriting a checkpoint makes."""
+OVERWRITE = """
+import os, sys
+from pathlib import Path
+import torch
+from lachesis.engine.weights import CheckpointPath, WeightsStore
+
+def overwrite(store, left):
+    def die(event, arguments):
+        nonlocal left
+        if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"):
+            left -= 1
+            if left == 0:
+                os._exit(9)
+
+    path = CheckpointPath("run", "weights", "name")
+    sys.addaudithook(die)
+    store.save(path, tensors={"x": torch.ones(2)}, config={}, about={"which": "new"}, overwrite=True)
+    os._exit(0)
+
+for count, folder in enumerate(sys.argv[1:], start=1):
+    child = os.fork()
+    if child == 0:
+        overwrite(WeightsStore(Path(folder)), count)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def save(store: WeightsStore, which: str, name: str = "name", *, overwrite: bool = False) -> None:
+    value = torch.zeros(2) if which == "old" else torch.ones(2)
+    path = CheckpointPath("run", "weights", name)
+    store.save(path, tensors={"x": value}, config={}, about={"which": which}, overwrite=overwrite)
+
+
+def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    """The process dies before each single change that it makes to the file system."""
+    stores = [WeightsStore(tmp_path / str(count)) for count in range(CHANGES)]
+    for store in stores:
+        save(store, "old")
+    command = [sys.executable, "-c", OVERWRITE, *(str(store.root) for store in stores)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    exits = [int(line) for line in done.stdout.split()]
+    assert exits == sorted(exits, reverse=True)
+    assert {0, 9} == set(exits)
+    outcomes = []
+    for store in stores:
+        tensors, _, about = store.load(PATH)
+        assert tensors["x"].sum() == (0 if about["which"] == "old" else 2)
+        assert store.names() == [str(PATH)]
+        outcomes.append(about["which"])
+        with pytest.raises(EngineRequestError, match="exists already"):
+            save(store, "old")
+        save(store, "old", overwrite=True)
+        assert store.about(PATH)["which"] == "old"
+        store.delete(PATH)
+        assert store.names() == []
+    assert outcomes == sorted(outcomes, reverse=True), "the old one came back after the new one"
+    assert set(outcomes) == {"old", "new"}
+
+
+def test_a_damaged_record_is_left_out_of_listings_and_named_when_asked_for(tmp_path: Path) -> None:
+    store = WeightsStore(tmp_path)
+    save(store, "old")
+    save(store, "old", name="damaged")
+    (tmp_path / "run" / "weights" / "damaged" / "checkpoint.json").write_text("{")
+    store.save_run("run", {"training_run_id": "run", "last_request_time": "2026"})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_bytes(b"\xff")
+    assert store.names() == [str(PATH)]
+    assert [run["training_run_id"] for run in store.runs()] == ["run"]
+    with pytest.raises(Exception, match=r"checkpoint\.json cannot be read"):
+        store.about(CheckpointPath("run", "weights", "damaged"))
+
+
+def test_a_name_that_listings_would_hide_is_refused(tmp_path: Path) -> None:
+    store = WeightsStore(tmp_path)
+    with pytest.raises(EngineRequestError, match="does not begin with"):
+        save(store, "old", name=".hidden")
+    assert json.dumps(store.names()) == "[]"

@@ -1,0 +1,235 @@
+"""Every command that an advice, a next step or an error message names is one that the command line takes and that works."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis import config as configuration
+from lachesis import discovery, models, paths
+from lachesis.cli.main import parser
+from lachesis.errors import RunStateError
+from lachesis.fields import parse_assignment
+from lachesis.metrics import MetricsFile
+from lachesis.monitor.judgement import judge_look
+from lachesis.monitor.look import look_at_files
+from lachesis.monitor.memory import Memory
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.service import Launch, Service
+from lachesis.trainer.checkpoints import Checkpoints, Manifest
+
+RUN = "0123abcd"
+NAMES = [["env"], ["train"], ["resume"], ["test"], ["status"], ["results"], ["logs"], ["weights"], ["report"], ["model"],
+         ["env", "check"], ["env", "new"]]  # fmt: skip
+COMMAND = re.compile(r"`(lachesis [^`]+)`")
+WORKED: set[str] = set()
+GOOD = {"batch/rollouts": 128, "rollouts/invalid": 0, "train/learning_rate": 1.5e-3, "weights/change": 0.1}
+FAULTS: dict[str, dict[str, Any]] = {
+    "weights stay": {"weights/change": 0.0},
+    "loss is no number": {"train/loss": float("nan")},
+    "no signal": {"batch/zero_signal_share": 1.0, "reward/mean": 0.0},
+    "nothing is sent": {"rollouts/dropped": 12_800},
+    "sampler and trainer disagree": {"logprobs/gap": 2.0},
+    "rollouts fail": {"rollouts/invalid": 1000},
+    "one of several has no reward": {"environments/arithmetic/reward_mean": 0.0},
+    "the reward falls": {"reward/mean": 0.01},
+    "the reward stays": {"reward/mean": 0.3},
+    "the entropy is gone": {"entropy/sampling": 0.0, "reward/mean": 0.2},
+    "the length drifts": {"length/mean": 90.0},
+    "cut off": {"rollouts/truncated_share": 0.9},
+    "held-out falls": {"eval/percent_correct": 0.1, "eval/low": 0.09, "eval/high": 0.11, "eval/step": 39},
+    "held-out lags": {"eval/percent_correct": 0.31, "eval/low": 0.3, "eval/high": 0.32, "eval/step": 39},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the module: it keeps what an environment's configuration is, which takes seconds to find out."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("LACHESIS_HOME", str(home))
+    monkeypatch.setenv("TINKER_API_KEY", "tml-no-key")
+    shutil.rmtree(home / "runs", ignore_errors=True)
+    return RunStore(home)
+
+
+def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRecord:
+    tiny = str(models.tiny_path(models.Recipe(), store.home))
+    model = tiny if profile == "embedded" else "Qwen/Qwen3-8B"
+    if profile == "embedded":
+        Path(tiny).mkdir(parents=True, exist_ok=True)
+        (Path(tiny) / "config.json").write_text("{}")
+    config = configuration.resolve("arithmetic", profile, {}, model=model)
+    file = str(paths.checkout() / "environments" / "arithmetic.py")
+    values = {"environment": "arithmetic", "environment_file": file, "profile": profile, "base_model": model, "seed": 0}
+    values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now()}
+    record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
+    store.create(record, config.to_yaml())
+    return record
+
+
+def write_steps(store: RunStore, fault: dict[str, Any]) -> None:
+    """Forty good steps with a rising reward, and as many with the fault."""
+    metrics = MetricsFile(store.dir(RUN).metrics)
+    flat = fault.get("reward/mean") == 0.3
+    for step in range(1, 81):
+        known = {"reward/mean": 0.3 if flat else 0.2 + step / 200, "length/mean": 10.0, "train/loss": 0.1, **GOOD}
+        if step % 10 == 0 and "eval/low" in fault:
+            known |= {"eval/percent_correct": 0.3, "eval/low": 0.29, "eval/high": 0.31, "eval/step": step - 1}
+        metrics.append(step, {**known, **(fault if step > 40 and (step % 10 == 0 or "eval/low" not in fault) else {})})
+
+
+def advice_of(store: RunStore) -> tuple[str, list[str]]:
+    health = judge_look(look_at_files(store, store.load(RUN)), Memory())
+    assert len(health.advice) == len(health.evidence)
+    return health.word, health.advice
+
+
+def require_works(command: str, service: Service) -> None:
+    """Parse the command, and do what it does as far as no server is needed for it. What takes long is done once."""
+    if command in WORKED:
+        return
+    args = parser().parse_args(shlex.split(command)[1:])
+    run = getattr(args, "run", None)
+    if args.command == "stop":
+        assert not service.get(run).ended, "there must be something to stop"
+    elif args.command == "logs":
+        service.log(run, args.service)
+    elif args.command == "report":
+        assert service.report(run)
+        WORKED.add(command)
+    elif args.command == "test":
+        launch = Launch(discovery.adopt(args.environment), args.profile, model=(args.model or [None])[0])
+        assert service.describe(launch)["problem"] is None
+        WORKED.add(command)
+    elif args.command == "train":
+        edits = tuple(parse_assignment(text) for text in args.edits)
+        service.preview(Launch(discovery.adopt(args.environment), args.profile, edits, args.model, start_from=args.start_from))
+    elif args.command == "model":
+        assert [discovery.find(name) for name in args.environments]
+    else:
+        assert (args.command, args.action) == ("env", "check")
+        assert discovery.find(discovery.adopt(args.environment))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> None:
+    make(store)
+    write_steps(store, FAULTS[fault])
+    for step in (25, 50):
+        Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=step, state="tinker://s", sampler_weights="tinker://w"))
+    word, advice = advice_of(store)
+    assert word in ("suspect", "not learning", "broken")
+    for sentence in advice:
+        commands = COMMAND.findall(sentence)
+        assert commands, sentence
+        for command in commands:
+            require_works(command, Service(store.home))
+
+
+def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> None:
+    make(store)
+    write_steps(store, FAULTS["the reward falls"])
+    assert "--from" not in advice_of(store)[1][0], "there is none"
+    checkpoints = Checkpoints(store.dir(RUN).checkpoints)
+    checkpoints.write(Manifest(step=60, state="tinker://s", sampler_weights="tinker://w"))
+    assert f"--from {RUN}@60 --set learning_rate=0.0005" in advice_of(store)[1][0]
+    checkpoints.write(Manifest(step=20, state="tinker://s", sampler_weights="tinker://w"))
+    assert f"--from {RUN}@20 " in advice_of(store)[1][0], "the newest that is not after the best time"
+
+
+def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
+    make(store, status="completed", ended_at=now())
+    write_steps(store, FAULTS["the reward falls"])
+    assert "lachesis stop" not in " ".join(advice_of(store)[1])
+
+
+@pytest.mark.parametrize("fault", ["the reward falls", "sampler and trainer disagree", "no signal", "cut off"])
+def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> None:
+    """On the cloud's profile the learning rate and the limits of tokens are."""
+    make(store, profile="tinker")
+    write_steps(store, FAULTS[fault])
+    Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
+    for command in COMMAND.findall(" ".join(advice_of(store)[1])):
+        require_works(command, Service(store.home))
+
+
+@pytest.mark.parametrize("counts", [{"invalid": 640, "errors": {"E: x": 40}}, {"dropped": 640}])
+def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[str, Any]) -> None:
+    make(store)
+    store.dir(RUN).tally_of("environment").write_text(json.dumps({"at": time.time(), **counts}))
+    _, advice = advice_of(store)
+    commands = COMMAND.findall(" ".join(advice))
+    assert len(commands) >= 2
+    for command in commands:
+        require_works(command, Service(store.home))
+
+
+@pytest.mark.parametrize("status", ["running", "stopped", "failed", "completed"])
+def test_next_steps_work(store: RunStore, status: str) -> None:
+    make(store, status=status, ended_at=None if status == "running" else now())
+    write_steps(store, {})
+    service = Service(store.home)
+    answers = (service.status(RUN).payload(), service.results(RUN).payload())
+    for command in {command for answer in answers for command in answer["next_steps"]}:
+        args = parser().parse_args(shlex.split(command)[1:])
+        if args.command in ("stop", "logs", "report"):
+            require_works(command, service)
+        else:
+            assert args.command in ("status", "results", "resume", "weights")
+            assert args.run == RUN
+    if status == "completed":
+        with pytest.raises(RunStateError):
+            service.resume(RUN)
+
+
+def literals(file: Path) -> list[str]:
+    """Return the texts of a module, with a run id where a value is put in."""
+    texts = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else RUN for part in node.values]
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value.format_map(Placeholders()) if "{run}" in node.value else node.value)
+    return texts
+
+
+class Placeholders(dict[str, str]):
+    """Put a run id into every field of a format."""
+
+    def __missing__(self, key: str) -> str:
+        return RUN
+
+
+def test_the_command_line_takes_every_command_that_a_text_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages, next steps and docstrings of the whole project."""
+    root = Path(__file__).parents[2]
+    named: dict[str, str] = {}
+    for folder in ("lachesis", "flows", "tasks", "deployments"):
+        for file in sorted((root / folder).rglob("*.py")):
+            for text in literals(file):
+                named |= dict.fromkeys(COMMAND.findall(text), str(file.relative_to(root)))
+    assert len(named) > 20
+    wrong = {}
+    for command, place in named.items():
+        words = shlex.split(command.replace("...", "").replace("…", ""))[1:]
+        if words in NAMES:
+            continue  # of a command, without what it needs
+        try:
+            parser().parse_args(words)
+        except SystemExit as end:
+            if end.code:
+                wrong[command] = f"{place}: {capsys.readouterr().err.splitlines()[-1]}"
+    assert wrong == {}

@@ -1,0 +1,150 @@
+"""What a flow does about the state of its own flow run, at a server that only answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import Pause
+
+from flows import wanted
+from flows.groups_watch import GroupsWatch
+from lachesis.errors import InvalidGroupsError, ProcessExitedError
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.suspension import SUSPENDED
+
+RUN = "0123abcd"
+FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Gives every question about a flow run the same answer, and keeps what it is sent."""
+
+    state: dict[str, Any]
+    sent: list[Any]
+
+    def do_GET(self) -> None:
+        self._answer({"id": FLOW_RUN, "state": self.state})
+
+    def do_POST(self) -> None:
+        self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer({})
+
+    def _answer(self, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
+    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
+        monkeypatch.setattr(wanted, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
+        monkeypatch.setattr(wanted, "RUNNER_PID", os.getppid())
+        yield kind
+        served.shutdown()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(tmp_path)
+    values = {"environment": "sums", "environment_file": "sums.py", "profile": "embedded", "base_model": "m"}
+    numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
+    store.create(RunRecord.model_validate({"run_id": RUN, "started_at": now(), **values, **numbers}))
+    return store
+
+
+@pytest.mark.parametrize("state", ["PAUSED", "SCHEDULED", "PENDING"])
+def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
+    server: type[Answering], store: RunStore, state: str
+) -> None:
+    wanted.require_wanted(store, RUN)
+    details = {"pause_reschedule": True, "pause_timeout": "2030-01-01T00:00:00Z"}
+    server.state = {"type": state, "state_details": details}
+    for _ in range(2):
+        with pytest.raises(wanted.SuspendRequested):
+            wanted.require_wanted(store, RUN)
+    assert store.load(RUN).stop_reason == SUSPENDED
+    assert [sent["state"]["state_details"] for sent in server.sent] == [{"pause_reschedule": True}] * (state == "PAUSED")
+    with pytest.raises(Pause):
+        wanted.leave_suspended()
+
+
+def test_other_ends_are_no_suspensions(server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.state = {"type": "CANCELLING"}
+    with pytest.raises(wanted.StopRequested, match="cancelling") as caught:
+        wanted.require_wanted(store, RUN)
+    assert not isinstance(caught.value, wanted.SuspendRequested)
+    assert wanted.leave_suspended().type == "CANCELLED"
+    server.state = {"type": "CRASHED"}
+    with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` goes on"):
+        wanted.require_wanted(store, RUN)
+    store.update(RUN, stop_reason="budget")
+    with pytest.raises(wanted.StopRequested, match="budget"):
+        wanted.require_wanted(store, RUN)
+    store.update(RUN, stop_reason=None)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    wanted.require_wanted(store, RUN)
+    with pytest.raises(Pause):
+        wanted.leave_suspended()
+    monkeypatch.setattr(wanted, "RUNNER_PID", 1 << 30)
+    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
+        wanted.require_wanted(store, RUN)
+
+
+def test_a_check_that_is_called_often_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [100.0], []
+    monkeypatch.setattr(wanted.time, "monotonic", lambda: clock[0])
+    check = wanted.seldom(lambda: looks.append(clock[0]))
+    for _ in range(100):
+        check()
+        clock[0] += 0.1
+    assert len(looks) == 3
+
+
+def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
+    """What the environment's process of an attempt before has counted lies in the same file."""
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
+    watch, file = GroupsWatch(store, RUN, plan), store.dir(RUN).tally_of("environment")
+    watch.check()
+    counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
+    for changed in ({"at": 1.0}, {"at": 9e9, "raised": 5}, {"at": 9e9, "rollouts": 1}):
+        file.write_text(json.dumps({**counts, **changed}))
+        watch.check()
+    assert store.load(RUN).stop_reason is None
+    file.write_text(json.dumps({**counts, "at": 9e9}))
+    with pytest.raises(InvalidGroupsError, match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'"):
+        watch.check()
+    assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
+
+
+def test_one_dead_environment_of_two_is_named_once(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
+    plan: Any = SimpleNamespace(environments={"environment": "sums", "environment-other": "other"}, config=config)
+    watch = GroupsWatch(store, RUN, plan)
+    store.dir(RUN).tally_of("environment-other").write_text(json.dumps({"raised": 60, "at": 9e9}))
+    for _ in range(2):
+        watch.check()
+    assert [line.message for line in caplog.records if "other.py" in line.message] == [
+        "the run waits for another environment: all of the first 60 groups of other were invalid; "
+        f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).log('environment-other')}"
+    ]

@@ -1,0 +1,177 @@
+"""What evaluations on held-out items have shown, on every surface that needs no server."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lachesis.cli import show, watch
+from lachesis.evaluation_results import newest_result
+from lachesis.held_out import describe, held_out_curve, share_of, to_point, whole_curve, with_interval
+from lachesis.metrics import MetricsFile
+from lachesis.monitor import text
+from lachesis.monitor.learning import Health
+from lachesis.pictures import write_report
+from lachesis.reports import run_results, run_status
+from lachesis.runs import Code, RunDir, RunRecord
+
+SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
+
+
+def metrics_of(step: int, share: float, items: int = 20) -> dict[str, float]:
+    return {"eval/step": step, "eval/percent_correct": share, "eval/items": items}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunDir:
+    """A run of 30 steps whose results arrived three steps late, and one of which has failed."""
+    made = RunDir(tmp_path, "0123abcd")
+    made.evaluation.mkdir(parents=True)
+    file = MetricsFile(made.metrics)
+    for step in range(1, 31):
+        late = {point + 3: metrics_of(point, share) for point, share in SHARES.items()}.get(step, {})
+        file.append(step, {"reward/mean": step / 40, "train/percent_correct": step / 50, "train/loss": 0.5, **late})
+    file.add_evaluation(metrics_of(30, SHARES[30]))
+    made.failed_evaluations.write_text(json.dumps({"step": 15, "reason": "evaluate() raised ValueError: <no items>"}) + "\n")
+    return made
+
+
+def make_record(**changes: Any) -> RunRecord:
+    values: dict[str, Any] = {
+        "run_id": "0123abcd", "environment": "sums", "environment_file": "sums.py", "profile": "embedded", "base_model": "m",
+        "total_steps": 30, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "status": "running",
+    }  # fmt: skip
+    return RunRecord(**{**values, **changes})
+
+
+def test_a_share_comes_with_its_items_and_its_interval() -> None:
+    point = to_point(metrics_of(7, 0.75), 7)
+    assert point is not None
+    assert (point.items, point.low, point.high) == (20, 0.5313, 0.8881)
+    assert describe(point) == "0.750 (20 items, 95 % interval 0.531 to 0.888)"
+    assert describe(None) == "none"
+    assert with_interval(75.0, 20) == {}, "a percentage is no share"
+    assert with_interval(0.5, None) == with_interval(0.5, 0) == {}
+    alone = to_point({"eval/accuracy": 0.5}, 1)
+    assert alone is not None
+    assert describe(alone) == "0.500"
+    assert share_of({"eval/reward": 1.0}) is None
+
+
+def test_the_curve_is_by_the_step_of_the_weights(folder: RunDir) -> None:
+    steps = MetricsFile(folder.metrics).read()
+    assert {point.step: point.percent_correct for point in held_out_curve(steps)} == SHARES
+    assert held_out_curve([{"step": 3, "eval/step": 1, "eval/reward": 2.0}]) == []
+    other = [{"step": 3, "environments/words/eval/step": 2, "environments/words/eval/percent_correct": 0.25}]
+    assert [point.step for point in held_out_curve(other, "words")] == [2]
+    assert held_out_curve(other) == []
+
+
+def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -> None:
+    evaluation = {"before": {"eval/percent_correct": 0.1}, "after": {"eval/percent_correct": 0.9, "eval/items": 10}}
+    steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
+    assert [(one.step, one.percent_correct) for one in whole_curve(steps, evaluation, from_base=True)] == [
+        (0, 0.1), (1, 0.5), (2, 0.9),
+    ]  # fmt: skip
+    assert [one.step for one in whole_curve(steps, evaluation, from_base=False)] == [1, 2]
+    assert whole_curve([], evaluation, from_base=False) == []
+
+
+def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
+    """Both stay, each with the step of its weights; without a line there is nothing to add it to."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert not file.add_evaluation(metrics_of(0, 0.5))
+    for step in (1, 2, 3):
+        file.append(step, {"reward/mean": 0.5, **(metrics_of(step - 1, step / 10) if step > 1 else {})})
+    assert file.add_evaluation(metrics_of(3, 0.9))
+    lines = file.read()
+    assert [(line["step"], line["eval/step"]) for line in lines] == [(1, 1), (2, 2), (3, 3)]
+    assert {line["reward/mean"] for line in lines} == {0.5}
+
+
+def test_status_and_results_show_the_curve(folder: RunDir) -> None:
+    steps = MetricsFile(folder.metrics).read()
+    status = run_status(make_record(), folder, steps, ui_url=None, queue=None, warning=None).payload()
+    assert status["metrics"] == {
+        "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7, "loss": 0.5, "state": "running",
+    }  # fmt: skip
+    assert status["held_out_curve"][1] == {"step": 10, "percent_correct": 0.3, "items": 20, "low": 0.1455, "high": 0.519}
+    assert status["evaluation"] == {"failed": 1, "last_step": 15, "last_reason": "evaluate() raised ValueError: <no items>"}
+    evaluation = {"before": metrics_of(0, 0.1), "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25}}
+    ended = make_record(
+        status="completed", evaluation=evaluation, mixture={"words": Code(environment_file="w", fingerprint="f")}
+    )
+    results = run_results(ended, folder, steps).payload()
+    assert results["held_out"] == {"before": 0.1, "after": 0.8, "words before": None, "words after": 0.25}
+    assert results["held_out_intervals"] == {
+        "before": {"items": 20, "low": 0.0279, "high": 0.301}, "after": {"items": 20, "low": 0.584, "high": 0.9193},
+    }  # fmt: skip
+    assert [point["percent_correct"] for point in results["held_out_curve"]] == [0.1, 0.3, 0.55, 0.8]
+    point = newest_result(ended, steps[-5:])
+    assert point is not None
+    assert point.percent_correct == 0.8
+
+
+def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: RunDir) -> None:
+    """The trainer writes them when it ends; the last line of the metrics is older."""
+    file = MetricsFile(folder.metrics)
+    file.append(31, {f"tokens/{kind}_total": 100 for kind in ("prefill", "sampled", "trained")} | {"cost/total": 1.0})
+    folder.spent.write_text(json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost": 1.5}))
+    actual = run_results(make_record(status="completed"), folder, file.read()).payload()["actual"]
+    assert actual["tokens"] == {"prefill": 120, "sampled": 150, "trained": 100}
+    assert actual["cost_usd"] == 1.5
+
+
+def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
+    status = run_status(make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None).payload()
+    assert (status["held_out_curve"], "evaluation" in status) == ([], False)
+    assert status["metrics"]["eval_percent_correct"] is None
+    assert newest_result(make_record(), [{"step": 1}]) is None
+
+
+def printed(view: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(view)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
+    steps, record = MetricsFile(folder.metrics).read(), make_record()
+    newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
+    status = run_status(record, folder, steps, ui_url=None, queue=None, warning=None).payload()
+    page = printed(show.status(status))
+    assert f"{newest}  ▁▃▅▆" in page
+    assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
+    assert newest in printed(show.results(run_results(record, folder, steps).payload()))
+    watched = printed(watch._panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
+    assert f"held out {newest}" in watched
+    rows = [
+        {**record.model_dump(), "learning": "healthy", "evidence": None, "held_out": {"percent_correct": 0.7, "step": 30}},
+        {**record.model_dump(), "learning": "too early", "evidence": None, "held_out": None},
+    ]
+    assert re.search(r"healthy +0\.700$", printed(show.runs(rows)), re.MULTILINE)
+
+
+def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:
+    """The HTML report, and the report in the Prefect UI."""
+    steps, record = MetricsFile(folder.metrics).read(), make_record()
+    files = write_report(record, folder, run_results(record, folder, steps), tmp_path / "report")
+    page = files[0].read_text()
+    assert "<td>10</td><td>0.300</td><td>20</td><td>0.145 to 0.519</td>" in page
+    assert "held out: 0.100 to 0.700" in page, "the legend of the picture"
+    assert "its 95 % interval (20 items)" in page
+    assert "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
+    look = SimpleNamespace(folder=folder, trainer=None, states={})
+    health = Health(word="healthy", evidence=["it learns"])
+    seen = SimpleNamespace(record=record, look=look, health=health, stall=None, budget={})
+    artifact = text.report(seen, steps)  # type: ignore[arg-type]
+    assert "## Held-out results" in artifact
+    assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
+    assert artifact.count("data:image/svg") == 2

@@ -1,0 +1,120 @@
+"""Every surface shows the same judgement of learning."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lachesis import config as configuration
+from lachesis.cli import show, watch
+from lachesis.cli.main import main
+from lachesis.metrics import MetricsFile
+from lachesis.monitor import text
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.service import Service
+
+RUN = "0123abcd"
+REASON = "ValueError: the answer has no number"
+EVIDENCE = f"100% of 6,400 rollouts had no usable score ({REASON}, 400 times)"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    return RunStore(tmp_path)
+
+
+def make(store: RunStore, **changes: Any) -> RunRecord:
+    values = {"environment": "arithmetic", "environment_file": "arithmetic.py", "profile": "embedded", "base_model": "m"}
+    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now()}
+    record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
+    store.create(record, configuration.resolve("arithmetic", "embedded", {}, model="m").to_yaml())
+    return record
+
+
+@pytest.fixture
+def failed(store: RunStore) -> RunRecord:
+    """A run whose verifier always raised; nobody has judged it."""
+    record = make(store, status="failed", phase="failed", ended_at=now(), error="the environment gave no usable group")
+    counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
+    store.dir(RUN).tally_of("environment").write_text(json.dumps(counted))
+    return record
+
+
+def printed(view: Any, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard", highlight=False)
+    console.print(view)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def answers(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_dead_run_has_one_word_everywhere(
+    store: RunStore, failed: RunRecord, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (row,) = answers(capsys, "runs")["runs"]
+    assert (row["learning"], row["evidence"]) == ("broken", EVIDENCE)
+    for command in ("status", "results"):
+        health = answers(capsys, command, RUN)["health"]
+        assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
+    record = store.load(RUN)
+    assert text.overview_row(record)["learning"] == "broken"
+    assert text.overview_row(record)["evidence"] == EVIDENCE
+    page = Service(store.home).report(RUN, tmp_path / "report")[0].read_text()
+    assert '<span class="word broken">broken</span>' in page
+    assert "100% of 6,400 rollouts had no usable score" in page
+
+
+def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:
+    service = Service(store.home)
+    records, _ = service.look_at_runs()
+    shown = {"learning": records[0].learning, "evidence": records[0].evidence, "held_out": None}
+    rows = [{**records[0].model_dump(), **shown}]
+    lines = printed(show.runs(rows)).splitlines()
+    assert len(lines) == 3, "a head, and two lines per run"
+    assert "\x1b[31mbroken" in lines[1]
+    assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
+    for view in (show.status(service.status(RUN).payload()), show.results(service.results(RUN).payload())):
+        shown = printed(view)
+        assert "\x1b[31mbroken" in shown
+        assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
+    assert EVIDENCE in " ".join(printed(watch._panel(service, records[0]), 140).split())
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "green"),
+    [("running", "too early", False), ("stopped", "unknown", False), ("completed", "healthy", True)],
+)
+def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, word: str, green: bool) -> None:
+    make(store, status=status, ended_at=None if status == "running" else now())
+    for step in range(1, 31) if word == "healthy" else ():
+        MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
+    service = Service(store.home)
+    shown = printed(watch._learning(service.look_at_runs()[0][0]))
+    assert f"learning: {word}" in shown
+    assert ("\x1b[32m" in shown) is green
+    assert (f"\x1b[32m{word}" in printed(show.status(service.status(RUN).payload()))) is green
+
+
+def test_watching_prints_the_word_when_it_changes(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no monitor looks at the run."""
+    make(store, status="completed", ended_at=now())
+    for step in range(1, 31):
+        MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
+    console = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(show, "console", console)
+    record = watch.until_end(Service(store.home), RUN)
+    assert record.learning == "healthy"
+    printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert printed_lines[-1] == "learning: healthy (mean reward 0.342 over the last 20 steps)"

@@ -1,0 +1,231 @@
+"""Suspended runs at a real Prefect server; no runner is there, so no flow begins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from deployments.up import SETTINGS
+from lachesis import launcher
+from lachesis.errors import ServerDownError
+from lachesis.prefect_api import PrefectApi
+from lachesis.resuming import is_submission, resubmit, was_begun
+from lachesis.runs import RunRecord, RunStore, now
+from lachesis.service import Service
+from lachesis.supervision.process import free_ports
+from lachesis.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
+from tests.patience import deadline
+
+pytestmark = pytest.mark.timeout(300)
+VALUES = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m"}
+VALUES |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}  # type: ignore[dict-item]
+SetState = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with the deployment of training runs."""
+    home, port = tmp_path_factory.mktemp("prefect"), free_ports(1)[0]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    env = {**os.environ, **SETTINGS, "PREFECT_HOME": str(home)}
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)
+    while not api.healthy():
+        assert process.poll() is None, (home / "log").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    flow = api._ask("POST", "/flows/", {"name": launcher.FLOW})
+    api._ask("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
+    yield api.url
+    process.terminate()
+    process.wait(60)
+
+
+@pytest.fixture
+def store(server: str, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """A submitted run."""
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    monkeypatch.setenv("LACHESIS_DEPLOYMENT", "test")
+    store = RunStore()
+    record = RunRecord.model_validate({"run_id": f"{time.time_ns():x}"[-8:], **VALUES})
+    store.create(record)
+    launcher.submit(store, record)
+    return store
+
+
+def record_of(store: RunStore) -> RunRecord:
+    return store.all()[0]
+
+
+def seen(store: RunStore) -> RunRecord:
+    """As `lachesis status` shows it."""
+    return launcher.refresh(store, record_of(store))
+
+
+def set_state(store: RunStore, state_type: str, **state: Any) -> None:
+    path = f"/flow_runs/{record_of(store).flow_run_id}/set_state"
+    PrefectApi()._ask("POST", path, {"state": {"type": state_type, **state}, "force": True})
+
+
+def suspend(store: RunStore) -> None:
+    """As the dialog in Prefect does."""
+    until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    set_state(store, "PAUSED", name="Suspended", state_details={"pause_reschedule": True, "pause_timeout": until})
+
+
+def state_of(store: RunStore) -> dict[str, Any]:
+    flow_run = PrefectApi().flow_run(record_of(store).flow_run_id or "")
+    assert flow_run is not None
+    return dict(flow_run["state"])
+
+
+def end_suspended(store: RunStore) -> RunRecord:
+    """What a flow does that finds itself suspended while it trains."""
+    record = record_of(store)
+    set_state(store, "RUNNING")
+    store.update(record.run_id, status="running", started_at=now())
+    suspend(store)
+    note_suspended(store, record_of(store))
+    keep_resumable(PrefectApi(), PrefectApi().flow_run(record.flow_run_id or "") or {})
+    return store.update(record.run_id, status="stopped", error=suspended_error(record.run_id), ended_at=now(), took_s=1.0)
+
+
+@pytest.mark.parametrize("pause", [True, False])
+def test_a_suspension_loses_its_time_limit(store: RunStore, pause: bool) -> None:
+    """A pause whose process should wait becomes a suspension."""
+    set_state(store, "PAUSED", name="Paused", state_details={"pause_reschedule": False})
+    if not pause:
+        suspend(store)
+    flow_run = PrefectApi().flow_run(record_of(store).flow_run_id or "") or {}
+    keep_resumable(PrefectApi(), flow_run)
+    state = state_of(store)
+    assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
+    assert state["state_details"]["pause_timeout"] is None
+    assert state["state_details"]["pause_reschedule"] is True
+    keep_resumable(PrefectApi(), PrefectApi().flow_run(flow_run["id"]) or {})
+    assert state_of(store)["id"] == state["id"], "it is not written again"
+
+
+def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:
+    suspend(store)
+    record = seen(store)
+    assert (record.status, record.stop_reason) == ("stopped", SUSPENDED)
+    assert record.error == suspended_error(record.run_id)
+    assert state_of(store)["state_details"]["pause_timeout"] is None
+    assert was_begun(record), "the flow that begins now makes a new attempt"
+    assert not was_begun(record.model_copy(update={"stop_reason": None}))
+    assert seen(store).status == "stopped"
+
+
+def test_a_run_that_is_being_suspended_is_stopping(store: RunStore) -> None:
+    set_state(store, "RUNNING")
+    record = store.update(record_of(store).run_id, status="running", started_at=now())
+    suspend(store)
+    with store.dir(record.run_id).living():
+        assert seen(store).status == "stopping"
+    assert record_of(store).status == "running", "its flow writes its end"
+
+
+def test_a_resume_in_prefect_is_seen_before_the_flow_begins(store: RunStore) -> None:
+    record = end_suspended(store)
+    assert seen(store).status == "stopped"
+    assert PrefectApi().resume(record.flow_run_id or "")
+    assert not PrefectApi().resume(record.flow_run_id or "")
+    waiting = seen(store)
+    assert (waiting.status, waiting.error) == ("pending", None)
+    assert Service().resume(record.run_id).status == "pending"
+    assert record_of(store).attempt == 1, "its flow makes the attempt"
+    assert is_submission(record_of(store), record.flow_run_id)
+    assert was_begun(record_of(store))
+    set_state(store, "RUNNING")
+    assert seen(store).status == "pending"
+    assert resubmit(store, record).attempt == 1
+
+
+def test_resumes_at_once_make_one_attempt_of_the_same_flow_run(store: RunStore) -> None:
+    record = end_suspended(store)
+    with ThreadPoolExecutor(4) as pool:
+        resumed = list(pool.map(lambda _: resubmit(store, record, auto_resumes=7), range(4)))
+    assert {one.flow_run_id for one in resumed} == {record.flow_run_id}
+    now_queued = record_of(store)
+    assert (now_queued.attempt, now_queued.status, now_queued.auto_resumes) == (2, "pending", 7)
+    assert now_queued.stop_reason is None
+    assert not was_begun(now_queued), "its attempt is made"
+    assert is_submission(now_queued, record.flow_run_id)
+    assert state_of(store)["name"] == "Resuming"
+
+
+@pytest.mark.parametrize("ended_as", ["CANCELLED", "FAILED"])
+def test_a_flow_run_that_is_gone_is_followed_by_another(store: RunStore, ended_as: str) -> None:
+    """Somebody has cancelled it, or changed its state."""
+    record = end_suspended(store)
+    set_state(store, ended_as)
+    known = seen(store)
+    assert known.error == known.stop_reason == f"{SUSPENDED}, where its flow run is {ended_as.lower()} by now"
+    resumed = resubmit(store, known)
+    assert resumed.flow_run_id not in (None, record.flow_run_id)
+    assert not is_submission(resumed, record.flow_run_id), "that one is started by hand"
+    assert state_of(store)["type"] == "SCHEDULED"
+
+
+def test_a_flow_run_that_ends_at_the_last_moment_is_followed_by_another(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = end_suspended(store)
+    monkeypatch.setattr("lachesis.resuming.flow_run_to_resume", lambda *_: _then_cancelled(store, record))
+    resumed = resubmit(store, record)
+    assert resumed.flow_run_id not in (None, record.flow_run_id)
+    assert state_of(store)["type"] == "SCHEDULED"
+
+
+def _then_cancelled(store: RunStore, record: RunRecord) -> dict[str, Any] | None:
+    flow_run = PrefectApi().flow_run(record.flow_run_id or "")
+    set_state(store, "CANCELLED")
+    return flow_run
+
+
+def test_a_server_that_goes_leaves_the_record_as_it_was(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = end_suspended(store)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with pytest.raises(ServerDownError):
+        resubmit(store, record)
+    assert record_of(store) == record
+    with pytest.raises(ServerDownError):
+        launcher.cancel_suspended(store, record)
+    assert record_of(store) == record
+    assert seen(store) == record
+
+
+def test_a_stop_takes_the_suspension_back(store: RunStore) -> None:
+    record = end_suspended(store)
+    store.update(record.run_id, error=f"{record.error}; the steps after 3 of 4 were not saved")
+    Service().stop(record.run_id)
+    assert state_of(store)["type"] == "CANCELLED"
+    stopped = record_of(store)
+    assert stopped.error == "suspended in Prefect, then stopped by its user; the steps after 3 of 4 were not saved"
+    assert not PrefectApi().resume(record.flow_run_id or "")
+    Service().stop(record.run_id)
+    assert record_of(store) == stopped
+
+
+def test_a_stop_of_a_run_that_was_resumed_in_prefect(store: RunStore) -> None:
+    record = end_suspended(store)
+    assert PrefectApi().resume(record.flow_run_id or "")
+    Service().stop(record.run_id)
+    assert state_of(store)["type"] == "CANCELLED"
+    assert record_of(store).stop_reason == launcher.BY_USER
+    assert seen(store).status == "stopped"
+
+
+def test_the_first_reason_to_end_stays(store: RunStore) -> None:
+    record = store.update(record_of(store).run_id, stop_reason="budget")
+    assert note_suspended(store, record).stop_reason == "budget"

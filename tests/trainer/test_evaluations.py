@@ -1,0 +1,182 @@
+"""Evaluations during training: when they are due, what they see, what comes of them, and that no step waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.held_out import held_out_curve
+from lachesis.json_lines import read_json_lines
+from lachesis.trainer import evaluations as module
+from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.trainer.evaluations import EvaluationOver, Evaluations
+from tests.trainer.test_exact_resume import Run
+
+pytestmark = pytest.mark.timeout(300)
+GRADED = Path(__file__).resolve().parents[1] / "environments" / "graded.py"
+STEPS, EVERY = 24, 8
+RIGHT = {"metrics": {"eval/percent_correct": 0.5}, "items": 4}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+    """A run whose evaluations are sound, raise, return what is no share, and are sound again."""
+    folder = tmp_path_factory.mktemp("graded")
+    made = Run(folder, random_model, steps=STEPS, env={"steps_per_eval": EVERY}, environment=GRADED)
+    made.attempt()
+    return made
+
+
+def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
+    """With the step of its weights, the one of the last step included, which ends after training."""
+    lines = run.steps()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [int(line["eval/step"]) for line in lines if "eval/step" in line] == [0, 16, 24]
+    curve = held_out_curve(lines)
+    assert [(point.step, point.percent_correct, point.items) for point in curve] == [(0, 0.5, 4), (24, 0.5, 4)]
+    assert all(point.low is not None and point.high is not None and point.low < 0.5 < point.high for point in curve)
+    (returned,) = [line for line in lines if line.get("eval/step") == 16]
+    assert (returned["eval/quality"], returned["eval/items"]) == (2.5, 4)
+
+
+def test_an_evaluation_that_raises_is_counted_and_named(run: Run) -> None:
+    (failed,) = read_json_lines(run.folder.failed_evaluations)
+    assert (failed["step"], failed["reason"]) == (8, "evaluate() raised ValueError: no held-out items")
+    assert sum(line.get("eval/failed") or 0 for line in run.steps()) == 1
+
+
+def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run: Run) -> None:
+    lines = [line for line in run.steps() if "eval/step" in line]
+    assert [line["eval/apart"] for line in lines] == [0.0] * 3
+    assert len({line["eval/logprob"] for line in lines}) == 3, "and each another one"
+    assert next(line["step"] for line in lines if line["eval/step"] == 0) >= 4, "no step waited for its end"
+
+
+def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
+    found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).all()}[STEPS]
+    assert found is not None
+    assert (found.step, found.percent_correct, found.items) == (24, 0.5, 4)
+
+
+def test_tokens_of_evaluations_are_counted_once(run: Run) -> None:
+    """Groups are replayed, so every sampled token is one of an evaluation: one per request."""
+    spent = json.loads(run.folder.spent.read_text())
+    assert spent["sampled"] == 3 * 6, "three evaluations of six requests"
+    assert "rollouts/truncated_share" not in run.steps()[-1], "training itself has sampled nothing"
+
+
+def make_evaluations(**options: Any) -> Evaluations:
+    return Evaluations(["sums", "words"], **{"every": 10, **options})
+
+
+class Weights:
+    """As much of a sampling client as is kept."""
+
+    asked = 0
+
+    async def compute_logprobs_async(self, prompt: Any) -> list[float | None]:
+        self.asked += 1
+        return [None]
+
+
+async def test_an_evaluation_is_due_at_each_multiple_and_the_final_one_is_not_made_twice() -> None:
+    evaluations, due = Evaluations(every=5, last=20), []
+    for step in range(21):
+        evaluations.weights_published(step, Weights())  # type: ignore[arg-type]
+        if evaluations.step_under_way is not None:
+            due.append(evaluations.step_under_way)
+            evaluations.finish((await evaluations.next(""))["id"], RIGHT)
+    assert due == [0, 5, 10, 15]
+    never = Evaluations(every=0)
+    never.weights_published(0, Weights())  # type: ignore[arg-type]
+    assert await never.next("") == {"over": True}
+
+
+async def test_several_environments_evaluate_the_same_weights() -> None:
+    """The next evaluation begins when all have ended, and one that never begins it does not keep the others."""
+    evaluations, first, second = make_evaluations(), Weights(), Weights()
+    evaluations.weights_published(10, first)  # type: ignore[arg-type]
+    sums, words = await evaluations.next("sums"), await evaluations.next("words")
+    evaluations.finish(sums["id"], RIGHT)
+    with pytest.raises(EvaluationOver):
+        evaluations.finish(sums["id"], RIGHT)
+    evaluations.weights_published(20, second)  # type: ignore[arg-type]
+    assert evaluations.sampler(words["id"]) is first, "that of step 20 is left out"
+    evaluations.finish(words["id"], {"metrics": {"eval/percent_correct": 1.0, "items": 2}, "seconds": 1.5})
+    assert await evaluations.next("sums", wait_s=0.01) == {}
+    found = evaluations.take()
+    assert {key: found[key] for key in ("eval/step", "eval/items", "environments/words/eval/percent_correct")} == {
+        "eval/step": 10, "eval/items": 4, "environments/words/eval/percent_correct": 1.0,
+    }  # fmt: skip
+    assert evaluations.take() == {}
+    evaluations.weights_published(30, first)  # type: ignore[arg-type]
+    evaluations.finish((await evaluations.next("sums"))["id"], RIGHT)
+    evaluations.weights_published(40, second)  # type: ignore[arg-type]
+    assert evaluations.step_under_way == 40
+    assert evaluations.take()["eval/failed"] == 1, "words never began that of step 30"
+
+
+async def test_an_environment_that_was_started_again_tries_once_more(tmp_path: Path) -> None:
+    evaluations = make_evaluations(failures=tmp_path / "evaluation" / "failed.jsonl")
+    evaluations.environments = ["sums"]
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    lost = await evaluations.next("sums")
+    again = await evaluations.next("sums")
+    assert again["step"] == lost["step"] == 10
+    with pytest.raises(EvaluationOver):
+        evaluations.sampler(lost["id"])
+    assert await evaluations.next("sums", wait_s=0.01) == {}
+    assert evaluations.step_under_way is None
+    (line,) = read_json_lines(tmp_path / "evaluation" / "failed.jsonl")
+    assert line["reason"] == "its process ended 2 times during it"
+
+
+async def test_a_dead_evaluation_lets_its_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations = Evaluations(every=10)
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.next("")
+    monkeypatch.setattr(module, "SILENT_S", -1.0)
+    evaluations.weights_published(11, Weights())  # type: ignore[arg-type]
+    assert evaluations.step_under_way is None
+    assert evaluations.take() == {"eval/failed": 1}
+    with pytest.raises(EvaluationOver):
+        evaluations.note_alive(offer["id"])
+
+
+async def test_weights_that_are_held_are_asked_now_and_then() -> None:
+    """A server may forget those that nobody asks; the embedded engine keeps the newest sixteen."""
+    evaluations, held = Evaluations(every=100), Weights()
+    for step in range(33):
+        evaluations.weights_published(step, held if step == 0 else Weights())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+    assert (held.asked, evaluations.usage.prefill) == (4, 4)
+
+
+def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
+    """Of step 10, which arrived on a line that is made again; that of step 20 is of weights that are gone."""
+    lines = [{"step": step} for step in range(1, 24)]
+    lines[11] |= {"eval/step": 10, "eval/percent_correct": 0.25, "eval/failed": 1}
+    lines[21] |= {"eval/step": 20, "eval/percent_correct": 0.75}
+    evaluations = Evaluations(every=10)
+    evaluations.carry_over(lines, first_step=10)
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    assert evaluations.step_under_way is None
+    assert evaluations.take() == {"eval/step": 10, "eval/percent_correct": 0.25}
+
+
+async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluations, stop = Evaluations(every=10), asyncio.Event()
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    settled = asyncio.ensure_future(evaluations.settle(stop))
+    evaluations.finish((await evaluations.next(""))["id"], {"error": "the judge is away"})
+    await settled
+    assert await evaluations.next("") == {"over": True}
+    monkeypatch.setattr(module, "BEGIN_S", -1.0)
+    silent = Evaluations(every=10)
+    silent.weights_published(10, Weights())  # type: ignore[arg-type]
+    await silent.settle(stop)
+    assert (silent.failed, silent.step_under_way) == (1, None)

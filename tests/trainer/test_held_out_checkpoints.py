@@ -1,0 +1,106 @@
+"""To which checkpoint a held-out result belongs, and which checkpoints are kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lachesis.held_out import HeldOutPoint
+from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest, best
+from lachesis.trainer.keeper import Keeper
+
+
+class Policy:
+    """As much of a policy as saves and deletes."""
+
+    sampler = None
+
+    async def save(self, name: str) -> dict[str, str]:
+        return {"state": f"tinker://{name}-state", "sampler_weights": f"tinker://{name}-sampler"}
+
+    async def delete(self, path: str) -> None:
+        pass
+
+    async def discard(self, paths: Iterable[str], timeout_s: float = 0.0) -> None:
+        pass
+
+
+def make_keeper(folder: Path, *, keep: int = 10) -> Keeper:
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    return Keeper(Policy(), Checkpoints(folder / "checkpoints"), keep=keep, newest=None)  # type: ignore[arg-type]
+
+
+def point(step: int, share: float) -> HeldOutPoint:
+    return HeldOutPoint(step=step, percent_correct=share, items=20)
+
+
+def held_out(keeper: Keeper) -> dict[int, tuple[int, float] | None]:
+    """The result of each checkpoint: the step that was evaluated and the share."""
+    found = {one.step: one.held_out for one in keeper.checkpoints.all()}
+    return {step: (one.step, one.percent_correct) if one else None for step, one in found.items()}
+
+
+async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(tmp_path: Path) -> None:
+    keeper = make_keeper(tmp_path)
+    keeper.note_held_out(point(0, 0.1))
+    await keeper.save(10)
+    keeper.note_held_out(point(14, 0.3))
+    keeper.note_held_out(point(18, 0.4))
+    await keeper.save(20)
+    await keeper.save(30)
+    keeper.note_held_out(point(25, 0.5))
+    keeper.note_held_out(point(30, 0.6))
+    keeper.note_held_out(point(25, 0.5))
+    assert held_out(keeper) == {10: None, 20: (18, 0.4), 30: (30, 0.6)}
+    await keeper.save(40)
+    assert held_out(keeper)[40] is None
+
+
+async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_path: Path) -> None:
+    """It stays beside the newest ones; where none was evaluated the reward decides, and of equal ones the newer one stays."""
+    keeper = make_keeper(tmp_path, keep=1)
+    for step, share, reward in ((10, 0.8, 0.1), (20, 0.8, 0.2), (30, 0.5, 0.9), (40, None, 0.95)):
+        keeper.note(reward, [])
+        await keeper.save(step)
+        if share is not None:
+            keeper.note_held_out(point(step, share))
+    await keeper.save(50)
+    assert list(held_out(keeper)) == [20, 50]
+    manifests = [
+        Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.5), (2, None), (3, 0.5))
+    ]
+    assert best(manifests) is manifests[2]
+    assert best(manifests[1:2]) is None
+    manifests[1].held_out = HeldOut(percent_correct=0.0, items=1, step=2)
+    assert best(manifests) is manifests[1]
+
+
+async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path: Path) -> None:
+    """A result that comes after several newer checkpoints still finds it."""
+    keeper = make_keeper(tmp_path, keep=1)
+    keeper.evaluated_step = lambda: 8
+    for step in (10, 20, 30):
+        await keeper.save(step)
+    assert list(held_out(keeper)) == [10, 30]
+    keeper.note_held_out(point(8, 0.75))
+    keeper.evaluated_step = lambda: None
+    await keeper.save(40)
+    assert held_out(keeper) == {10: (8, 0.75), 40: None}
+
+
+async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = make_keeper(tmp_path)
+    await keeper.save(10)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lachesis.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full}))
+    keeper.note_held_out(point(10, 0.75))
+    assert "the checkpoint of step 10 has no held-out result" in caplog.text

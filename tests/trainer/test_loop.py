@@ -1,0 +1,114 @@
+"""Steps of the training loop with a real engine and a real rollout API, fed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from lachesis import config as configuration
+from lachesis.errors import BatchError
+from lachesis.metrics import MetricsFile
+from lachesis.runs import RunDir
+from lachesis.trainer.atropos import Atropos
+from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.trainer.inference_app import TrainerState
+from lachesis.trainer.keeper import Keeper
+from lachesis.trainer.loop import Trainer
+from lachesis.trainer.policy import Policy
+
+Make = Callable[..., Any]
+
+
+def scored(*scores: float, **changes: Any) -> dict[str, Any]:
+    count = len(scores)
+    return {
+        "tokens": [[2, 3, 4 + index, 5] for index in range(count)],
+        "masks": [[-100, -100, 4 + index, 5] for index in range(count)],
+        "inference_logprobs": [[1.0, 1.0, -5.0 - index, -5.5] for index in range(count)],
+        "scores": list(scores),
+        **changes,
+    }
+
+
+@pytest.fixture
+async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    """A factory of trainers whose steps take two groups of two rollouts."""
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**tinker: Any) -> Trainer:
+            env = {"batch_size": 4, "group_size": 2, "total_steps": 1, "rollout_server_url": api}
+            edits = {"env": env, "tinker": {"use_wandb": False, "learning_rate": 1e-3, **tinker}}
+            config = configuration.resolve("arithmetic", "embedded", edits, model=engine.model)
+            policy = await Policy.create(config, resume_from=None)
+            stack.push_async_callback(policy.close, "success")
+            await policy.publish()
+            atropos = Atropos(api)
+            stack.push_async_callback(atropos.close)
+            await atropos.register(config, first_step=0, checkpoint_dir=tmp_path)
+            keeper = Keeper(policy, Checkpoints(tmp_path / "checkpoints"), keep=1, newest=None)
+            return Trainer(
+                config, policy, atropos, keeper=keeper, state=TrainerState(), folder=RunDir(tmp_path.parent, tmp_path.name),
+                wandb=None, tokenizer=AutoTokenizer.from_pretrained(engine.model),
+            )  # fmt: skip
+
+        yield make
+
+
+async def play(trainer: Trainer, *groups: dict[str, Any]) -> dict[str, Any]:
+    """Send the groups, train on them, and return the line of the step."""
+    async with httpx.AsyncClient(base_url=trainer.atropos.url) as client:
+        for group in groups:
+            assert (await client.post("/scored_data", json=group)).status_code == 200
+    await asyncio.wait_for(trainer.run(asyncio.Event()), 60)
+    return MetricsFile(trainer.folder.metrics).read()[-1]
+
+
+NO_LOGPROB = {"inference_logprobs": [[1.0, 1.0, 1.0, -1.0]] * 2}
+FOREIGN = {"tokens": [[2, 3, 999_999, 5]] * 2, "masks": [[-100, -100, 999_999, 5]] * 2, "inference_logprobs": None}
+
+
+@pytest.mark.parametrize(("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "gave no log-probabilities")])
+async def test_a_bad_group_costs_itself_and_is_named(
+    trainer: Make, caplog: pytest.LogCaptureFixture, bad: dict[str, Any], reason: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    line = await play(await trainer(), scored(1.0, 0.0), scored(1.0, 0.0, **bad))
+    assert (line["batch/dropped_groups"], line["batch/groups"], line["batch/datums"]) == (1, 1, 2)
+    assert [reason in message for message in caplog.messages if "is left out of the batch of step 1" in message] == [True]
+
+
+async def test_a_batch_of_bad_groups_ends_the_run_with_the_first_reason(trainer: Make) -> None:
+    with pytest.raises(BatchError, match="none of the 2 groups of a batch can be trained on; group 0: rollout 0: 1 sampling"):
+        await play(await trainer(), scored(1.0, 0.0, **NO_LOGPROB), scored(1.0, 0.0, **NO_LOGPROB))
+
+
+async def test_the_penalty_reaches_groups_of_equal_scores(trainer: Make) -> None:
+    """Near convergence there are no others."""
+    line = await play(await trainer(kl_coefficient=0.5), scored(1.0, 1.0), scored(0.0, 0.0, inference_logprobs=None))
+    assert (line["batch/zero_signal_groups"], line["batch/datums"], line["batch/without_logprobs"]) == (2, 4, 2)
+    assert line["advantages/mean"] == pytest.approx(0.0, abs=1e-5)
+    assert line["advantages/std"] > 0
+    assert "kl/base" in line
+
+
+async def test_without_a_penalty_groups_of_equal_scores_teach_nothing(trainer: Make) -> None:
+    line = await play(await trainer(), scored(1.0, 1.0), scored(0.0, 0.0))
+    assert (line["batch/zero_signal_groups"], line["batch/datums"]) == (2, 0)
+    assert "kl/base" not in line
+
+
+async def test_a_learning_rate_of_nothing_ends_no_run(trainer: Make) -> None:
+    """Nor does a first rollout of which one token alone can be predicted."""
+    short = scored(1.0, 0.0, tokens=[[2, 3]] * 2, masks=[[-100, 3]] * 2, inference_logprobs=[[1.0, -5.0]] * 2)
+    line = await play(await trainer(learning_rate=1e-12), short, scored(1.0, 0.0))
+    assert line["batch/datums"] == 4

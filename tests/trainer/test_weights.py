@@ -1,0 +1,185 @@
+"""Weights of a real run, handed over: which checkpoint, judged by the precision of its server, and written as a whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from lachesis import weights
+from lachesis.cli import show
+from lachesis.cli.main import main
+from lachesis.errors import CheckpointError, RunStateError
+from lachesis.runs import RunDir, RunRecord
+from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest
+from tests.trainer.test_exact_resume import Run
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 6
+BFLOAT16_NOISE = 0.0125
+"""Standard deviation; its mean size is 0.01 nats."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+    """A run with checkpoints of the steps 2, 4 and 6."""
+    tinker = {"save_checkpoint_interval": 2, "keep_checkpoints": 5}
+    run = Run(tmp_path_factory.mktemp("trained"), random_model, steps=STEPS, tinker=tinker)
+    run.attempt()
+    return run
+
+
+@pytest.fixture
+def folder(trained: Run, tmp_path: Path) -> RunDir:
+    """A copy of the run's folder, for the test to change."""
+    shutil.copytree(trained.folder.path, tmp_path / "runs" / trained.record.run_id)
+    return RunDir(tmp_path / "runs", trained.record.run_id)
+
+
+def rewrite(folder: RunDir, step: int, **changes: Any) -> None:
+    """Change the manifest of a step."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoints.write(checkpoints.select(str(step)).model_copy(update=changes))
+
+
+def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
+    """Put other weights in place of those of a step, as if the server had saved those."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    manifest = checkpoints.select(str(step))
+    save_file(tensors, adapter(folder, manifest) / "adapter_model.safetensors")
+    checkpoints.write(manifest)
+
+
+def adapter(folder: RunDir, manifest: Manifest) -> Path:
+    place = weights.adapter_folder(folder, manifest)
+    assert place is not None
+    return place
+
+
+def add_noise(folder: RunDir, step: int) -> None:
+    """Let the server have computed the log-probabilities of a step with as much rounding as bfloat16 has."""
+    chance = random.Random(0)
+    probes = Checkpoints(folder.checkpoints).select(str(step)).probes
+    noisy = [
+        one.model_copy(update={"logprobs": [value + chance.gauss(0, BFLOAT16_NOISE) for value in one.logprobs]})
+        for one in probes
+    ]
+    rewrite(folder, step, probes=noisy)
+
+
+def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_path: Path) -> None:
+    for step, percent_correct in ((2, 0.4), (4, 0.6)):
+        rewrite(folder, step, held_out=HeldOut(percent_correct=percent_correct, items=50, step=step))
+    last = weights.export(trained.record, folder, tmp_path / "last", verify=False)
+    assert last["step"] == STEPS
+    assert last["better"] == {"step": 4, "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result"}
+    best = weights.export(trained.record, folder, tmp_path / "best", checkpoint="best")
+    assert (best["step"], best["verified"]) == (4, True)
+    assert best["held_out"] == {"percent_correct": 0.6, "items": 50, "step": 4}
+    assert "better" not in best
+    assert weights.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)["step"] == 2
+    files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("last", "best", "two")]
+    assert len(set(files)) == 3
+    with pytest.raises(RunStateError, match="no whole checkpoint '3'; allowed: best, last, 2, 4, 6"):
+        weights.export(trained.record, folder, tmp_path / "three", checkpoint="3")
+    assert not (tmp_path / "three").exists()
+
+
+def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: RunDir) -> None:
+    for step, reward in ((2, 0.9), (4, 0.5), (6, 0.25)):
+        rewrite(folder, step, reward=reward)
+    found = weights.find_weights(folder)
+    assert found.step == STEPS
+    assert found.best is not None
+    assert (found.best.step, found.best.reason) == (2, "mean reward 0.900 instead of mean reward 0.250")
+    assert found.best.adapter == str(adapter(folder, Checkpoints(folder.checkpoints).select("2")))
+    rewrite(folder, 6, reward=0.95)
+    assert weights.find_weights(folder).best is None
+
+
+def test_the_command_takes_a_checkpoint(
+    trained: Run, folder: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(folder, 4, reward=2.0)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    command = ["weights", trained.record.run_id, "--no-verify"]
+    assert main([*command, "--to", str(tmp_path / "best"), "--checkpoint", "best", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 4
+    assert main([*command, "--to", str(tmp_path / "last")]) == 0
+    assert "mean reward 2.000" in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--to", str(tmp_path / "none"), "--checkpoint", "newest"]) == 1
+    assert "allowed: best, last, 2, 4, 6" in " ".join(capsys.readouterr().err.split())
+
+
+def remove_base(record: RunRecord, folder: RunDir) -> RunRecord:
+    return record.model_copy(update={"base_model": "/no/such/model"})
+
+
+def spoil_adapter(record: RunRecord, folder: RunDir) -> RunRecord:
+    place = adapter(folder, Checkpoints(folder.checkpoints).select("last"))
+    tensors = load_file(place / "adapter_model.safetensors")
+    replace_adapter(folder, STEPS, {key: 1.5 * value for key, value in tensors.items()})
+    return record
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(remove_base, "cannot be loaded on /no/such/model"), (spoil_adapter, "is NOT the trained weights")]
+)
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
+    trained: Run,
+    folder: RunDir,
+    tmp_path: Path,
+    damage: Callable[[RunRecord, RunDir], RunRecord],
+    message: str,
+    exists: bool,
+) -> None:
+    place = tmp_path / "out"
+    target = place / "adapter"
+    place.mkdir()
+    if exists:
+        target.mkdir()
+    record = damage(trained.record, folder)
+    with pytest.raises(CheckpointError, match=message):
+        weights.export(record, folder, target, merged=True)
+    assert list(place.rglob("*")) == [target] * exists
+    note = weights.export(record, folder, target, verify=False)
+    assert json.loads((target / "lachesis.json").read_text())["sha256"] == note["sha256"]
+    assert {one.name for one in target.iterdir()} == {*weights.FILES, "lachesis.json"}
+    assert list(place.iterdir()) == [target]
+
+
+def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder: RunDir, tmp_path: Path) -> None:
+    """The largest difference of a token is far above what float32 may have."""
+    add_noise(folder, STEPS)
+    cloud = trained.record.model_copy(update={"profile": "tinker"})
+    note = weights.export(cloud, folder, tmp_path / "cloud", merged=True)
+    for parity in (note["parity"], note["parity_merged"]):
+        assert parity["largest"] > 1e-2
+        assert 5e-3 < parity["mean"] < 2e-2
+        assert (parity["measure"], parity["limit"], parity["verified"]) == ("mean", 0.05, True)
+    with show.console.capture() as shown:
+        show.console.print(show.exported(note))
+    text = " ".join(shown.get().split())
+    assert "verified: log-probabilities of" in text
+    assert "nats on average (allowed: 0.05) and by" in text
+    with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"):
+        weights.export(trained.record, folder, tmp_path / "embedded")
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
+def test_wrong_weights_of_a_server_in_bfloat16_are_refused(trained: Run, folder: RunDir, tmp_path: Path, factor: float) -> None:
+    """The adapter was not trained, was subtracted, or was scaled wrongly."""
+    add_noise(folder, STEPS)
+    tensors = load_file(adapter(folder, Checkpoints(folder.checkpoints).select("last")) / "adapter_model.safetensors")
+    wrong = {key: factor * value if "lora_B" in key else value for key, value in tensors.items()}
+    replace_adapter(folder, STEPS, wrong)
+    cloud = trained.record.model_copy(update={"profile": "tinker"})
+    with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* on average \(allowed: 0\.05\)"):
+        weights.export(cloud, folder, tmp_path / "out")
