@@ -29,12 +29,13 @@ from typing import Any
 
 from lachesis import cursor, probe, requirements, sources, stages, tally
 from lachesis.child import redact
-from lachesis.environment import mending, scheduled_evaluation
+from lachesis.environment import lazy_modules, mending, scheduled_evaluation
 
 
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path[:] = sources.search_path(file, sys.path)
+    lazy_modules.load_when_used("torch", "wandb")
     if question := {"describe": _described, "examples": _examples}.get(command):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         answer(file, functools.partial(question, class_name=sys.argv[3]), out=Path(sys.argv[4]))

@@ -25,6 +25,7 @@ JAIL = Path(jail.__file__)
 MEBI = 2**20
 START_S = 20.0
 """A machine under load may take that long to begin; it is not the program's time."""
+KILLED = "something on this machine has killed the program"
 PATIENCE = 10.0
 """A program that waits for a processor may take so many times its limit."""
 Ending = Literal["ended", "timed out", "out of memory", "too much output", "failed"]
@@ -102,8 +103,11 @@ async def _start(child: asyncio.subprocess.Process, request: bytes) -> None:
             if await child.stdout.read(1) == jail.STARTED:
                 return
             problem = (await child.stderr.read(2000)).decode(errors="replace").strip().splitlines()[-1:]
+            code = await child.wait()
     except TimeoutError:
         raise Invalid(f"a child did not start in {START_S:.0f} s") from None
+    if code == -signal.SIGKILL:
+        raise Invalid(KILLED)
     raise Invalid(f"this machine cannot confine a program: {' '.join(problem)[:120]}")
 
 
@@ -133,7 +137,7 @@ async def _watched(child: asyncio.subprocess.Process, limits: Limits) -> Ran:
     await asyncio.gather(*reading, return_exceptions=True)  # nobody else may read when this is over
     took = time.monotonic() - started
     if how == "ended" and code == -signal.SIGKILL and took < limits.seconds:
-        raise Invalid("something on this machine has killed the program")  # it cannot have used up its processor time
+        raise Invalid(KILLED)  # it cannot have used up its processor time
     if how == "ended" and code != 0:
         how = _why(code or 0, texts[1])
     return Ran(how, code if code is not None else -signal.SIGKILL, texts[0], texts[1], took)

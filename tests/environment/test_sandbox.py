@@ -149,6 +149,13 @@ async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
         await running
 
 
+async def test_a_program_killed_before_it_begins_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr("lachesis.environment.sandbox.JAIL", tmp_path / "killed.py")
+    with pytest.raises(Invalid, match="something on this machine has killed the program"):
+        await ran("print(1)")
+
+
 async def test_output_has_a_limit() -> None:
     found = await ran("while True: print('x' * 1000)", limits=Limits(seconds=10, output_bytes=10_000))
     assert (found.how, found.output) == ("too much output", "")

@@ -1,0 +1,58 @@
+"""Import a large module only when something of it is used.
+
+Every environment's process imports Atropos, which imports transformers and W&B, which import
+PyTorch. Most environments use neither PyTorch nor W&B themselves, and importing them takes as long
+as everything else together. Users wait for it at each validation, test and start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+
+class LazyModule(ModuleType):
+    """Stand in for a module until one of its attributes is asked for, then become it.
+
+    The object stays the same, so names that were bound by `import torch` remain valid.
+    `importlib.util.LazyLoader` does not serve here: before Python 3.12 a second `import` of the
+    same name already loads the module.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        loading: threading.RLock = self.__dict__["_lachesis_loading"]
+        with loading:  # another thread waits until the module is complete
+            if type(self) is LazyModule and not self.__dict__["_lachesis_started"]:
+                self._load()
+        return ModuleType.__getattribute__(self, name)
+
+    def _load(self) -> None:
+        self.__dict__["_lachesis_started"] = True
+        spec = self.__spec__
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        if spec.submodule_search_locations is not None:
+            self.__path__ = spec.submodule_search_locations
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            sys.modules.pop(spec.name, None)  # as a failed import does; the next one tries again
+            self.__dict__["_lachesis_started"] = False
+            raise
+        self.__class__ = ModuleType  # type: ignore[assignment]
+
+
+def load_when_used(*names: str) -> None:
+    """Make each module be loaded at its first use. One that is loaded or not installed is left."""
+    for name in names:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        # An import of a submodule looks for `__path__` first, and thereby loads the package.
+        module.__dict__.pop("__path__", None)
+        module.__dict__.update(_lachesis_loading=threading.RLock(), _lachesis_started=False)
+        module.__class__ = LazyModule
+        sys.modules[name] = module
