@@ -88,19 +88,22 @@ def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(one: str,
     assert (kind_of(one) == kind_of(other)) is same
 
 
-def test_the_innermost_line_of_the_environments_own_file_is_named(tmp_path: Path) -> None:
+def test_the_innermost_line_of_the_environments_own_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not that of a library, nor that of a module beside it; without a line of its own, that of the module."""
-    (tmp_path / "beside.py").write_text("import json\ndef parse(text):\n    return json.loads(text)\n")
-    file = tmp_path / "mine.py"
-    file.write_text("import beside\ndef score(text):\n    return beside.parse(text)\n")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        import beside
-        import mine
-    finally:
-        sys.path.remove(str(tmp_path))
-    assert describe_exception(caught(mine.score, "x"), str(file)).startswith("JSONDecodeError at mine.py:3: Expecting value")
-    assert describe_exception(caught(beside.parse, "x"), str(file)).startswith("JSONDecodeError at beside.py:3")
+    beside = tmp_path / "beside_scores.py"
+    beside.write_text("import json\ndef parse(text):\n    return json.loads(text)\n")
+    file = tmp_path / "own_scores.py"
+    file.write_text("import beside_scores\ndef score(text):\n    return beside_scores.parse(text)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own, other = (importlib.import_module(name) for name in ("own_scores", "beside_scores"))
+    for name in ("own_scores", "beside_scores"):
+        monkeypatch.delitem(sys.modules, name)
+    described = describe_exception(caught(own.score, "x"), str(file))
+    assert described.startswith("JSONDecodeError at own_scores.py:3: Expecting value")
+    described = describe_exception(caught(other.parse, "x"), str(file))
+    assert described.startswith("JSONDecodeError at beside_scores.py:3")
 
 
 def test_strange_exceptions_are_described() -> None:
