@@ -13,6 +13,7 @@ import pytest
 from lachesis.errors import ModelNotFoundError
 from lachesis.model_files import is_cached, require_model
 from lachesis.supervision.process import free_ports
+from tests.patience import POLL_S
 
 STATUSES = {"/open/model": 200, "/moved": 307, "/gated/model": 403, "/no/model": 401, "/old/model": 404, "/ill/model": 503}
 
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", url)

@@ -19,6 +19,7 @@ from flows.groups_watch import GroupsWatch
 from lachesis.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.suspension import SUSPENDED
+from tests.patience import POLL_S
 
 RUN = "0123abcd"
 FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
@@ -52,7 +53,7 @@ class Answering(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
     kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
+        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
         monkeypatch.setattr(wanted, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
         monkeypatch.setattr(wanted, "RUNNER_PID", os.getppid())
