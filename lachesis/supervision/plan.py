@@ -26,6 +26,7 @@ from lachesis.runs import RunDir, RunRecord
 from lachesis.supervision.health import http_question
 from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
+from lachesis.tls import tls_context
 
 HOST = "127.0.0.1"
 PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
@@ -354,7 +355,7 @@ def _passed(prefix: str) -> dict[str, str]:
 def trainer_health(plan: Plan) -> dict[str, Any]:
     """What the trainer says about itself; empty when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False)
+        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=tls_context())
         content = answer.json()
     except (httpx.HTTPError, ValueError):
         return {}
@@ -364,7 +365,7 @@ def trainer_health(plan: Plan) -> dict[str, Any]:
 def registered_environments(plan: Plan) -> int:
     """How many environments the API has met; the number of the next one. 0 when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False)
+        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False, verify=tls_context())
         return int(answer.json()["registered"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return 0
@@ -374,4 +375,4 @@ def forget_environment(plan: Plan, number: int) -> None:
     """Tell the API that this environment is gone; else the next one would get a share of the work only."""
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
-        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False)
+        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False, verify=tls_context())
