@@ -106,6 +106,14 @@ class Evaluations:
         """The step whose weights are being evaluated now."""
         return self._round.step if self._round else None
 
+    @property
+    def step_awaited(self) -> int | None:
+        """Return the step whose result is not in a checkpoint yet.
+
+        Its evaluation is under way, or has ended and nobody has taken the result.
+        """
+        return self.results[0].step if self.results else self.step_under_way
+
     def carry_over(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
         """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
 

@@ -203,3 +203,15 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
         assert evaluations.take() == {"eval/failed": 2}
         with pytest.raises(EvaluationOver):
             evaluations.finish(offer["id"], RIGHT)
+
+
+async def test_a_result_that_nobody_has_taken_is_awaited_by_its_checkpoint() -> None:
+    evaluations = Evaluations(every=10)
+    assert evaluations.step_awaited is None
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.next("")
+    assert evaluations.step_awaited == 10
+    evaluations.finish(offer["id"], RIGHT)
+    assert (evaluations.step_under_way, evaluations.step_awaited) == (None, 10)
+    evaluations.results.clear()
+    assert evaluations.step_awaited is None
