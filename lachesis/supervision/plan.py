@@ -127,7 +127,7 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
         [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
         log=folder / "inference.log",
         cwd=folder,
-        env={**_hub(config), **_engine_client(engine_port, token), **client, **own},
+        env={**_hub(config, weights=False), **_engine_client(engine_port, token), **client, **own},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/health"),
     )
@@ -155,7 +155,7 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
         [*command, "--store", str(store), "--seed", str(seed)],
         log=log,
         cwd=log.parent,
-        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config)},
+        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config, weights=True)},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
         timeout_s=120.0 if _is_local(config) else 3600.0,  # a model by name is downloaded first
@@ -180,7 +180,7 @@ def _trainer(
     record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
 ) -> ServiceSpec:
     url = f"http://{HOST}:{ports['trainer']}"
-    env = {**_hub(config), **(_passed("WANDB_") if config.tinker.use_wandb else {})}
+    env = {**_hub(config, weights=False), **(_passed("WANDB_") if config.tinker.use_wandb else {})}
     if record.profile == "embedded":
         env |= _engine_client(ports["engine"], token)
     else:
@@ -318,14 +318,15 @@ def _is_local(config: RunConfig) -> bool:
     return Path(config.openai.model_name).is_dir()
 
 
-def _hub(config: RunConfig) -> dict[str, str]:
-    """Return what a process that loads the model needs of the hub.
+def _hub(config: RunConfig, *, weights: bool) -> dict[str, str]:
+    """Return what a process needs of the hub to load the model's tokenizer, or also its weights.
 
     A model that is on this machine needs none, and without a network asking for it would cost minutes of retries; another
     one may need the user's token.
     """
-    name, weights = config.openai.model_name, config.profile == "embedded"
-    return {"HF_HUB_OFFLINE": "1"} if _is_local(config) or is_cached(name, weights=weights) else _passed("HF_TOKEN")
+    if _is_local(config) or is_cached(config.openai.model_name, weights=weights):
+        return {"HF_HUB_OFFLINE": "1"}
+    return _passed("HF_TOKEN")
 
 
 def _data_hub(config: RunConfig) -> dict[str, str]:
