@@ -95,8 +95,15 @@ def http_question(
 
     def ask() -> str:
         try:
-            options = {"headers": dict(headers or {}), "json": body, "timeout": 3.0, "trust_env": False}
-            answer = httpx.request("GET", url, verify=tls_context(), **options)
+            answer = httpx.request(
+                "GET",
+                url,
+                headers=dict(headers or {}),
+                json=body,
+                timeout=3.0,
+                trust_env=False,
+                verify=tls_context(),
+            )
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"
         if answer.status_code != 200:
