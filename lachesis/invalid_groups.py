@@ -39,6 +39,11 @@ class DeadEnvironment:
         )
 
 
+def has_usable_groups(counts: Json) -> bool:
+    """Return whether an environment gave a usable rollout, or left out a group itself."""
+    return bool(counts.get("rollouts") or counts.get("empty"))
+
+
 def count_invalid_groups(counts: Json, group_size: int) -> int:
     """Return how many groups of an environment were invalid, or 0 unless all of them were.
 
@@ -49,7 +54,7 @@ def count_invalid_groups(counts: Json, group_size: int) -> int:
         counts: What the environment's process has counted.
         group_size: Rollouts per group.
     """
-    if counts.get("rollouts") or counts.get("empty"):
+    if has_usable_groups(counts):
         return 0
     invalid = int(counts.get("raised") or 0) + int(counts.get("invalid") or 0) // group_size
     return max(0, invalid - int(counts.get("failed_requests") or 0))
