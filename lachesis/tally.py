@@ -48,8 +48,8 @@ class Tally:
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
             ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
-            "prompt_tokens",
-             "completions", "sampled_tokens", "truncated", "sampling_s"), 0
+             "lost_requests", "prompt_tokens", "completions", "sampled_tokens", "truncated",
+             "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
         """How often each kind of failure came, by an example of it."""
@@ -234,7 +234,11 @@ def is_score(value: Any) -> bool:
 
 
 def watch_servers(tally: Tally) -> None:
-    """Count requests, tokens, and completions that were cut off."""
+    """Count requests, tokens, and completions that were cut off.
+
+    A failed request counts as lost too when no answer came to it. One that the server has refused,
+    for what it asks, does not.
+    """
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
@@ -250,6 +254,7 @@ def watch_servers(tally: Tally) -> None:
                     answer = await _original(self, **options)
             except Exception as error:
                 tally.counts["failed_requests"] += 1
+                tally.counts["lost_requests"] += is_lost(error)
                 failed_requests.get([]).append(f"{type(error).__name__}: {error}")
                 raise
             tally.counts["sampling_s"] += time.monotonic() - started
