@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,12 +16,18 @@ import httpx
 import pytest
 
 from lachesis.supervision.process import free_ports
+from tests.e2e import learning
+from tests.e2e.learning import check_what_was_learned
 from tests.patience import deadline
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 Json = dict[str, Any]
-STEPS = {"mcp-http": 3, "hermes": 4, "http": 5}
+SETTINGS: dict[str, Json] = {
+    "mcp-http": learning.SETTINGS,
+    "hermes": {"total_steps": 4, "final_evaluation": False},
+    "http": {"total_steps": 5, "final_evaluation": False},
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +74,20 @@ def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Call
     return lambda transport, tool, /, **arguments: agent(transport, tool, surfaces[transport], **arguments)
 
 
-def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., Any], wait_ended: Callable[..., Any]) -> None:
-    """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a fourth run waits its turn."""
+def test_three_agents_go_from_the_list_to_weights_at_once(
+    call: Callable[..., Any],
+    cli: Callable[..., Any],
+    wait_ended: Callable[..., Any],
+    start_engine: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a fourth run waits its turn.
+    The first one trains until its model has learned."""
     transports = ("mcp-http", "hermes", "http")
     with ThreadPoolExecutor(len(transports)) as agents:
         started = dict(zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True))
         runs = {transport: answer["run_id"] for transport, answer in started.items()}
-        assert [answer["config"]["total_steps"] for answer in started.values()] == list(STEPS.values()), "three drafts"
+        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 4, 5], "three drafts"
         assert len(set(runs.values())) == 3
         assert call("http", "rl_start_training")["run_id"] == runs["http"], "a repeated call starts nothing"
         fourth = call("http", "rl_start_training", idempotency_key="one more")
@@ -83,6 +97,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., An
         for run_id in runs.values():
             wait_ended(run_id)
         list(agents.map(lambda one: _fetch(call, one, runs[one]), transports))
+    check_what_was_learned(runs["mcp-http"], functools.partial(call, "mcp-http"), cli, start_engine, tmp_path / "adapter")
     assert "is not running" in call("http", "rl_stop_training", run_id=runs["http"])["message"]
     assert set(runs.values()) < {one["run_id"] for one in call("hermes", "rl_list_runs")["runs"]}
 
@@ -90,7 +105,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(call: Callable[..., An
 def _start(call: Callable[..., Any], transport: str) -> Json:
     assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
     call(transport, "rl_select_environment", name="arithmetic")
-    for field, value in (("total_steps", STEPS[transport]), ("final_evaluation", False)):
+    for field, value in SETTINGS[transport].items():
         call(transport, "rl_edit_config", field=field, value=value)
     answer: Json = call(transport, "rl_start_training")
     assert answer["status"] == "starting"
@@ -101,7 +116,7 @@ def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
     status = call(transport, "rl_check_status", run_id=run_id)
     assert status["status"] == "completed", status
     results = call(transport, "rl_get_results", run_id=run_id)
-    assert results["final_metrics"]["step"] == STEPS[transport]
+    assert results["final_metrics"]["step"] == SETTINGS[transport]["total_steps"]
     assert results["weights"]["sampler_weights"].startswith("tinker://")
     assert results["weights"]["state"].startswith("tinker://")
     assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()

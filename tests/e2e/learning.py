@@ -1,4 +1,4 @@
-"""A real run on the real chain: it learns, and its weights can be used."""
+"""What is asked of a real run on the real chain: it has learned, and its weights can be used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tinker
 import torch
 from peft import PeftModel
@@ -18,35 +17,22 @@ from wandb.proto import wandb_internal_pb2
 
 from lachesis.models import tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
+STEPS = 60
+SETTINGS = {"total_steps": STEPS, "seed": 1, "steps_per_eval": 10}
 
 
-def test_a_model_learns_and_is_handed_over(
-    agent: Callable[..., Any],
-    cli: Callable[..., Any],
-    wait_ended: Callable[[str], None],
-    start_engine: Callable[..., Any],
-    tmp_path: Path,
+def check_what_was_learned(
+    run_id: str, call: Callable[..., Any], cli: Callable[..., Any], start_engine: Callable[..., Any], folder: Path
 ) -> None:
-    """By an agent over MCP that is killed between every two calls: reward and held-out accuracy rise, every process ends well,
-    and PEFT samples like the engine."""
-
-    def call(tool: str, /, **arguments: Any) -> Any:
-        return agent("stdio", tool, {}, **arguments)
-
-    names = [one["name"] for one in call("rl_list_environments")["environments"]]
-    call("rl_select_environment", name=names[names.index("arithmetic")])
-    for field, value in (("total_steps", 60), ("seed", 1), ("steps_per_eval", 10)):
-        call("rl_edit_config", field=field, value=value)
-    run_id = call("rl_start_training")["run_id"]
-    wait_ended(run_id)
+    """Check that reward and held-out accuracy rose, that every process ended well, that every surface says the same, and that
+    PEFT samples like the engine."""
     results = call("rl_get_results", run_id=run_id)
     assert results["status"] == "completed", results
     assert results["reward"]["first"] <= 0.35
     assert results["reward"]["last"] >= 0.5
     assert results["held_out"]["after"] >= results["held_out"]["before"] + 0.35
-    assert results["final_metrics"]["step"] == 60
+    assert results["final_metrics"]["step"] == STEPS
     assert len(results["history"]) == 10
     assert Path(results["wandb_dir"]).is_dir(), "without a key W&B's files are local"
     told = cli("results", run_id)
@@ -56,8 +42,8 @@ def test_a_model_learns_and_is_handed_over(
     assert set(status["processes"]) == {"engine", "api", "trainer", "env"}
     assert {row["run_id"]: row["status"] for row in cli("runs")["runs"]}[run_id] == "completed"
     _check_curve(results, status, call("rl_check_status", run_id=run_id), cli("report", run_id)["files"])
-    _check_weights(cli("weights", run_id, "--to", str(tmp_path / "adapter")), results, start_engine)
-    refused = cli("weights", run_id, "--to", str(tmp_path / "adapter"), expect=1)
+    _check_weights(cli("weights", run_id, "--to", str(folder)), results, start_engine)
+    refused = cli("weights", run_id, "--to", str(folder), expect=1)
     assert refused["code"] == "run_state"
 
 
@@ -65,8 +51,8 @@ def _check_curve(results: Json, status: Json, checked: Json, report: list[str]) 
     """The held-out results of every tenth step, over MCP, in the status, the report and W&B's offline files."""
     curve = results["held_out_curve"]
     steps = [point["step"] for point in curve]
-    assert (steps[0], steps[-1]) == (0, 60)
-    assert set(steps) <= set(range(0, 61, 10))
+    assert (steps[0], steps[-1]) == (0, STEPS)
+    assert set(steps) <= set(range(0, STEPS + 1, 10))
     assert len(steps) >= 4, "one that is due while another is under way is left out"
     assert {point["items"] for point in curve} == {20}
     assert all(point["low"] < point["high"] for point in curve)
