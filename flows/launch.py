@@ -79,9 +79,7 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
     record = _begin(store, run_id, again=again)
     try:
         require_wanted(store, run_id)
-        if record.require_validation and record.attempt == 1:
-            config = RunConfig.from_yaml(store.dir(run_id).config)
-            require_validation(InferenceTests(store.home), config, record.environment_files)
+        _require_validation(store, record)
         phase = _start_to_end(store, record, lock)
     except (SuspendRequested, Pause):  # the latter by a task of Prefect, which looks for itself
         note_suspended(store, store.load(run_id))
@@ -103,6 +101,21 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
     with contextlib.suppress(Pause):  # suspended since its last step: there is nothing left to resume
         publish_report(store, run_id)
     return None
+
+
+def _require_validation(store: RunStore, record: RunRecord) -> None:
+    """Check that a run that asks for it has environments with a fresh successful validation.
+
+    Every attempt is checked until the run has made a step. A checkpoint is no proof of one: a run
+    that was begun from another run's checkpoint has it from the start.
+
+    Raises:
+        ValidationMissingError: An environment has none.
+    """
+    folder = store.dir(record.run_id)
+    if record.require_validation and not MetricsFile(folder.metrics).tail(1):
+        config = RunConfig.from_yaml(folder.config)
+        require_validation(InferenceTests(store.home), config, record.environment_files)
 
 
 def told_to_end(error: BaseException | None) -> TerminationSignal | None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows import launch
-from lachesis.errors import ModelNotFoundError
-from lachesis.runs import RunRecord, RunStore
+from flows.wanted import RUNNER_GONE
+from lachesis import config as configuration
+from lachesis.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
+from lachesis.runs import RunDir, RunRecord, RunStore
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.plan import make_plan
+from lachesis.supervision.process import ServiceSpec
+from tasks.processes import wait_for_end
 
 
 def caught(*errors: BaseException) -> BaseException:
@@ -64,3 +73,36 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
     assert (ended.status, ended.learning) == (status, "unknown")
     assert (ended.health or {})["final"] is True
     assert status == "stopped" or (ended.health or {})["evidence"][1] == "there is no model m"
+
+
+def created(store: RunStore, **values: Any) -> RunRecord:
+    """A record of a run of one environment, and its folder."""
+    file = store.home / "one.py"
+    file.write_text("")
+    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file), "profile": "embedded"}
+    known |= {"base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
+    record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
+    store.create(record, configuration.resolve("one", "embedded", {}, model="m").to_yaml())
+    return record
+
+
+def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:
+    """An attempt that was refused is resumed as another one; a fork has a checkpoint from the start."""
+    store = RunStore(tmp_path)
+    record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
+    folder = store.dir(record.run_id)
+    (folder.checkpoints / "step-000000.json").write_text("{}")
+    with pytest.raises(ValidationMissingError, match="it was never validated"):
+        launch._require_validation(store, record)
+    launch._require_validation(store, record.model_copy(update={"require_validation": False}))
+    folder.metrics.write_text('{"step": 1}\n')
+    launch._require_validation(store, record)
+
+
+def test_an_attempt_without_its_validation_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, begun = RunStore(tmp_path), []
+    record = created(store, require_validation=True, status="failed")
+    monkeypatch.setattr(launch, "_start_to_end", lambda *_: begun.append(1))
+    with pytest.raises(ValidationMissingError):
+        launch._recorded(store, record.run_id, 0, again=True)
+    assert (begun, store.load(record.run_id).attempt) == ([], 2)
