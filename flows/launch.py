@@ -53,6 +53,9 @@ from tasks.report import Progress, judge_at_end, publish_report
 log = logging.getLogger("lachesis.flow")
 
 POLL_S = 0.5
+HELD_S = 300.0
+"""How long a resumed run waits until the services of the attempt before have ended. A trainer may need
+180 s to save its checkpoint, and the other services are ended after it."""
 FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
@@ -69,7 +72,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     by_hand = not is_submission(record, runtime.flow_run.id)
     if by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
-    with store.dir(run_id).living() as lock:
+    with store.dir(run_id).living(HELD_S) as lock:
         return _recorded(store, run_id, lock, again=by_hand or was_begun(store.load(run_id)))
 
 

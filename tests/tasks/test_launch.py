@@ -106,3 +106,24 @@ def test_an_attempt_without_its_validation_is_not_begun(tmp_path: Path, monkeypa
     with pytest.raises(ValidationMissingError):
         launch._recorded(store, record.run_id, 0, again=True)
     assert (begun, store.load(record.run_id).attempt) == ([], 2)
+
+
+@pytest.mark.parametrize("profile", ["embedded", "custom"])
+def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    store, waits = RunStore(tmp_path), []
+    record = created(store, profile=profile)
+
+    def living(self: RunDir, timeout_s: float = 60.0) -> Any:
+        waits.append(timeout_s)
+        raise KeyError("asked")
+
+    monkeypatch.setattr(RunDir, "living", living)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    with pytest.raises(KeyError, match="asked"):
+        launch.launch.fn(record.run_id, str(tmp_path))
+    folder = store.dir(record.run_id)
+    plan = make_plan(record, folder, configuration.RunConfig.from_yaml(folder.config))
+    killed_s = 5.0
+    assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
