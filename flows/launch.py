@@ -359,7 +359,8 @@ class _Run:
             self.record = self.store.update(self.run_id, **told)
 
     def evaluate(self) -> None:
-        """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed."""
+        """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed. Raises what
+        `require_wanted` does when the run itself shall end."""
         if not self.plan.evaluations or not self.group.running("trainer"):
             return
         self.store.update(self.run_id, phase="evaluating")
@@ -378,4 +379,7 @@ class _Run:
                 named = {f"{other}/{key}": value for key, value in found.items()} if other else found
                 self.store.update(self.run_id, evaluation={**known, when: {**known.get(when, {}), **named}})
             except LachesisError as error:
+                self._require_wanted()  # the error may be the end of the run, and no evaluation's
                 log.warning("no evaluation %s training: %s", which, error)
+                if self.group.running(spec.name):  # it hangs, or prints without end
+                    self.group.stop(spec.name)

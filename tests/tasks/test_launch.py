@@ -127,3 +127,46 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
     plan = make_plan(record, folder, configuration.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
     assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
+
+
+Evaluated = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Evaluated, ServiceGroup]]:
+    """A function that makes the final evaluation of a run, given what asks whether the run is wanted; its process hangs."""
+    store = RunStore(tmp_path)
+    record = created(store)
+    log = store.dir(record.run_id).log("trainer")
+    argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
+    after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
+    plan = SimpleNamespace(evaluations={"after": after}, services=[trainer])
+    monkeypatch.setattr(launch, "wait_for_end", wait_for_end.fn)
+
+    def evaluate(require_wanted: Callable[[], None]) -> None:
+        run: Any = SimpleNamespace(plan=plan, group=group, store=store, run_id=record.run_id, folder=store.dir(record.run_id),
+                                   numbers={}, look=lambda: None, _require_wanted=require_wanted)  # fmt: skip
+        launch._Run.evaluate(run)
+
+    with ServiceGroup() as group:
+        group.start(trainer)
+        yield evaluate, group
+
+
+def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
+    evaluate, group = evaluating
+    evaluate(lambda: None)
+    assert not group.running("evaluate-after")
+    assert group.running("trainer")
+
+
+def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:
+    """The runner is gone, or Prefect has given the flow run up: the run is not completed, so that a resume evaluates it."""
+    evaluate, _ = evaluating
+
+    def require_wanted() -> None:
+        raise ProcessExitedError(RUNNER_GONE)
+
+    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
+        evaluate(require_wanted)
