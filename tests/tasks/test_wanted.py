@@ -29,9 +29,12 @@ class Answering(BaseHTTPRequestHandler):
 
     state: dict[str, Any]
     sent: list[Any]
+    later: dict[str, Any] | None
+    """The state after the next question."""
 
     def do_GET(self) -> None:
         self._answer({"id": FLOW_RUN, "state": self.state})
+        type(self).state = self.later or self.state
 
     def do_POST(self) -> None:
         self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -50,7 +53,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
-    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": []})
+    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": [], "later": None})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
@@ -83,6 +86,15 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     assert [sent["state"]["state_details"] for sent in server.sent] == [{"pause_reschedule": True}] * (state == "PAUSED")
     with pytest.raises(Pause):
         wanted.leave_suspended()
+
+
+@pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
+def test_a_resume_since_the_last_question_is_not_overwritten(server: type[Answering], store: RunStore, state: str) -> None:
+    server.state = {"type": "PAUSED", "state_details": {"pause_timeout": "2030-01-01T00:00:00Z"}}
+    server.later = {"type": state}
+    with pytest.raises(wanted.SuspendRequested):
+        wanted.require_wanted(store, RUN)
+    assert server.sent == []
 
 
 def test_other_ends_are_no_suspensions(server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
