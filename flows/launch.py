@@ -54,8 +54,8 @@ log = logging.getLogger("lachesis.flow")
 
 POLL_S = 0.5
 HELD_S = 300.0
-"""How long a resumed run waits until the services of the attempt before have ended. A trainer may need
-180 s to save its checkpoint, and the other services are ended after it."""
+"""How long a resumed run waits until the services of the attempt before have ended. A trainer may
+need 180 s to save its checkpoint, and the other services are ended before and after it."""
 FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
@@ -359,8 +359,11 @@ class _Run:
             self.record = self.store.update(self.run_id, **told)
 
     def evaluate(self) -> None:
-        """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed. Raises what
-        `require_wanted` does when the run itself shall end."""
+        """Evaluate both models on held-out items, at once.
+
+        A failed evaluation is told, and the run stays completed. Raises what `require_wanted` raises
+        when the run itself shall end.
+        """
         if not self.plan.evaluations or not self.group.running("trainer"):
             return
         self.store.update(self.run_id, phase="evaluating")

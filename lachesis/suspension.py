@@ -49,8 +49,8 @@ def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
 
     The dialog in Prefect gives every suspension a time limit, 5 minutes if nobody changes it, after
     which the flow run fails and cannot be resumed. A pause without `pause_reschedule` expects a
-    process that waits, which there is none of. The state is read here, at the last moment, because a
-    resume since an earlier look must not be overwritten.
+    process that waits, which there is none of. The state is read here, at the last moment, because
+    a resume since an earlier look must not be overwritten.
 
     Returns:
         Whether it is paused.

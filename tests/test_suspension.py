@@ -116,8 +116,12 @@ def test_a_suspension_loses_its_time_limit(store: RunStore, pause: bool) -> None
 
 
 @pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
-def test_a_resume_since_the_last_look_is_not_overwritten(store: RunStore, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    """The list of flow runs says that it is suspended, and somebody resumes it before the run is ended."""
+def test_a_resume_since_the_last_look_is_not_overwritten(
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    """Somebody resumes it after it was found suspended, and before the run is ended."""
     suspend(store)
     flow_runs = PrefectApi.flow_runs
 
@@ -130,7 +134,7 @@ def test_a_resume_since_the_last_look_is_not_overwritten(store: RunStore, monkey
     seen(store)
     assert state_of(store)["type"] == state
     record = record_of(store)
-    assert (record.status, record.stop_reason) == ("pending", None), "its flow makes the first attempt"
+    assert (record.status, record.stop_reason) == ("pending", None), "its flow begins it"
 
 
 def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:

@@ -79,15 +79,15 @@ def created(store: RunStore, **values: Any) -> RunRecord:
     """A record of a run of one environment, and its folder."""
     file = store.home / "one.py"
     file.write_text("")
-    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file), "profile": "embedded"}
-    known |= {"base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
+    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
+    known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
     record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
     store.create(record, configuration.resolve("one", "embedded", {}, model="m").to_yaml())
     return record
 
 
 def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:
-    """An attempt that was refused is resumed as another one; a fork has a checkpoint from the start."""
+    """A resume of a refused attempt is another one; a fork has a checkpoint from the start."""
     store = RunStore(tmp_path)
     record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
     folder = store.dir(record.run_id)
@@ -99,7 +99,10 @@ def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) 
     launch._require_validation(store, record)
 
 
-def test_an_attempt_without_its_validation_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_without_its_validation_is_not_begun(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store, begun = RunStore(tmp_path), []
     record = created(store, require_validation=True, status="failed")
     monkeypatch.setattr(launch, "_start_to_end", lambda *_: begun.append(1))
@@ -133,8 +136,14 @@ Evaluated = Callable[[Callable[[], None]], None]
 
 
 @pytest.fixture
-def evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Evaluated, ServiceGroup]]:
-    """A function that makes the final evaluation of a run, given what asks whether the run is wanted; its process hangs."""
+def evaluating(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Evaluated, ServiceGroup]]:
+    """A function that makes the final evaluation of a run, whose process hangs.
+
+    It is given what asks whether the run is wanted.
+    """
     store = RunStore(tmp_path)
     record = created(store)
     log = store.dir(record.run_id).log("trainer")
@@ -145,8 +154,16 @@ def evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
     monkeypatch.setattr(launch, "wait_for_end", wait_for_end.fn)
 
     def evaluate(require_wanted: Callable[[], None]) -> None:
-        run: Any = SimpleNamespace(plan=plan, group=group, store=store, run_id=record.run_id, folder=store.dir(record.run_id),
-                                   numbers={}, look=lambda: None, _require_wanted=require_wanted)  # fmt: skip
+        run: Any = SimpleNamespace(
+            plan=plan,
+            group=group,
+            store=store,
+            run_id=record.run_id,
+            folder=store.dir(record.run_id),
+            numbers={},
+            look=lambda: None,
+            _require_wanted=require_wanted,
+        )
         launch._Run.evaluate(run)
 
     with ServiceGroup() as group:
@@ -162,7 +179,7 @@ def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
 
 
 def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:
-    """The runner is gone, or Prefect has given the flow run up: the run is not completed, so that a resume evaluates it."""
+    """The run is not completed, so that a resume evaluates it."""
     evaluate, _ = evaluating
 
     def require_wanted() -> None:

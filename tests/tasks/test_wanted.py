@@ -89,7 +89,11 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
 
 
 @pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
-def test_a_resume_since_the_last_question_is_not_overwritten(server: type[Answering], store: RunStore, state: str) -> None:
+def test_a_resume_since_the_last_question_is_not_overwritten(
+    server: type[Answering],
+    store: RunStore,
+    state: str,
+) -> None:
     server.state = {"type": "PAUSED", "state_details": {"pause_timeout": "2030-01-01T00:00:00Z"}}
     server.later = {"type": state}
     with pytest.raises(wanted.SuspendRequested):
