@@ -14,7 +14,12 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 
 from lachesis import tally
 from lachesis.environment import scheduled_evaluation as module
-from lachesis.environment.scheduled_evaluation import EvaluationRun, count_items, evaluate
+from lachesis.environment.scheduled_evaluation import (
+    EvaluationRun,
+    count_items,
+    count_texts,
+    evaluate,
+)
 from tests.endpoint import serving
 
 
@@ -91,12 +96,51 @@ async def test_items_are_the_prompts_that_continue_no_other(installed: Any) -> N
     assert count_items([]) == 0
 
 
+async def test_texts_are_items_unless_they_continue_an_answered_one(installed: Any) -> None:
+    """A text may begin with another one by chance."""
+    manager, ours, _ = installed
+    answers = {"1+1": " is 2", "1+12": " is 13", "1+13": "", "1+1 is 2, and 3+4": " is 7"}
+
+    async def complete(self: Any, **options: Any) -> Any:
+        return SimpleNamespace(choices=[SimpleNamespace(text=answers[options["prompt"]])])
+
+    async def work(env: Env) -> dict[str, float]:
+        for prompt in answers:
+            await manager.servers[0].completion(prompt=prompt)
+        return {"accuracy": 0.5}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(manager.servers[0]), "_completion_wrapper", complete)
+        report = await evaluate(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
+    assert report == {"metrics": {"accuracy": 0.5}, "items": 3}
+    assert count_texts(["a", "ab", "abcd", "x"], ["ab", "abc", "y"]) == 3
+    assert count_texts([], ["a"]) == 0
+
+
 async def _raise(env: Env) -> None:
     raise ValueError("no held-out items")
 
 
 async def _append(env: Env) -> None:
     env.eval_metrics.append(("eval/accuracy", 1.0))
+
+
+async def _append_after_a_log(env: Env) -> None:
+    env.eval_metrics = []
+    env.eval_metrics.append(("eval/accuracy", 1.0))
+
+
+async def _append_before_a_log(env: Env) -> None:
+    env.eval_metrics.append(("eval/accuracy", 1.0))
+    env.eval_metrics = []
+
+
+async def _append_after_numbers(env: Env) -> None:
+    env.eval_metrics.extend([0.5, (1, 2, 3), ("eval/accuracy", 1.0)])
+
+
+async def _name_by_pairs(env: Env) -> Any:
+    return {("a", "b"): 0.3, "accuracy": 1.0}
 
 
 async def _nothing(env: Env) -> None:
@@ -112,12 +156,34 @@ async def _cancel(env: Env) -> None:
     [
         (_raise, {"error": "evaluate() raised ValueError: no held-out items"}),
         (_append, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_append_after_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_append_before_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_append_after_numbers, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_name_by_pairs, {"metrics": {"('a', 'b')": 0.3, "accuracy": 1.0}, "items": 0}),
         (_nothing, {"error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"}),
         (_cancel, {"error": "evaluate() was cancelled"}),
         (lambda env: asyncio.sleep(60), {"error": "evaluate() was not done after 0.5 s"}),
     ],
-    ids=["raises", "appends", "nothing", "cancelled", "hangs"],
+    ids=[
+        "raises",
+        "appends",
+        "appends after a log",
+        "appends before a log",
+        "appends after numbers",
+        "names by pairs",
+        "nothing",
+        "cancelled",
+        "hangs",
+    ],
 )
 async def test_whatever_an_evaluation_does_is_reported(monkeypatch: pytest.MonkeyPatch, work: Any, report: Any) -> None:
     monkeypatch.setattr(module, "EVALUATION_S", 0.5)
     assert await evaluate(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
+
+
+async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
+    """They are there before evaluate() is called."""
+    env = Env(_append)
+    env.eval_metrics = [0.5]
+    report = await evaluate(env, EvaluationRun("http://127.0.0.1:9"))
+    assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
