@@ -33,8 +33,11 @@ EVALUATION_S = 3600.0
 ALIVE_S = 10.0
 ASK_S = 60.0
 PAUSE_S = 1.0
-LOST_S = 30.0
-"""After the environment's last step, a trainer that has not answered for so long is gone."""
+LOST_S = 180.0
+"""After the last step, a trainer that has not answered for so long is gone. It is longer than two
+questions, so that one that stays without an answer does not end the evaluations."""
+IDLE_S = 1800.0
+"""After the environment's last group, training that makes no step for so long is not waited for."""
 MAX_REASON = 500
 SAMPLING = ("chat_completion", "completion", "tokens_and_logprobs_completion")
 
@@ -240,8 +243,7 @@ class Trainer:
         async def env_manager(env: Any) -> None:
             try:
                 await manage(env)
-                if asking and env.status_dict["current_step"] >= env.config.total_steps:
-                    await asyncio.wait(asking)  # an evaluation of the last steps
+                await _outlast_training(env, asking)
             finally:
                 for task in asking:
                     task.cancel()
@@ -249,23 +251,26 @@ class Trainer:
         cls.env_step_checks, cls.env_manager = env_step_checks, env_manager
 
     async def serve(self, env: Any) -> None:
-        """Make the evaluations that the trainer asks for, until there will be no more or it is gone."""
+        """Make the evaluations that the trainer asks for, until there will be no more.
+
+        Whatever goes wrong with one question or evaluation ends no later one. A trainer that does
+        not answer is given up after the last step only; before that its end ends the attempt.
+        """
         answered = time.monotonic()
         headers = {"Authorization": f"Bearer {self.token}"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=ASK_S, trust_env=False) as http:
-            while time.monotonic() - answered < LOST_S:
+            while _has_steps(env) or time.monotonic() - answered < LOST_S:
                 try:
                     answer = await http.get("/evaluations/next", params={"environment": self.environment})
                     found = answer.raise_for_status().json()
-                except (httpx.HTTPError, ValueError) as error:
-                    log.info("the trainer was not asked for an evaluation: %r", error)
+                    if found.get("over"):
+                        return
+                    if found:
+                        await self._evaluate(http, env, str(found["id"]))
+                    answered = time.monotonic()
+                except Exception as error:
+                    log.info("asking the trainer for an evaluation failed: %r", error)
                     await asyncio.sleep(PAUSE_S)
-                    continue
-                if found.get("over"):
-                    return
-                if found:
-                    await self._evaluate(http, env, str(found["id"]))
-                answered = time.monotonic()
 
     async def _evaluate(self, http: httpx.AsyncClient, env: Any, evaluation: str) -> None:
         """Make one evaluation and report what came of it. Whatever goes wrong is the report."""
@@ -273,9 +278,9 @@ class Trainer:
         async with _kept_alive(http, path):
             report = await evaluate(env, EvaluationRun(self.url, path))
         report["seconds"] = time.monotonic() - started
+        content, kind = _encode(report), {"Content-Type": "application/json"}
         for _ in range(3):
             try:
-                content, kind = json.dumps(report, default=_number), {"Content-Type": "application/json"}
                 answer = await http.post(path, content=content, headers=kind)
                 if answer.status_code == 200:
                     return
@@ -283,6 +288,29 @@ class Trainer:
             except httpx.HTTPError as error:
                 log.warning("the result of an evaluation was not delivered: %r", error)
             await asyncio.sleep(PAUSE_S)
+
+
+def _has_steps(env: Any) -> bool:
+    """Return whether training has not fetched the batch of its last step yet."""
+    return bool(env.status_dict["current_step"] < env.config.total_steps)
+
+
+async def _outlast_training(env: Any, asking: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for the evaluations of the last steps.
+
+    An environment makes its last group some steps before the end of training, because the batches
+    of these steps wait already. It gives training up that makes no step for `IDLE_S` seconds.
+    """
+    step, moved = env.status_dict["current_step"], time.monotonic()
+    while waiting := [task for task in asking if not task.done()]:
+        await asyncio.wait(waiting, timeout=PAUSE_S)
+        with contextlib.suppress(Exception):  # an API that is gone makes no step either
+            await env.get_status()
+        if env.status_dict["current_step"] != step:
+            step, moved = env.status_dict["current_step"], time.monotonic()
+        if _has_steps(env) and time.monotonic() - moved > IDLE_S:
+            log.warning("no evaluation of the last steps: no step was made for %g s", IDLE_S)
+            return
 
 
 async def evaluate(env: Any, run: EvaluationRun) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -187,3 +191,162 @@ async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
     env.eval_metrics = [0.5]
     report = await evaluate(env, EvaluationRun("http://127.0.0.1:9"))
     assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
+
+
+class Trainer(http.server.ThreadingHTTPServer):
+    """Answers each question for the next evaluation by calling `offer`, and keeps the reports.
+
+    What `offer` gives is sent as JSON; None is no answer at all.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, offer: Callable[[], Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _Answering)
+        self.offer = offer
+        self.reports: list[tuple[str, dict[str, Any]]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answering(http.server.BaseHTTPRequestHandler):
+    server: Trainer
+
+    def do_GET(self) -> None:
+        self._answer(self.server.offer())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        if body:
+            self.server.reports.append((self.path.rpartition("/")[2], body))
+        self._answer({})
+
+    def _answer(self, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    """A trainer that says that no evaluation will come."""
+    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    with Trainer(lambda: {"over": True}) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+class Training(Env):
+    """An environment that has made its last group, two steps before the end of training."""
+
+    def __init__(self, work: Any = _append) -> None:
+        super().__init__(work)
+        self.config.steps_per_eval, self.config.total_steps = 2, 8
+        self.status_dict = {"current_step": 6}
+        self.goes_on = True
+
+    async def env_step_checks(self) -> None:
+        pass
+
+    async def env_manager(self) -> None:
+        await self.env_step_checks()
+
+    async def get_status(self) -> None:
+        if self.goes_on:
+            step = self.status_dict["current_step"]
+            self.status_dict = {"current_step": min(self.config.total_steps, step + 1)}
+
+
+def watched(trainer: Trainer) -> type[Training]:
+    """A class that evaluates when this trainer asks for it."""
+    cls = type("Watched", (Training,), {})
+    module.Trainer(trainer.url, "token").watch(cls)
+    return cls
+
+
+async def test_the_evaluation_of_the_last_step_is_made_though_the_last_group_was_made_before(
+    trainer: Trainer,
+) -> None:
+    """Atropos leaves its loop as soon as enough batches wait."""
+    env = watched(trainer)()
+    offers = iter([{"id": "last", "step": 8}, {"over": True}])
+
+    def offer() -> dict[str, Any]:
+        if env.status_dict["current_step"] < 8:
+            time.sleep(0.01)
+            return {}
+        return next(offers)
+
+    trainer.offer = offer
+    await env.env_manager()
+    ((name, report),) = trainer.reports
+    assert (name, report["metrics"]) == ("last", {"eval/accuracy": 1.0})
+
+
+async def test_training_that_stands_still_is_not_waited_for(
+    trainer: Trainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+
+    def offer() -> dict[str, Any]:
+        time.sleep(0.01)
+        return {}
+
+    trainer.offer, env = offer, watched(trainer)()
+    env.goes_on = False
+    await env.env_manager()
+    assert env.status_dict["current_step"] == 6
+
+
+class Unreadable:
+    """A value that is no number, and says so in its own way."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("only one element tensors can be converted")
+
+
+async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_last_step(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a question without an answer, however long it takes, nor metrics of whatever kind."""
+    monkeypatch.setattr(module, "LOST_S", 0.0)
+    found: list[Any] = [
+        {("a", "b"): 0.3, "value": Unreadable(), "accuracy": 0.5},
+        {"nested": {("a", "b"): 0.3}},
+        {"accuracy": 1.0},
+    ]
+    results = iter(found)
+
+    async def work(env: Env) -> Any:
+        return next(results)
+
+    answers = [None, {"id": "1"}, "odd", {"id": "2"}, None, {"id": "3"}, {"over": True}]
+    offers: Iterator[Any] = iter(answers)
+    trainer.offer = lambda: next(offers)
+    env = Training(work)
+    env.goes_on = False
+    await module.Trainer(trainer.url, "token").serve(env)
+    first, second, third = (report for _, report in trainer.reports)
+    assert first["metrics"] == {"('a', 'b')": 0.3, "value": None, "accuracy": 0.5}
+    assert second["error"].startswith("the metrics of evaluate() are no JSON: TypeError")
+    assert third["metrics"] == {"accuracy": 1.0}
+
+
+async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOST_S", 0.05)
+    env = Training()
+    env.status_dict = {"current_step": 8}
+    trainer.offer = lambda: None
+    await module.Trainer(trainer.url, "token").serve(env)
+    assert trainer.reports == []
