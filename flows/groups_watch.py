@@ -6,6 +6,7 @@ import logging
 from datetime import datetime
 
 from lachesis import tally
+from lachesis.child import redact
 from lachesis.errors import InvalidGroupsError
 from lachesis.invalid_groups import (
     DeadEnvironment,
@@ -27,10 +28,12 @@ class GroupsWatch:
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
         self._named: set[str] = set()
-        """Dead environments that the log names already."""
+        """Dead environments that the log and the record name already."""
 
     def check(self) -> None:
-        """Look at what the environments have counted, and name those that are dead in the log.
+        """Look at what the environments have counted, and name those that are dead.
+
+        The log and the run's record name each of them, also when the others still give groups.
 
         Raises:
             InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
@@ -42,10 +45,15 @@ class GroupsWatch:
         except InvalidGroupsError:
             self.store.update(self.run_id, stop_reason="all groups were invalid")
             raise
+        names = {environment.name for environment in dead}
+        if names == self._named:
+            return
         for environment in dead:
             if environment.name not in self._named:
-                self._named.add(environment.name)
                 log.warning("the run waits for another environment: %s", environment.describe())
+        told = {environment.name: redact(environment.describe()) for environment in dead}
+        self.store.update(self.run_id, dead_environments=told)
+        self._named = names
 
     def _dead(self, service: str) -> DeadEnvironment | None:
         """Return the environment of this service if all its groups were invalid."""

@@ -191,6 +191,7 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
         "healthy_at": None,
         "ended_at": None,
         "services": {},
+        "dead_environments": {},
         "evaluation": {},
         "resumed": None,
         "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,

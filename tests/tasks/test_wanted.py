@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,9 @@ from prefect.exceptions import Pause
 
 from flows import wanted
 from flows.groups_watch import GroupsWatch
+from lachesis.cli import show
 from lachesis.errors import InvalidGroupsError, ProcessExitedError
+from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.suspension import SUSPENDED
 
@@ -151,7 +154,12 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
 
 
-def test_one_dead_environment_of_two_is_named_once(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_dead_environment_of_two_is_named_once(
+    store: RunStore,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the log, in the record, and by `lachesis status`."""
     store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
@@ -164,3 +172,12 @@ def test_one_dead_environment_of_two_is_named_once(store: RunStore, caplog: pyte
         "the run waits for another environment: all of the first 60 groups of other were invalid; "
         f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).log('environment-other')}"
     ]
+    record = store.load(RUN)
+    assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
+    report = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
+    show.out(Namespace(json=False), {}, show.status(report.model_dump()))
+    assert "dead" in (shown := capsys.readouterr().out)
+    assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
+    store.dir(RUN).tally_of("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')
+    watch.check()
+    assert store.load(RUN).dead_environments == {}, "it gives groups again"
