@@ -205,13 +205,14 @@ def sample(base: BaseModel, jobs: list[tuple[list[int], Snapshot | None]]) -> li
 
 
 def difference(model: Any, sequences: list[tuple[list[int], np.ndarray]]) -> float:
-    """The most by which log-probabilities of the sequences' last tokens differ, in nats."""
-    worst = 0.0
+    """Return the most by which log-probabilities of the sequences' last tokens differ, in nats; one
+    that is not a number differs infinitely."""
+    apart = []
     for tokens, own in sequences:
         with torch.no_grad():
             values = logprobs(model, tokens)[-len(own) :].numpy()
-        worst = max(worst, float(np.abs(values - own).max()))
-    return worst if np.isfinite(worst) else float("inf")
+        apart.append(float(np.abs(values - own).max()))
+    return max(apart) if np.isfinite(apart).all() else float("inf")
 
 
 def logprobs(model: Any, tokens: list[int]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
+from collections.abc import Mapping
 
 from lachesis import tally
 from lachesis.child import redact
@@ -11,6 +11,7 @@ from lachesis.errors import InvalidGroupsError
 from lachesis.invalid_groups import (
     DeadEnvironment,
     count_invalid_groups,
+    has_usable_groups,
     is_dead,
     require_usable_groups,
 )
@@ -22,11 +23,35 @@ log = logging.getLogger("lachesis.flow")
 
 
 class GroupsWatch:
-    """Ends an attempt none of whose environments gives a group that can be trained on."""
+    """Ends an attempt none of whose environments gives a group that can be trained on.
 
-    def __init__(self, store: RunStore, run_id: str, plan: Plan) -> None:
+    An environment that once gave a usable group is not called dead: what it needs, such as a
+    verifier, may be away for a while. Its process counts from 0 whenever it is started, so that is
+    remembered here, and for a resumed run read from the checkpoint.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        run_id: str,
+        plan: Plan,
+        *,
+        received: Mapping[str, int] | None = None,
+    ) -> None:
+        """Watch the environments of a plan.
+
+        Args:
+            store: The runs of this home.
+            run_id: The run.
+            plan: The plan of its attempt.
+            received: How many groups training had received of each environment when the checkpoint
+                was saved that the attempt goes on from.
+        """
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
+        before = received or {}
+        self._usable = {service for service, name in plan.environments.items() if before.get(name)}
+        """Services that have given a usable group."""
         self._named: set[str] = set()
         """Dead environments that the log and the record name already."""
 
@@ -39,6 +64,7 @@ class GroupsWatch:
             InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
                 resumes the run.
         """
+        self.remember()
         dead = [found for service in self.plan.environments if (found := self._dead(service))]
         try:
             require_usable_groups(dead, len(self.plan.environments))
@@ -55,12 +81,21 @@ class GroupsWatch:
         self.store.update(self.run_id, dead_environments=told)
         self._named = names
 
+    def remember(self) -> None:
+        """Remember which environments have given a usable group until now. Call this before one is
+        started again, which makes its counts begin at 0."""
+        for service in self.plan.environments:
+            if has_usable_groups(self._counts(service) or {}):
+                self._usable.add(service)
+
     def _dead(self, service: str) -> DeadEnvironment | None:
         """Return the environment of this service if all its groups were invalid."""
         name, counts = self.plan.environments[service], self._counts(service)
         env = self.plan.config.parts()[name].env
         batch_size = self.plan.config.env.batch_size
-        if counts is None or not is_dead(counts, group_size=env.group_size, batch_size=batch_size):
+        if counts is None or service in self._usable:
+            return None
+        if not is_dead(counts, group_size=env.group_size, batch_size=batch_size):
             return None
         return DeadEnvironment(
             name=name,
@@ -72,7 +107,5 @@ class GroupsWatch:
 
     def _counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
-        counts, begun = tally.read(self.folder.tally_of(service)), self.store.load(self.run_id).started_at
-        if counts is None or begun is None:
-            return None
-        return counts if counts["at"] > datetime.fromisoformat(begun).timestamp() else None
+        since = self.store.load(self.run_id).attempt_since
+        return tally.read(self.folder.tally_of(service), since=since)

@@ -258,7 +258,7 @@ class _Run:
         self.look = seldom(self._require_wanted)
         self.numbers = self.again.numbers
         self.flow_run_id: str | None = runtime.flow_run.id
-        self.groups = GroupsWatch(store, self.run_id, self.plan)
+        self.groups = GroupsWatch(store, self.run_id, self.plan, received=resume)
 
     def start(self) -> None:
         """Each service needs those before it, except that the API needs no engine, and that the first environment, which the
@@ -348,6 +348,7 @@ class _Run:
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
         """Raises the problem when it ends the attempt."""
+        self.groups.remember()
         try:
             self.again.restart(name, problem)
         except ProcessExitedError:

@@ -39,20 +39,26 @@ class DeadEnvironment:
         )
 
 
+def has_usable_groups(counts: Json) -> bool:
+    """Return whether an environment gave a usable rollout, or left out a group itself."""
+    return bool(counts.get("rollouts") or counts.get("empty"))
+
+
 def count_invalid_groups(counts: Json, group_size: int) -> int:
     """Return how many groups of an environment were invalid, or 0 unless all of them were.
 
-    A group that the environment left out itself is not invalid. One failed request for samples spoils
-    one group at most; so many groups are not the environment's fault, and are left out.
+    A group that the environment left out itself is not invalid. A request for samples to which no
+    answer came spoils one group at most; so many groups are not the environment's fault, and are
+    left out. A request that the server has refused is the environment's own fault.
 
     Args:
         counts: What the environment's process has counted.
         group_size: Rollouts per group.
     """
-    if counts.get("rollouts") or counts.get("empty"):
+    if has_usable_groups(counts):
         return 0
     invalid = int(counts.get("raised") or 0) + int(counts.get("invalid") or 0) // group_size
-    return max(0, invalid - int(counts.get("failed_requests") or 0))
+    return max(0, invalid - int(counts.get("lost_requests") or 0))
 
 
 def is_dead(counts: Json | None, *, group_size: int, batch_size: int) -> bool:

@@ -8,10 +8,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.files import storage_errors
+from lachesis.files import storage_errors, write_private
 from lachesis.held_out import is_evaluation_key
 from lachesis.json_lines import JsonObject, parse_json_lines
 from lachesis.tally import is_score
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 Step = dict[str, Any]
 INIT_TIMEOUT_S = 30.0
 """W&B may take so long to answer before a run is logged offline."""
+FAILED = "eval/failed"
+"""How many evaluations failed since the line before. It belongs to its line and does not move."""
 LONGEST_LINE = 3000
 """Bytes; a line has some sixty numbers."""
 
@@ -33,15 +36,17 @@ class MetricsFile:
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         """Raises StorageError."""
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **metrics}) + "\n"
+        line = _as_text({"step": step, "time": round(time.time(), 3), **metrics})
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(("" if self._ends_whole() else "\n") + line)
 
     def add_evaluation(self, metrics: dict[str, float]) -> bool:
         """Add a held-out result to the last step, after which no line follows.
 
-        A result that is there already moves to the line before, and so on. The changed lines are appended: readers
-        take the last line of a step.
+        A result that is there already moves to the line before, and so on. The first line keeps the
+        one of step 0, from which a curve begins; where every line has a result, the one of the
+        earliest later step is left out. The changed lines are added behind the others, all of them
+        or none: readers take the last line of a step, and no later step that stands before it.
 
         Returns:
             Whether there was a step.
@@ -49,16 +54,15 @@ class MetricsFile:
         Raises:
             StorageError: The file cannot be written.
         """
-        changed: list[Step] = []
-        for line in reversed(self.read()):
-            displaced = {key: value for key, value in line.items() if is_evaluation_key(key)}
-            changed.append({**{key: line[key] for key in line if key not in displaced}, **metrics})
-            if not displaced:
-                break
-            metrics = displaced
-        for line in reversed(changed):
-            self.append(line["step"], line)
-        return bool(changed)
+        steps = self.read()
+        if not steps:
+            return False
+        with storage_errors(self.path):
+            content = self.path.read_text(encoding="utf-8", errors="replace")
+        gap = "" if content.endswith("\n") else "\n"
+        added = "".join(map(_as_text, _with_evaluation(steps, metrics)))
+        write_private(self.path, content + gap + added)
+        return True
 
     def _ends_whole(self) -> bool:
         """False after a line that a kill has cut off."""
@@ -105,6 +109,33 @@ class MetricsFile:
         except FileNotFoundError:
             return []
         return _in_order(content)
+
+
+def _as_text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line) + "\n"
+
+
+def _with_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list[Step]:
+    """Return the lines that change if the last one gets a further result; see `add_evaluation`."""
+    moving, changed = dict(metrics), []
+    last = dict(steps[-1])
+    if failed := moving.pop(FAILED, 0):
+        last[FAILED] = (last.get(FAILED) or 0) + failed
+    for line in (last, *reversed(steps[:-1])):
+        present = {key: line[key] for key in line if is_evaluation_key(key) and key != FAILED}
+        if present.keys().isdisjoint(moving):
+            changed.append({**line, **moving})
+            return changed[::-1]
+        if len(changed) == len(steps) - 1 > 0 and _is_of_step_0(present):
+            break
+        changed.append({**{key: line[key] for key in line if key not in present}, **moving})
+        moving = present
+    log.warning("no line of the metrics is left for the evaluation %s", json.dumps(moving))
+    return changed[::-1]
+
+
+def _is_of_step_0(evaluation: Mapping[str, Any]) -> bool:
+    return any(value == 0 for key, value in evaluation.items() if key.endswith("eval/step"))
 
 
 def _in_order(content: bytes) -> list[Step]:

@@ -18,7 +18,9 @@ from lachesis.errors import ModelNotFoundError, shorten
 HUB_TIMEOUT_S = 4.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.*", "*.tiktoken", "spiece.model")
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+_TOKENIZERS = (*_VOCABULARIES, "tokenizer_config.json")
+"""Some tokenizers, such as one of bytes, have no vocabulary."""
 
 
 def require_model(name: str, *, weights: bool = True) -> None:
@@ -37,7 +39,11 @@ def require_model(name: str, *, weights: bool = True) -> None:
 
 
 def is_cached(name: str, *, weights: bool = True) -> bool:
-    """Return whether the cache of Hugging Face holds all files of this model."""
+    """Return whether the cache of Hugging Face holds all files of this model.
+
+    The cache fills file by file, a tokenizer's settings before its vocabulary, so that settings
+    alone may be what is left of a download that was cut.
+    """
     if not _NAME.fullmatch(name):
         return False
     place = _cache() / f"models--{name.replace('/', '--')}"
@@ -45,7 +51,7 @@ def is_cached(name: str, *, weights: bool = True) -> bool:
         snapshot = place / "snapshots" / (place / "refs" / "main").read_text().strip()
     except OSError:
         return False
-    return _missing(snapshot, weights=weights) is None
+    return _missing(snapshot, weights=weights) is None and _has(snapshot, _VOCABULARIES)
 
 
 def _missing(folder: Path, *, weights: bool) -> str | None:
@@ -56,14 +62,18 @@ def _missing(folder: Path, *, weights: bool) -> str | None:
         return "a tokenizer (tokenizer.json)"
     if not weights:
         return None
-    for index in folder.glob("*.index.json"):
+    indices = list(folder.glob("*.index.json"))
+    for index in indices:
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return f"a readable {index.name}"
         if absent := sorted(shard for shard in shards if not (folder / shard).is_file()):
             return str(absent[0])
-    return None if _has(folder, _WEIGHTS) else "a file of weights (model.safetensors)"
+    files = [file.name for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    if files and not indices and all("-of-" in name for name in files):
+        return "the list of its files of weights (model.safetensors.index.json)"
+    return None if files else "a file of weights (model.safetensors)"
 
 
 def _has(folder: Path, patterns: tuple[str, ...]) -> bool:

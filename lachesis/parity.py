@@ -16,6 +16,9 @@ from lachesis.tolerance import FLOAT32, Tolerance
 CHANCE = 1.25
 """The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
 little, the rounding of the server decides which of them is nearer."""
+NEARER = 0.5
+"""Weights whose mean difference is at most this share of that of the base model can be told from
+it. Farther away, there may be nothing but rounding, or an adapter of a much earlier step."""
 
 
 class Parity(BaseModel):
@@ -32,8 +35,16 @@ class Parity(BaseModel):
     measure: Literal["largest", "mean"] = "largest"
     """Which difference has to be within the limit."""
     limit: float = FLOAT32.limit
-    verified: bool
-    """Whether the difference is within the limit and, where the mean is compared, not clearly above that of the base model."""
+    verified: bool | None
+    """True for the trained weights, false for others, and null where the comparison cannot tell:
+    the difference is within the limit, but not clearly below that of the base model."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether these are the trained weights, in words."""
+        if self.verified is None:
+            return "not verified, as the base model is less than twice as far from what was trained"
+        return "verified" if self.verified else "not the trained weights"
 
     def describe(self) -> str:
         """Return the measured differences and what is allowed, in words."""
@@ -110,11 +121,6 @@ def _differences(model: Any, texts: Texts) -> Any:
 
 def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
     largest, mean = float(differences.max()), float(differences.mean())
-    if tolerance.measure == "largest":
-        verified = largest <= tolerance.limit
-    else:
-        # Small training steps move log-probabilities less than the limit, so another adapter could be within it too.
-        verified = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32.limit
     return Parity(
         texts=len(texts),
         tokens=len(differences),
@@ -123,8 +129,29 @@ def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Toleranc
         base_mean=base_mean,
         measure=tolerance.measure,
         limit=tolerance.limit,
-        verified=verified,  # NaN is not within a limit
+        verified=judge(largest, mean, base_mean, tolerance),
     )
+
+
+def judge(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -> bool | None:
+    """Return whether weights are the trained ones, or None where that cannot be told.
+
+    Training often moves log-probabilities by less than the limit, so that the base model is within
+    it too. A difference that is NaN is never within a limit.
+
+    Args:
+        largest: The largest difference of the weights from what the server computed.
+        mean: Their mean difference from it.
+        base_mean: The mean difference of the base model from it.
+        tolerance: Which difference has to be within which limit.
+    """
+    if tolerance.measure == "largest":
+        within = largest <= tolerance.limit
+    else:
+        within = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32.limit
+    if not within:
+        return False
+    return True if mean <= NEARER * base_mean else None
 
 
 def _revision(name: str, config: Any) -> str:

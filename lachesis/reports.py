@@ -198,7 +198,7 @@ def run_status(
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "dead_environments": record.dead_environments,
         "last_error": _last_error(record, folder),
-        "rollouts": _rollouts(folder),
+        "rollouts": _rollouts(record, folder),
         "evaluation": evaluation_failures(folder),
         "warning": warning,
     }
@@ -246,7 +246,7 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
     known: Json = {
         **_forecast(record, folder, steps),
         "health": record.health,
-        "rollouts": _rollouts(folder),
+        "rollouts": _rollouts(record, folder),
         "evaluation": evaluation_failures(folder),
         "wandb_url": record.wandb_url,
         "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
@@ -320,8 +320,8 @@ def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
     return {short_name(name): str(folder.log(name)) for name in names}
 
 
-def _rollouts(folder: RunDir) -> Json | None:
-    counted = tallies.whole(folder.tallies) or {}
+def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
+    counted = tallies.whole(folder.tallies, since=record.attempt_since) or {}
     reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
     if not any(reasons.values()):
         return None

@@ -127,6 +127,11 @@ class RunRecord(BaseModel):
         return self.status in ENDED
 
     @property
+    def attempt_since(self) -> float:
+        """When this attempt began, or while it waits when it was queued, in seconds since 1970."""
+        return seconds_of(self.started_at or self.queued_at)
+
+    @property
     def learning(self) -> str:
         """The word of the last judgement of learning; without one `too early`, or `unknown` once the run has ended."""
         word = (self.health or {}).get("word")

@@ -38,9 +38,9 @@ def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
     """
     for name in NUMBERS:
         try:
-            if not _is_finite(group.get(name) or []):
+            if group.get(name) is not None and not _is_finite(group[name]):
                 return f"{name} holds a number that is not finite"
-        except (TypeError, OverflowError):
+        except (TypeError, OverflowError, RecursionError):
             return f"{name} holds something other than lists of numbers of usual size"
     for name in NOT_PER_TOKEN:
         try:
@@ -51,7 +51,12 @@ def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
 
 
 def _is_finite(values: Any) -> bool:
-    """Return whether nested lists hold finite numbers alone. The sum is not finite if one is not."""
+    """Return whether nested lists hold finite numbers alone. The sum is not finite if one is not.
+
+    Raises TypeError for anything but lists and numbers: an object, say, has no first entry.
+    """
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} is no list")
     if values and isinstance(values[0], list):
         return all(map(_is_finite, values))
     return math.isfinite(sum(values))
@@ -62,7 +67,7 @@ def _find_score_fault(group: Mapping[str, Any]) -> str | None:
         return f"a group has {len(group['tokens'])} rollouts and {len(group['scores'])} scores"
     for score in group["scores"]:
         if not is_score(score):
-            return f"a score is {ascii(score)[:40]}; allowed: finite numbers of usual size"
+            return f"a score is {_show(score)}; allowed: finite numbers of usual size"
     return None
 
 
@@ -85,13 +90,24 @@ def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
     """Check what an environment may leave out."""
     for name, kind, needed in (("overrides", list, "a list"), ("group_overrides", Mapping, "an object")):
         if group.get(name) is not None and not isinstance(group[name], kind):
-            return f"{name} is {ascii(group[name])[:40]}; {needed} or null is needed"
+            return f"{name} is {_show(group[name])}; {needed} or null is needed"
     number = group.get("env_id")
     if number is not None and (type(number) is not int or number < 0):
-        return f"env_id is {ascii(number)[:40]}; the number of a registered environment or null is needed"
+        return f"env_id is {_show(number)}; the number of a registered environment or null is needed"
     if bool(_count(group.get("distill_token_ids"))) != bool(_count(group.get("distill_logprobs"))):
         return "distill_token_ids and distill_logprobs are needed together"
     return None
+
+
+def _show(value: Any) -> str:
+    """Return the beginning of a value for a message.
+
+    Python cannot write lists that are nested too deeply.
+    """
+    try:
+        return ascii(value)[:40]
+    except RecursionError:
+        return "a value that is nested too deeply"
 
 
 def _is_list(value: Any) -> bool:

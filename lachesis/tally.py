@@ -48,8 +48,8 @@ class Tally:
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
             ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
-            "prompt_tokens",
-             "completions", "sampled_tokens", "truncated", "sampling_s"), 0
+             "lost_requests", "prompt_tokens", "completions", "sampled_tokens", "truncated",
+             "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
         """How often each kind of failure came, by an example of it."""
@@ -234,7 +234,11 @@ def is_score(value: Any) -> bool:
 
 
 def watch_servers(tally: Tally) -> None:
-    """Count requests, tokens, and completions that were cut off."""
+    """Count requests, tokens, and completions that were cut off.
+
+    A failed request counts as lost too when no answer came to it. One that the server has refused,
+    for what it asks, does not.
+    """
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
@@ -250,6 +254,7 @@ def watch_servers(tally: Tally) -> None:
                     answer = await _original(self, **options)
             except Exception as error:
                 tally.counts["failed_requests"] += 1
+                tally.counts["lost_requests"] += is_lost(error)
                 failed_requests.get([]).append(f"{type(error).__name__}: {error}")
                 raise
             tally.counts["sampling_s"] += time.monotonic() - started
@@ -300,19 +305,27 @@ def is_transport_error(error: BaseException) -> bool:
     return is_endpoint_error(error)
 
 
-def read(file: Path) -> Json | None:
-    """What a tally has written, or None."""
+def is_lost(error: BaseException) -> bool:
+    """Return whether a request failed because no answer came, and not because of what it asks."""
+    own = (TimeoutError, ConnectionError)  # of Python itself, as aiohttp raises them
+    return is_transport_error(error) or any(isinstance(one, own) for one in chain(error))
+
+
+def read(file: Path, *, since: float = 0.0) -> Json | None:
+    """Return what a tally has written, or None. What was written last before `since` (seconds since
+    1970) counts as nothing."""
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("at"), int | float) else None
+    written = found.get("at") if isinstance(found, dict) else None
+    return found if isinstance(written, int | float) and written >= since else None
 
 
-def whole(files: Iterable[Path]) -> Json | None:
-    """What several environments have written as if it came from one, or None: numbers are added, and the oldest sign of life
-    and the newest group count."""
-    found = [one for one in map(read, files) if one is not None]
+def whole(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
+    """Return what several environments have written since then as if it came from one, or None:
+    numbers are added, and the oldest sign of life and the newest group count."""
+    found = [one for file in files if (one := read(file, since=since)) is not None]
     if len(found) < 2:
         return found[0] if found else None
     together: Json = {"errors": {}, "zeros": {}}

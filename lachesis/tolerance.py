@@ -21,7 +21,8 @@ class Tolerance(BaseModel):
 
 FLOAT32 = Tolerance(measure="largest", limit=1e-3)
 BFLOAT16 = Tolerance(measure="mean", limit=0.05)
-"""Also what the weight-sync check allows between sampler and trainer (`lachesis.trainer.canary`)."""
+"""The weight-sync check allows at least as much between sampler and trainer; see
+`lachesis.trainer.canary`."""
 
 
 def of_profile(profile: str) -> Tolerance:

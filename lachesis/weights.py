@@ -1,4 +1,5 @@
-"""Hand over a run's weights: as a PEFT adapter, and as one model with the base, verified against what was trained."""
+"""Hand over a run's weights: as a PEFT adapter, and as one model with the base, compared with what
+was trained."""
 
 from __future__ import annotations
 
@@ -182,20 +183,23 @@ def recipe(base_model: str, target: Path) -> list[str]:
 
 
 def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
-    """Return the measured differences; raise CheckpointError if these are not the trained weights."""
+    """Return the measured differences and whether these are the trained weights: None where they
+    cannot be told from the base model. Raise CheckpointError if they are others."""
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     whole = place / MERGED if merged else None
     tolerance = of_profile(record.profile)
     adapter, model, revision = parity.check_adapter(record.base_model, place, texts, whole, tolerance)
     results = {"parity": adapter} | ({"parity_merged": model} if model else {})
     for name, result in results.items():
-        if not result.verified:
+        if result.verified is False:
             what = "adapter" if name == "parity" else "merged model"
             raise CheckpointError(
                 f"the {what} of step {manifest.step} is NOT the trained weights: {result.describe()}. Nothing was written; "
                 f"`lachesis weights {record.run_id} --checkpoint {manifest.step} --to DIR --no-verify` writes it all the same"
             )
-    return {"base_revision": revision, **{name: one.model_dump() for name, one in results.items()}, "verified": True}
+    verified = None if any(result.verified is None for result in results.values()) else True
+    measured = {name: result.model_dump() for name, result in results.items()}
+    return {"base_revision": revision, **measured, "verified": verified}
 
 
 def _download(manifest: Manifest, target: Path) -> None:

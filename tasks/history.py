@@ -22,7 +22,10 @@ def earlier_pace(home: Path, fingerprint: str, planned: Planned) -> float | None
         record for record in store.all() if (record.fingerprint, record.base_model, record.profile, record.batch_size) == wanted
     ]
     for record in alike[:NEWEST]:
-        steps = MetricsFile(store.dir(record.run_id).metrics).read()
+        try:
+            steps = MetricsFile(store.dir(record.run_id).metrics).read()
+        except OSError:
+            continue  # one damaged run must not keep another one from being validated
         times = [one["time/step"] for one in steps if one.get("time/step")]
         if len(times) >= LEAST_STEPS:
             return float(statistics.median(times))

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tests.patience import POLL_S
+
 
 class Endpoint(http.server.ThreadingHTTPServer):
     """The address ends in /v1. Models: right, never, sometimes, status-N, cut, slow, echo (answers with the key that it was
@@ -99,6 +101,6 @@ class Chat(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(latency_s: float = 0.0) -> Iterator[Endpoint]:
     with Endpoint(latency_s) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server
         server.shutdown()

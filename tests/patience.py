@@ -7,6 +7,8 @@ import time
 SLOW = 3
 LONG_S = 20
 """Shorter waits say how soon something has to happen."""
+POLL_S = 0.01
+"""How often a test's HTTP server looks whether it shall end; the library's half a second is paid in every teardown."""
 
 
 def deadline(timeout_s: float) -> float:

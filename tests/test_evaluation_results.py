@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.cli import show, watch
+from lachesis.errors import StorageError
 from lachesis.evaluation_results import newest_result
 from lachesis.held_out import describe, held_out_curve, share_of, to_point, whole_curve, with_interval
 from lachesis.metrics import MetricsFile
@@ -94,6 +96,60 @@ def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
     lines = file.read()
     assert [(line["step"], line["eval/step"]) for line in lines] == [(1, 1), (2, 2), (3, 3)]
     assert {line["reward/mean"] for line in lines} == {0.5}
+
+
+def test_the_result_of_step_0_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A curve begins with it. Results are one more than lines, so that of step 1 is left out."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        file.append(step, {"reward/mean": 0.5, **metrics_of(step - 1, step / 10)})
+    assert file.add_evaluation(metrics_of(3, 0.9))
+    assert [(line["step"], line["eval/step"]) for line in file.read()] == [(1, 0), (2, 2), (3, 3)]
+    assert "no line of the metrics is left for the evaluation" in caplog.text
+    assert '"eval/step": 1' in caplog.text
+
+
+def test_a_failed_evaluation_moves_no_result(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        file.append(step, {"reward/mean": 0.5, **metrics_of(step, 0.25)})
+    for _ in range(2):
+        assert file.add_evaluation({"eval/failed": 1})
+    assert file.add_evaluation({**metrics_of(3, 0.5), "eval/failed": 1})
+    failed = [(line["eval/step"], line.get("eval/failed")) for line in file.read()]
+    assert failed == [(2, None), (3, 3)]
+
+
+def test_lines_that_change_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader drops what follows an earlier step, so half of them would cost the last step."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        late = metrics_of(step - 1, step / 10) if step > 1 else {}
+        file.append(step, {"reward/mean": 0.5, **late})
+    before = file.read()
+    size = file.path.stat().st_size
+    seen: list[list[dict[str, Any]]] = []
+    replace = os.replace
+
+    def look_and_replace(*paths: Path) -> None:
+        seen.append(file.read())
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lachesis.files.os.fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
+            file.add_evaluation(metrics_of(3, 0.9))
+    assert file.read() == before
+    monkeypatch.setattr("lachesis.files.os.replace", look_and_replace)
+    file.add_evaluation(metrics_of(3, 0.9))
+    assert seen == [before]
+    lines, _ = file.read_from(size)
+    followed = [(line["step"], line["eval/step"]) for line in lines]
+    assert followed == [(1, 1), (2, 2), (3, 3)], "who follows the file sees them"
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_status_and_results_show_the_curve(folder: RunDir) -> None:

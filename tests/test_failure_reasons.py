@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -88,9 +89,7 @@ def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(one: str,
     assert (kind_of(one) == kind_of(other)) is same
 
 
-def test_the_innermost_line_of_the_environments_own_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_innermost_line_of_the_environments_own_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of a library, nor that of a module beside it; without a line of its own, that of the module."""
     beside = tmp_path / "beside_scores.py"
     beside.write_text("import json\ndef parse(text):\n    return json.loads(text)\n")

@@ -28,9 +28,11 @@ SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
         ({"raised": 3, "invalid": 12}, True),
         ({"raised": 600, "rollouts": 1}, False),
         ({"raised": 600, "empty": 1}, False),
-        ({"raised": 60, "failed_requests": 60}, False),
-        ({"raised": 60, "failed_requests": 600}, False),
-        ({"raised": 66, "failed_requests": 60}, True),
+        ({"raised": 60, "failed_requests": 60, "lost_requests": 60}, False),
+        ({"raised": 60, "failed_requests": 600, "lost_requests": 600}, False),
+        ({"raised": 66, "failed_requests": 60, "lost_requests": 60}, True),
+        ({"raised": 60, "failed_requests": 600}, True),
+        ({"raised": 60, "failed_requests": 600, "lost_requests": 54}, True),
     ],
 )
 def test_three_batches_of_invalid_groups_are_enough(counts: dict[str, Any] | None, dead: bool) -> None:
@@ -40,18 +42,19 @@ def test_three_batches_of_invalid_groups_are_enough(counts: dict[str, Any] | Non
 @given(
     raised=st.integers(0, 1000),
     invalid=st.integers(0, 4000),
-    failed=st.integers(0, 1000),
+    lost=st.integers(0, 1000),
     usable=st.integers(0, 3),
     empty=st.integers(0, 3),
     group_size=st.integers(2, 16),
 )
 def test_no_environment_is_dead_that_gave_a_usable_group(
-    raised: int, invalid: int, failed: int, usable: int, empty: int, group_size: int
+    raised: int, invalid: int, lost: int, usable: int, empty: int, group_size: int
 ) -> None:
-    counts = {"raised": raised, "invalid": invalid, "failed_requests": failed, "rollouts": usable, "empty": empty}
+    counts = {"raised": raised, "invalid": invalid, "lost_requests": lost}
+    counts |= {"rollouts": usable, "empty": empty}
     groups = count_invalid_groups(counts, group_size)
     assert 0 <= groups <= raised + invalid // group_size
-    if usable or empty or failed >= raised + invalid:
+    if usable or empty or lost >= raised + invalid:
         assert groups == 0
 
 

@@ -16,6 +16,7 @@ from lachesis.cli import show, watch
 from lachesis.cli.main import main
 from lachesis.metrics import MetricsFile
 from lachesis.monitor import text
+from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.service import Service
 
@@ -72,6 +73,39 @@ def test_a_dead_run_has_one_word_everywhere(
     page = Service(store.home).report(RUN, tmp_path / "report")[0].read_text()
     assert '<span class="word broken">broken</span>' in page
     assert "100% of 6,400 rollouts had no usable score" in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"status": "starting"}, {"status": "pending", "started_at": None}],
+    ids=["starting", "waiting"],
+)
+def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
+    store: RunStore, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    make(store, attempt=2, **changes)
+    counted = {"at": time.time() - 60, "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
+    store.dir(RUN).tally_of("environment").write_text(json.dumps(counted))
+    record = store.load(RUN)
+    answer = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None).payload()
+    assert answer.get("rollouts") is None
+    (row,) = answers(capsys, "runs")["runs"]
+    assert (row["learning"], row["evidence"]) == ("too early", "0 of at least 5 steps")
+
+
+def test_metrics_that_cannot_be_read_hide_no_other_run(
+    store: RunStore,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder in their place fails to open for every user, also for root."""
+    make(store)
+    make(store, run_id="4567abcd")
+    store.dir(RUN).metrics.mkdir()
+    point = {"eval/percent_correct": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/step": 0}
+    MetricsFile(store.dir("4567abcd").metrics).append(1, point)
+    rows = {row["run_id"]: row["held_out"] for row in answers(capsys, "runs")["runs"]}
+    assert rows[RUN] is None
+    assert rows["4567abcd"]["percent_correct"] == 0.5
 
 
 def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:

@@ -13,6 +13,7 @@ import pytest
 from lachesis.errors import ModelNotFoundError
 from lachesis.model_files import is_cached, require_model
 from lachesis.supervision.process import free_ports
+from tests.patience import POLL_S
 
 STATUSES = {"/open/model": 200, "/moved": 307, "/gated/model": 403, "/no/model": 401, "/old/model": 404, "/ill/model": 503}
 
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", url)
@@ -115,6 +116,9 @@ def test_the_cache_is_enough_when_it_is_whole(cache: Path, monkeypatch: pytest.M
     write_model(place / "refs").joinpath("main").write_text("abc")
     assert is_cached("Qwen/Small", weights=False)
     assert not is_cached("Qwen/Small")
+    write_model(snapshot, "model-00001-of-00002.safetensors")
+    assert not is_cached("Qwen/Small"), "a download that was cut before the list of its files"
+    (snapshot / "model-00001-of-00002.safetensors").unlink()
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
     write_model(snapshot, "model-1.safetensors")
@@ -146,3 +150,14 @@ def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
 
 def test_a_model_that_this_project_made_is_whole(random_model: str) -> None:
     require_model(random_model)
+
+
+def test_settings_without_a_vocabulary_are_left_of_a_download_that_was_cut(cache: Path) -> None:
+    """In a folder they are a tokenizer of bytes, which needs no vocabulary."""
+    place = cache / "hub" / "models--Qwen--Small"
+    snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer_config.json")
+    write_model(place / "refs").joinpath("main").write_text("abc")
+    assert not is_cached("Qwen/Small", weights=False)
+    require_model(str(snapshot), weights=False)
+    write_model(snapshot, "tiktoken.model")
+    assert is_cached("Qwen/Small", weights=False)

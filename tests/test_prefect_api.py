@@ -10,6 +10,7 @@ import pytest
 
 from lachesis.errors import ServerDownError
 from lachesis.prefect_api import PrefectApi
+from tests.patience import POLL_S
 
 
 class Busy(http.server.ThreadingHTTPServer):
@@ -35,7 +36,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Busy]:
     with Busy(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server
         server.shutdown()
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lachesis.scored_group import find_fault, find_unwritable_value
+from lachesis.scored_group import NOT_PER_TOKEN, NUMBERS, PER_TOKEN, find_fault, find_unwritable_value
+from tests.properties import examples
 
 GROUP: dict[str, Any] = {
     "tokens": [[1, 2], [3]], "masks": [[-100, 2], [3]], "scores": [1, 0.5], "inference_logprobs": [[1.0, -1.0], [-2.0]],
 }  # fmt: skip
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,9 @@ def test_a_sound_group_has_no_fault(more: dict[str, Any]) -> None:
         ({"scores": [1, True, 0]}, "2 rollouts and 3 scores"),
         ({"scores": [1, "high"]}, "a score is 'high'"),
         ({"env_id": True}, "env_id is True"),
+        ({"env_id": nested(100_000)}, "env_id is a value that is nested too deeply"),
+        ({"scores": [1, nested(100_000)]}, "a score is a value that is nested too deeply"),
+        ({"group_overrides": nested(100_000)}, "group_overrides is a value that is nested"),
         ({"distill_logprobs": [[[0.0], [-1.0]], [[-2.0]]]}, "are needed together"),
     ],
 )
@@ -56,9 +68,31 @@ def test_a_fault_is_named(more: dict[str, Any], reason: str) -> None:
         ({"inference_logprobs": [[1.0, float("-inf")], [0.0]]}, "inference_logprobs holds a number that is not finite"),
         ({"distill_logprobs": [[[float("nan")]]]}, "distill_logprobs holds a number that is not finite"),
         ({"tokens": [[10**400]]}, "tokens holds something other than lists of numbers"),
+        ({"ref_logprobs": {"a": 1}}, "ref_logprobs holds something other than lists of numbers"),
+        ({"advantages": {}}, "advantages holds something other than lists of numbers"),
+        ({"advantages": [[1.0], {"a": 1}]}, "advantages holds something other than lists"),
+        ({"advantages": nested(100_000)}, "advantages holds something other than lists of numbers"),
         ({"masks": [["x"]]}, "masks holds something other than lists of numbers"),
         ({"group_overrides": {"weight": float("inf")}}, "group_overrides holds a number that is not finite"),
     ],
 )
 def test_what_json_cannot_hold_is_named(more: dict[str, Any], reason: str) -> None:
     assert reason in (find_unwritable_value({**GROUP, **more}) or "")
+
+
+NAMES = sorted({*NUMBERS, *PER_TOKEN, *NOT_PER_TOKEN, "scores", "env_id"})
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=8,
+)
+
+
+@examples(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), count=300)
+def test_any_json_value_in_any_place_gets_an_answer(more: dict[str, Any]) -> None:
+    """An error here would be a fault of the server, and cost the other groups of the message."""
+    group = {**GROUP, **more}
+    reason = find_fault(group) or find_unwritable_value(group)
+    assert reason is None or len(reason) < 200
+    objects = [name for name in NUMBERS if isinstance(group.get(name), dict)]
+    assert not objects or reason is not None

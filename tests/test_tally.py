@@ -9,9 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
+from tenacity import Future, RetryError
 
 from lachesis.environment.outcome import AllInvalid
 from lachesis.tally import Tally, watch_environment, watch_servers, whole
@@ -47,8 +51,6 @@ class Forgiving:
 
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tally, type[Forgiving]]:
-    from atroposlib.envs.server_handling.server_baseline import APIServer
-
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
     tally = Tally(tmp_path / "tally.json")
@@ -67,6 +69,52 @@ async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[Tall
         assert "although a request for samples had failed" in next(iter(tally.errors))
         assert (await cls(endpoint.url, "right").collect_trajectories(1))[0]["scores"] == [1.0, 1.0]
         assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 1)
+
+
+ASKED = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+
+
+def answered(status: int) -> openai.APIStatusError:
+    response = httpx.Response(status, request=ASKED)
+    return openai.APIStatusError("no", response=response, body=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (answered(400), 0),
+        (answered(422), 0),
+        (answered(429), 1),
+        (answered(502), 1),
+        (openai.APIConnectionError(request=ASKED), 1),
+        (httpx.ReadTimeout("slow"), 1),
+        (TimeoutError(), 1),
+        (ConnectionResetError(), 1),
+        (ValueError("the prompt is longer than the context"), 0),
+    ],
+)
+async def test_a_refused_request_is_not_a_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: int
+) -> None:
+    """An environment that asks for what the server never gives is at fault; one whose server is
+    away is not. Atropos raises a retry that has given up, which holds another one, which holds the
+    error."""
+
+    async def fail(self: Any, **options: Any) -> Any:
+        for _ in range(2):
+            raised, attempt = error if not attempts else RetryError(attempts[-1]), Future(3)
+            attempt.set_exception(raised)
+            attempts.append(attempt)
+        raise RetryError(attempts[-1])
+
+    attempts: list[Future] = []
+    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
+        monkeypatch.setattr(APIServer, name, fail)
+    tally = Tally(tmp_path / "tally.json")
+    watch_servers(tally)
+    with pytest.raises(RetryError):
+        await APIServer.chat_completion(object())
+    assert (tally.counts["failed_requests"], tally.counts["lost_requests"]) == (1, lost)
 
 
 async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(tmp_path: Path) -> None:

@@ -213,8 +213,16 @@ def runs(args: argparse.Namespace) -> None:
 
 
 def _newest_held_out(service: Service, record: RunRecord) -> dict[str, Any] | None:
-    """Return the newest held-out result that the last steps of a run hold."""
-    point = newest_result(record, MetricsFile(service.store.dir(record.run_id).metrics).tail(LAST_STEPS))
+    """Return the newest held-out result that the last steps of a run hold.
+
+    Metrics that cannot be read count as none: they must not hide the other runs. The run's status
+    names what is wrong with them.
+    """
+    try:
+        steps = MetricsFile(service.store.dir(record.run_id).metrics).tail(LAST_STEPS)
+    except OSError:
+        steps = []
+    point = newest_result(record, steps)
     return point.model_dump() if point else None
 
 

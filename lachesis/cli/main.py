@@ -78,7 +78,7 @@ def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> Non
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--lines", type=int, default=50)
-    weights = add("weights", "Export a run's adapter for PEFT, verified against the trained model.")
+    weights = add("weights", "Export a run's adapter for PEFT, compared with the trained model.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
     chosen = "last (default), best (by held-out result, else by mean reward), or a step"

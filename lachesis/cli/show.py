@@ -381,8 +381,10 @@ def exported(note: Json) -> RenderableType:
     if "merged" in note:
         rows.append(("merged", note["merged"]))
     if "verified" in note:
-        parity = Parity.model_validate(note.get("parity_merged") or note["parity"])
-        rows.append(("compared", f"verified: {parity.describe()}"))
+        names = [name for name in ("parity_merged", "parity") if name in note]
+        parities = [Parity.model_validate(note[name]) for name in names]
+        parity = next((one for one in parities if one.verified is note["verified"]), parities[0])
+        rows.append(("compared", f"{parity.verdict}: {parity.describe()}"))
     if better := note.get("better"):
         command = f"`lachesis weights {note['run_id']} --checkpoint {better['step']} --to DIR`"
         rows.append(("better", f"step {better['step']}: {better['reason']}; {command} exports it"))

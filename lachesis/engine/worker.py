@@ -58,10 +58,15 @@ class ModelThread:
             self._wake.notify()
 
     def call_soon(self, call: Callable[[], Result]) -> ConcurrentFuture[Result]:
-        """Run a short call between two passes, before all operations; return its future."""
+        """Run a short call between two passes, before all operations; return its future.
+
+        A call whose future is cancelled before its turn is not run.
+        """
         future: ConcurrentFuture[Result] = ConcurrentFuture()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # a result for it would raise an error, which would end this thread
             try:
                 future.set_result(call())
             except Exception as error:

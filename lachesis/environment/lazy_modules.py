@@ -7,6 +7,7 @@ as everything else together. Users wait for it at each validation, test and star
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import threading
@@ -56,3 +57,27 @@ def load_when_used(*names: str) -> None:
         module.__dict__.update(_lachesis_loading=threading.RLock(), _lachesis_started=False)
         module.__class__ = LazyModule
         sys.modules[name] = module
+
+
+def load_tokenizers_without_torch() -> None:
+    """Make `AutoTokenizer` leave PyTorch unloaded as long as nothing else has loaded it.
+
+    It reads the model's configuration, which is thrown away, and that looks its type of numbers up
+    in PyTorch.
+    """
+    from transformers import AutoTokenizer, configuration_utils
+
+    load = AutoTokenizer.from_pretrained
+
+    @functools.wraps(load)
+    def from_pretrained(*values: Any, **options: Any) -> Any:
+        if type(sys.modules.get("torch")) is not LazyModule:
+            return load(*values, **options)
+        is_available = configuration_utils.is_torch_available
+        configuration_utils.is_torch_available = lambda: False
+        try:
+            return load(*values, **options)
+        finally:
+            configuration_utils.is_torch_available = is_available
+
+    AutoTokenizer.from_pretrained = staticmethod(from_pretrained)

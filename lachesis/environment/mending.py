@@ -26,9 +26,12 @@ import os
 import types
 from typing import Any
 
+from lachesis.environment import lazy_modules
+
 
 def mend() -> None:
     """All of it but the key, which only a run has."""
+    lazy_modules.load_tokenizers_without_torch()
     restore_template_default()
     ignore_slurm()
     save_checkpoints_when_due()

@@ -47,6 +47,15 @@ class Health(BaseModel):
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A field that an advice sets, and what the run then has, as words that follow "with"."""
+
+    field: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """What is known about a run beside its steps."""
 
@@ -99,11 +108,28 @@ class RunFacts:
                 words += ["--set", edit]
         return f"`{shlex.join(words)}`"
 
-    def train_slower(self, step: int) -> str:
-        """Return the command that goes on from a checkpoint near `step` with a lower learning rate.
-        The number of the checkpoint is that of an existing one; without any, training begins anew."""
-        rate = [] if self.learning_rate is None else [f"learning_rate={self.learning_rate * SLOWER:.2g}"]
-        return self.train(*rate, start_from=self.checkpoint_near(step))
+    def advise_training(self, *edits: Edit, start_from: int | None = None) -> str:
+        """Return the command that trains anew and what it does, as a sentence. The sentence
+        promises only the edits that the profile allows, and names the fields that it fixes."""
+        allowed = [edit for edit in edits if edit.field in self.tunable]
+        fixed = [edit.field for edit in edits if edit.field not in self.tunable]
+        settings = [f"{edit.field}={edit.value}" for edit in allowed]
+        where = "begins anew" if start_from is None else f"goes on from step {start_from}"
+        sentence = f"{self.train(*settings, start_from=start_from)} {where}"
+        if allowed:
+            sentence += f" with {' and '.join(edit.effect for edit in allowed)}"
+        if fixed:
+            sentence += f"; the profile {self.profile} fixes {' and '.join(fixed)}"
+        return sentence
+
+    def advise_slower(self, step: int) -> str:
+        """Return the advice to go on from a checkpoint near `step` with a lower learning rate. The
+        number of the checkpoint is that of an existing one; without any, training begins anew."""
+        edits = []
+        if self.learning_rate is not None:
+            rate = f"{self.learning_rate * SLOWER:.2g}"
+            edits.append(Edit("learning_rate", rate, "a lower learning rate"))
+        return self.advise_training(*edits, start_from=self.checkpoint_near(step))
 
     def test(self, environment: str | None = None) -> str:
         """Return the command that tests the environment; a local base model answers."""

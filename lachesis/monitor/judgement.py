@@ -17,7 +17,7 @@ from lachesis.errors import LachesisError
 from lachesis.evaluation_results import newest_result
 from lachesis.fields import Fields
 from lachesis.limits import shares
-from lachesis.monitor.course import Health, RunFacts
+from lachesis.monitor.course import Health, RunFacts, Step
 from lachesis.monitor.learning import judge
 from lachesis.monitor.look import Look, look_at_files
 from lachesis.monitor.memory import Memory, follow, load_memory, save_memory
@@ -38,7 +38,15 @@ every minute."""
 def judge_look(look: Look, memory: Memory) -> Health:
     """Judge a run by what a look has found, and bring the sums in its memory up to date."""
     memory.trend = follow(memory.trend, look.folder, look.record)
-    return judge(look.steps, first=look.first, trend=memory.trend, facts=facts_of(look))
+    return judge(judged_steps(look), first=look.first, trend=memory.trend, facts=facts_of(look))
+
+
+def judged_steps(look: Look) -> list[Step]:
+    """Return the steps that a judgement looks at. A resumed run is judged by those of its attempt,
+    as what was wrong with the attempt before may be mended; once it has ended, by all."""
+    if look.record.ended or look.record.attempt == 1:
+        return look.steps
+    return [step for step in look.steps if (step.get("time") or 0.0) >= look.record.attempt_since]
 
 
 def judge_ended(store: RunStore, record: RunRecord) -> RunRecord:

@@ -45,6 +45,8 @@ class Look:
     api: Json | None = None
     engine: bool | None = None
     tally: Json | None = None
+    """What the environments of this attempt have counted. The files of the attempt before lie there
+    until its processes write."""
     steps: list[Json] = field(default_factory=list)
     """The last ones."""
     first: list[Json] = field(default_factory=list)
@@ -78,7 +80,7 @@ def _read(look: Look) -> None:
     look.at = time.time()
     pids = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     look.states = {name: process_state(pid) for name, pid in pids.items()}
-    look.tally = tallies.whole(look.folder.tallies)
+    look.tally = tallies.whole(look.folder.tallies, since=look.record.attempt_since)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from lachesis.monitor.course import LEAST_STEPS, Course, Finding, Step, mean, values
+from lachesis.monitor.course import LEAST_STEPS, Course, Edit, Finding, Step, mean, values
 from lachesis.monitor.trend import WINDOW, HeldOutPoint
 
 UNCHANGED, UNCHANGED_PER_RATE = 1e-7, 1e-3
@@ -95,7 +95,7 @@ def loss_is_not_a_number(course: Course) -> Finding | None:
     return Finding(
         word="broken",
         evidence=f"the loss was not a finite number in {len(bad)} of the last {len(last)} steps",
-        advice=f"{course.facts.stop()}{course.facts.train_slower(bad[0] - 1)} goes on with a lower learning rate",
+        advice=f"{course.facts.stop()}{course.facts.advise_slower(bad[0] - 1)}",
     )
 
 
@@ -130,7 +130,8 @@ def what_gives_a_signal(course: Course) -> str:
     if facts.tiny_model:
         parts.append(f"`lachesis model build --for {facts.environment}` teaches the tiny model the task first")
     larger = 2 * facts.group_size
-    if larger and facts.batch_size and facts.batch_size % larger == 0:
+    fits = larger and facts.batch_size and facts.batch_size % larger == 0
+    if fits and "group_size" in facts.tunable:
         parts.append(f"larger groups differ more often: {facts.train(f'group_size={larger}')}")
     return "; ".join(parts)
 
@@ -153,11 +154,15 @@ def sampler_and_trainer_disagree(course: Course) -> Finding | None:
     gap = mean(course.last, "logprobs/gap", 10)
     if gap is None or gap < GAP_SUSPECT:
         return None
-    fresh = course.facts.train("max_batches_offpolicy=1", "loss_fn=ppo", start_from=_newest(course))
+    advice = course.facts.advise_training(
+        Edit("max_batches_offpolicy", "1", "fresher rollouts"),
+        Edit("loss_fn", "ppo", "a clipped loss"),
+        start_from=_newest(course),
+    )
     return Finding(
         word="broken" if gap >= GAP_BROKEN else "suspect",
         evidence=f"sampling and training log-probabilities differ by {gap:.2f} nats per token",
-        advice=f"{course.facts.stop()}{fresh} trains on fresher rollouts and clips the loss",
+        advice=f"{course.facts.stop()}{advice}",
     )
 
 
@@ -251,7 +256,7 @@ def reward_falls(course: Course) -> Finding | None:
     return Finding(
         word="suspect",
         evidence=f"the mean reward fell from {trend.best:.3f} around step {trend.best_step} to {now:.3f}",
-        advice=f"{course.facts.stop()}{course.facts.train_slower(trend.best_step)} goes on with a lower learning rate",
+        advice=f"{course.facts.stop()}{course.facts.advise_slower(trend.best_step)}",
     )
 
 
@@ -291,8 +296,8 @@ def held_out_falls(course: Course) -> Finding | None:
         word="suspect",
         evidence=f"the reward in training rose from {first.reward:.3f} to {last.reward:.3f} while the "
         f"held-out result fell from {first.share:.1%} to {last.share:.1%}",
-        advice=f"{course.facts.stop()}{course.facts.train_slower(best.step)} goes on from near the best "
-        f"held-out result, of step {best.step}",
+        advice=f"{course.facts.stop()}{course.facts.advise_slower(best.step)}; the best held-out "
+        f"result is that of step {best.step}",
     )
 
 
@@ -324,7 +329,7 @@ def entropy_is_gone(course: Course) -> Finding | None:
     return Finding(
         word="suspect",
         evidence=f"the policy's entropy is {entropy:.4f} nats per token at a mean reward of {reward:.3f}: it tries nothing new",
-        advice=f"{course.facts.stop()}{course.facts.train_slower(course.trend.best_step)} goes on with a lower learning rate",
+        advice=f"{course.facts.stop()}{course.facts.advise_slower(course.trend.best_step)}",
     )
 
 
@@ -345,14 +350,16 @@ def cut_off(course: Course) -> Finding | None:
     share, limit = mean(course.last, "rollouts/truncated_share", 5), course.facts.max_token_length
     if share is None or share < 0.5:
         return None
-    edits = [] if limit is None else [f"max_token_length={2 * limit}"]
-    longer = course.facts.train(*edits)
+    facts = course.facts
+    if limit is None or "max_token_length" not in facts.tunable:
+        advice = f"{facts.report()} shows sampled rollouts; ask for shorter answers in the prompt"
+    else:
+        longer = facts.train(f"max_token_length={2 * limit}")
+        advice = f"{longer} allows longer answers; or ask for shorter ones in the prompt"
     return Finding(
         word="suspect",
         evidence=f"{share:.0%} of the completions are cut off at their limit of tokens",
-        advice=f"{longer} allows longer answers; or ask for shorter ones in the prompt"
-        if "max_token_length" in course.facts.tunable
-        else f"{course.facts.report()} shows sampled rollouts; ask for shorter answers in the prompt",
+        advice=advice,
     )
 
 

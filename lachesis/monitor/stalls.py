@@ -1,7 +1,8 @@
 """What a run is waiting for, since when, and whether that is too long. Pure functions on one look.
 
 The part that is named is the one that has to move next: environment, sampler, API queue, rollouts, forward_backward,
-optim_step, checkpoint, or a process that does not answer."""
+optim_step, checkpoint, or a process that does not answer. A run that waits for an evaluation after
+its last step has not stalled: the trainer itself limits that wait."""
 
 from __future__ import annotations
 

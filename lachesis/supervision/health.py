@@ -13,6 +13,7 @@ from lachesis.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.files import tail
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
+from lachesis.tls import tls_context
 
 POLL_S = 0.1
 MAX_LOG_BYTES = 50_000_000
@@ -94,7 +95,15 @@ def http_question(
 
     def ask() -> str:
         try:
-            answer = httpx.request("GET", url, headers=dict(headers or {}), json=body, timeout=3.0, trust_env=False)
+            answer = httpx.request(
+                "GET",
+                url,
+                headers=dict(headers or {}),
+                json=body,
+                timeout=3.0,
+                trust_env=False,
+                verify=tls_context(),
+            )
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"
         if answer.status_code != 200:

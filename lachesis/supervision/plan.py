@@ -26,6 +26,7 @@ from lachesis.runs import RunDir, RunRecord
 from lachesis.supervision.health import http_question
 from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
+from lachesis.tls import tls_context
 
 HOST = "127.0.0.1"
 PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
@@ -126,7 +127,7 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
         [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
         log=folder / "inference.log",
         cwd=folder,
-        env={**_hub(config), **_engine_client(engine_port, token), **client, **own},
+        env={**_hub(config, weights=False), **_engine_client(engine_port, token), **client, **own},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/health"),
     )
@@ -154,7 +155,7 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
         [*command, "--store", str(store), "--seed", str(seed)],
         log=log,
         cwd=log.parent,
-        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config)},
+        env={"LACHESIS_ENGINE_TOKEN": token, **_hub(config, weights=True)},
         port=port,
         ready=http_question(f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}),
         timeout_s=120.0 if _is_local(config) else 3600.0,  # a model by name is downloaded first
@@ -179,7 +180,7 @@ def _trainer(
     record: RunRecord, config: RunConfig, folder: RunDir, ports: dict[str, int], token: str, *, resume: bool
 ) -> ServiceSpec:
     url = f"http://{HOST}:{ports['trainer']}"
-    env = {**_hub(config), **(_passed("WANDB_") if config.tinker.use_wandb else {})}
+    env = {**_hub(config, weights=False), **(_passed("WANDB_") if config.tinker.use_wandb else {})}
     if record.profile == "embedded":
         env |= _engine_client(ports["engine"], token)
     else:
@@ -317,14 +318,15 @@ def _is_local(config: RunConfig) -> bool:
     return Path(config.openai.model_name).is_dir()
 
 
-def _hub(config: RunConfig) -> dict[str, str]:
-    """Return what a process that loads the model needs of the hub.
+def _hub(config: RunConfig, *, weights: bool) -> dict[str, str]:
+    """Return what a process needs of the hub to load the model's tokenizer, or also its weights.
 
     A model that is on this machine needs none, and without a network asking for it would cost minutes of retries; another
     one may need the user's token.
     """
-    name, weights = config.openai.model_name, config.profile == "embedded"
-    return {"HF_HUB_OFFLINE": "1"} if _is_local(config) or is_cached(name, weights=weights) else _passed("HF_TOKEN")
+    if _is_local(config) or is_cached(config.openai.model_name, weights=weights):
+        return {"HF_HUB_OFFLINE": "1"}
+    return _passed("HF_TOKEN")
 
 
 def _data_hub(config: RunConfig) -> dict[str, str]:
@@ -354,7 +356,7 @@ def _passed(prefix: str) -> dict[str, str]:
 def trainer_health(plan: Plan) -> dict[str, Any]:
     """What the trainer says about itself; empty when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False)
+        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=tls_context())
         content = answer.json()
     except (httpx.HTTPError, ValueError):
         return {}
@@ -364,7 +366,7 @@ def trainer_health(plan: Plan) -> dict[str, Any]:
 def registered_environments(plan: Plan) -> int:
     """How many environments the API has met; the number of the next one. 0 when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False)
+        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False, verify=tls_context())
         return int(answer.json()["registered"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return 0
@@ -374,4 +376,4 @@ def forget_environment(plan: Plan, number: int) -> None:
     """Tell the API that this environment is gone; else the next one would get a share of the work only."""
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
-        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False)
+        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False, verify=tls_context())

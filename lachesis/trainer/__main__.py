@@ -153,7 +153,7 @@ async def _train(
         keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
         state.groups, state.mixture = keeper.groups, dict(keeper.mixture)
         state.evaluations = _evaluations(config, place, state.usage, final=args.hold)
-        keeper.evaluated_step = lambda: state.evaluations.step_under_way
+        keeper.evaluated_step = lambda: state.evaluations.step_awaited
         if newest:
             state.resumed = (await keeper.receipt(newest)).model_dump()
         atropos, wandb = Atropos(config.env.rollout_server_url), _wandb(config, folder) if config.tinker.use_wandb else None

@@ -106,6 +106,14 @@ class Evaluations:
         """The step whose weights are being evaluated now."""
         return self._round.step if self._round else None
 
+    @property
+    def step_awaited(self) -> int | None:
+        """Return the step whose result is not in a checkpoint yet.
+
+        Its evaluation is under way, or has ended and nobody has taken the result.
+        """
+        return self.results[0].step if self.results else self.step_under_way
+
     def carry_over(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
         """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
 
@@ -187,7 +195,10 @@ class Evaluations:
         return metrics
 
     async def settle(self, stop: asyncio.Event) -> None:
-        """After the last step, wait for an evaluation that is due or under way, but not for a dead one."""
+        """Wait after the last step for an evaluation that is due or under way, if it is not dead.
+
+        One that has not ended after SETTLE_S seconds, or when `stop` is set, counts as failed.
+        """
         until = time.monotonic() + SETTLE_S
         while self._round is not None and not stop.is_set() and time.monotonic() < until:
             if time.monotonic() - self._round.begun_at > BEGIN_S:
@@ -199,6 +210,8 @@ class Evaluations:
                     await changed.wait()
             except TimeoutError:
                 continue
+        limit = f"it had not ended {SETTLE_S:g} s after the last step"
+        self._give_up_all("the run was stopped" if stop.is_set() else limit)
         self.over = True
         self._notify()
 
@@ -282,6 +295,15 @@ class Evaluations:
             self._fail(environment, self._round.step, reason)
         self._round.waiting.clear()
         self._close_if_done()
+
+    def _give_up_all(self, reason: str) -> None:
+        """Give up what is left of the round, whether it has begun or not."""
+        if self._round is None:
+            return
+        for running in self._running.values():
+            self._fail(running.environment, self._round.step, reason)
+        self._running.clear()
+        self._give_up_waiting(reason)
 
     def _close_if_done(self) -> None:
         if self._round is not None and not self._round.waiting and not self._running:

@@ -42,7 +42,8 @@ class TrainerState:
     phase: str = "starting"
     step: int = 0
     waiting_for: str = "start"
-    """rollouts, forward_backward, optim_step, sampler (new weights) or checkpoint."""
+    """rollouts, forward_backward, optim_step, sampler (new weights), checkpoint, or evaluation
+    (after the last step)."""
     since: float = field(default_factory=time.time)
     """When it began to wait for that, in seconds since 1970."""
     spent: Callable[[], Json] = dict

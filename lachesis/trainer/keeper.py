@@ -66,7 +66,7 @@ class Keeper:
         self._held_out: HeldOut | None = None
         """The newest held-out result since the last checkpoint."""
         self.evaluated_step: Callable[[], int | None] = lambda: None
-        """Gives the step whose weights are being evaluated."""
+        """Gives the step whose evaluation is under way, or whose result was not noted yet."""
 
     def receive(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Training has received these."""
@@ -98,7 +98,7 @@ class Keeper:
             log.warning("the checkpoint of step %d has no held-out result: %s", later[0], error)
 
     def _checkpoint_under_evaluation(self) -> int | None:
-        """Return the step of the checkpoint that the evaluation under way belongs to, if it was saved."""
+        """Return the step of the saved checkpoint that the awaited evaluation belongs to."""
         evaluated = self.evaluated_step()
         return None if evaluated is None else next((step for step in self._saved if step >= evaluated), None)
 

@@ -236,6 +236,7 @@ class Trainer:
     async def _settle_evaluations(self, stop: asyncio.Event) -> None:
         """Wait for an evaluation that is under way after the last step."""
         if self.state.step >= self.config.env.total_steps:
+            self.state.wait_for("evaluation")
             await self.state.evaluations.settle(stop)
         self._add_to_last_step(self._take_evaluations())
 

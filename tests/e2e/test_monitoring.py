@@ -23,6 +23,7 @@ from flows.monitor import prune
 from lachesis.monitor.learning import judge
 from lachesis.monitor.tick import Monitor
 from lachesis.runs import RunStore, now
+from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
@@ -92,7 +93,7 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
-        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        threading.Thread(target=hook.serve_forever, args=(POLL_S,), daemon=True).start()
         address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
         assert len(cli("notices", "--webhook", address)["automations"]) == 5
         yield heard

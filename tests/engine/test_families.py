@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -22,6 +23,22 @@ def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Pat
     outcome = families.compare(family, tmp_path)
     assert outcome.verdict == "agrees", outcome
     assert outcome.layers[0] == outcome.layers[1] > 0
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("whose", ["engine", "reference"])
+def test_what_is_not_a_number_never_agrees(
+    place: int,
+    whose: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`max(0.0, nan)` is 0.0, in this order only."""
+    engine, reference = np.full((2, 3), -1.0), torch.full((2, 3), -1.0)
+    sequences = [([number], values) for number, values in enumerate(engine)]
+    monkeypatch.setattr(families, "logprobs", lambda model, tokens: reference[tokens[0]])
+    assert families.difference(None, sequences) == 0.0
+    (engine if whose == "engine" else reference)[place, 1] = np.nan
+    assert families.difference(None, sequences) == np.inf
 
 
 def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from tinker.lib import api_future_impl
 
 from lachesis.engine import app
 from lachesis.engine.core import Engine
+from lachesis.engine.worker import ModelThread
 from tests.engine.test_contract import datums, ids
 from tests.patience import deadline
 
@@ -145,3 +147,28 @@ def test_an_operation_that_has_begun_is_not_cancelled_and_the_answer_says_so(
     assert cancel(engine, submitted[0]) == "running"
     assert begun.result().metrics["loss:sum"] > 0
     assert training.optim_step(ADAM).result().metrics["grad_norm"] > 0
+
+
+async def test_a_waiter_that_is_cancelled_leaves_the_model_thread_alive() -> None:
+    """A client that hangs up cancels what it waits for, before the call or during it."""
+    thread = ModelThread([], asyncio.get_running_loop())
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        return may_end.wait(30)
+
+    ran: list[str] = []
+    running = asyncio.wrap_future(thread.call_soon(wait))
+    assert await asyncio.to_thread(begun.wait, 30)
+    waiting = asyncio.wrap_future(thread.call_soon(lambda: ran.append("cancelled")))
+    for waiter in (running, waiting):
+        waiter.cancel()
+    await asyncio.sleep(0)  # the cancellation reaches the thread's futures in a callback
+    may_end.set()
+    last = asyncio.wrap_future(thread.call_soon(lambda: ran.append("last")))
+    try:
+        await asyncio.wait_for(last, 30)
+        assert ran == ["last"]
+    finally:
+        thread.stop()

@@ -19,6 +19,7 @@ from atroposlib.envs.base import APIServerConfig
 
 from lachesis import models
 from lachesis.environment import TaskEnv, jail
+from tests.patience import POLL_S
 
 LOGPROB = -0.25
 EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2**29}) + "\n"
@@ -101,7 +102,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def generator() -> Iterator[Generator]:
     with Generator(models.tokenizer()) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server
         server.shutdown()
 

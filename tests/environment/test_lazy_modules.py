@@ -81,16 +81,20 @@ def test_what_is_loaded_or_missing_is_left_alone(package: str) -> None:
     assert "no_such_package_anywhere" not in sys.modules
 
 
-def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work() -> None:
+def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model: str) -> None:
     program = (
         "import sys\n"
-        "from lachesis.environment.lazy_modules import load_when_used\n"
+        "from lachesis.environment.lazy_modules import load_when_used, load_tokenizers_without_torch\n"
         "load_when_used('torch', 'wandb')\n"
         "import atroposlib.envs.base\n"
+        "load_tokenizers_without_torch()\n"
+        "from transformers import AutoConfig, AutoTokenizer\n"
+        "print(len(AutoTokenizer.from_pretrained(sys.argv[1]).encode('1+1')))\n"
         "print('torch._C' in sys.modules, 'wandb.sdk' in sys.modules)\n"
         "import torch, wandb\n"
+        "print(AutoConfig.from_pretrained(sys.argv[1]).dtype is torch.float32)\n"
         "from torch import nn\n"
         "print(tuple(nn.Linear(3, 2)(torch.zeros(3)).shape), wandb.Settings is not None)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["False False", "(2,) True"], done.stderr
+    done = subprocess.run([sys.executable, "-c", program, random_model], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["3", "False False", "True", "(2,) True"], done.stderr

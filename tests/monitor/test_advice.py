@@ -50,6 +50,15 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+PROMISES = {
+    "lower learning rate": "learning_rate",
+    "fresher rollouts": "max_batches_offpolicy",
+    "clipped loss": "loss_fn",
+    "larger groups": "group_size",
+    "longer answers": "max_token_length",
+}
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for the module: it keeps what an environment's configuration is, which takes seconds to find out."""
@@ -163,6 +172,41 @@ def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> 
     Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
     for command in COMMAND.findall(" ".join(advice_of(store)[1])):
         require_works(command, Service(store.home))
+
+
+@pytest.mark.parametrize("profile", ["embedded", "tinker"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_advice_promises_what_its_command_does(
+    store: RunStore,
+    profile: str,
+    fault: str,
+) -> None:
+    """Where the profile fixes a field, following the advice would cost the same run again."""
+    make(store, profile=profile)
+    write_steps(store, FAULTS[fault])
+    checkpoint = Manifest(step=25, state="tinker://s", sampler_weights="tinker://w")
+    for exists in (False, True):
+        if exists:
+            Checkpoints(store.dir(RUN).checkpoints).write(checkpoint)
+        for sentence in advice_of(store)[1]:
+            command = " ".join(COMMAND.findall(sentence))
+            for promise, field in PROMISES.items():
+                assert (promise in sentence) == (f"--set {field}=" in command), sentence
+            assert ("goes on from step 25" in sentence) == (f"--from {RUN}@25" in command), sentence
+
+
+def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
+    make(store, profile="tinker")
+    checkpoint = Manifest(step=50, state="tinker://s", sampler_weights="tinker://w")
+    Checkpoints(store.dir(RUN).checkpoints).write(checkpoint)
+    write_steps(store, FAULTS["the entropy is gone"])
+    command = f"`lachesis train arithmetic --profile tinker --from {RUN}@50`"
+    advice = f"{command} goes on from step 50; the profile tinker fixes learning_rate"
+    assert any(sentence.endswith(advice) for sentence in advice_of(store)[1])
+    store.dir(RUN).metrics.unlink()
+    write_steps(store, FAULTS["sampler and trainer disagree"])
+    advice = "--set loss_fn=ppo` goes on from step 50 with a clipped loss; the profile tinker fixes"
+    assert advice_of(store)[1][0].endswith(f"{advice} max_batches_offpolicy")
 
 
 @pytest.mark.parametrize("counts", [{"invalid": 640, "errors": {"E: x": 40}}, {"dropped": 640}])

@@ -106,3 +106,9 @@ def test_a_run_that_starts_evaluates_or_ends_cannot_stall(tmp_path: Path) -> Non
         seen = look(tmp_path)
         seen.record = seen.record.model_copy(update=changes)
         assert find_stall(seen, {}) is None
+
+
+def test_a_wait_for_an_evaluation_after_the_last_step_is_no_stall(tmp_path: Path) -> None:
+    """The trainer gives it up by itself. A service that does not answer is named all the same."""
+    assert find_stall(look(tmp_path, **waits("evaluation", 500)), {}) is None
+    assert find_stall(look(tmp_path, **waits("evaluation", 500)), {"engine": NOW - 61}) is not None

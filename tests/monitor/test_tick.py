@@ -262,6 +262,56 @@ def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: M
     assert record.evidence == "100% of 6,400 rollouts had no usable score (ValueError: no answer, 400 times)"
 
 
+@pytest.mark.parametrize("status", ["starting", "running"])
+def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """The files lie there until the new process of the environment writes, perhaps for minutes."""
+    events: list[str] = []
+    monkeypatch.setattr(Monitor, "_emit", lambda self, seen, what, payload: events.append(what))
+    counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
+    make(status=status, attempt=2, limits={"on_broken": "stop"})
+    file = store.dir("0123abcd").tally_of("environment")
+    file.write_text(json.dumps({**counted, "at": time.time() - 60}))
+    (seen,) = Monitor(store).tick()
+    record = store.load("0123abcd")
+    assert (record.learning, record.evidence, events) == ("too early", "0 of at least 5 steps", [])
+    assert seen.said == []
+    file = store.dir("0123abcd").tally_of("environment-other")
+    file.write_text(json.dumps({**counted, "at": time.time()}))
+    store.update("0123abcd", status="starting")
+    Monitor(store).tick()
+    assert (store.load("0123abcd").learning, events) == ("broken", ["broken"])
+
+
+@pytest.mark.parametrize("made", [0, 4, 5])
+def test_a_resumed_run_is_judged_by_its_own_steps(
+    store: RunStore,
+    make: Make,
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    made: int,
+) -> None:
+    """A policy must not stop it for what the attempt before did."""
+    make(attempt=2, limits={"on_broken": "stop"})
+    metrics = MetricsFile(store.dir("0123abcd").metrics)
+    with monkeypatch.context() as patch:
+        an_hour_ago = time.time() - 3600
+        patch.setattr(time, "time", lambda: an_hour_ago)
+        for step in range(1, 31):
+            metrics.append(step, {"reward/mean": step / 60, "train/loss": float("nan")})
+    for step in range(31, 31 + made):
+        metrics.append(step, {"reward/mean": step / 60, "train/loss": 0.1})
+    Monitor(store).tick()
+    assert store.load("0123abcd").learning == ("healthy" if made == 5 else "too early")
+    assert asked == []
+    for step in range(31 + made, 37 + made):
+        metrics.append(step, {"reward/mean": step / 60, "train/loss": float("nan")})
+    Monitor(store).tick()
+    assert store.load("0123abcd").learning == "broken"
+    assert len(asked) == 1
+
+
 def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(store: RunStore, make: Make) -> None:
     make()
     for step in range(1, 31):

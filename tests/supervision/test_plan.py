@@ -10,7 +10,7 @@ from lachesis import config as configuration
 from lachesis.config import RunConfig
 from lachesis.errors import ConfigError
 from lachesis.runs import RunRecord, RunStore
-from lachesis.supervision.plan import make_plan
+from lachesis.supervision.plan import make_base_server, make_plan
 
 
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(tmp_path: Path) -> None:
@@ -27,3 +27,27 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     assert make_plan(record, store.dir(record.run_id), config({})).environments == {"environment": "replay"}
     with pytest.raises(ConfigError, match=r"environments replay, other; allowed: .* began with \(replay\)"):
         make_plan(record, store.dir(record.run_id), config({"other": {"weight": 1.0}}))
+
+
+def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that trains elsewhere leaves a tokenizer in the cache; an engine needs weights too."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    place = tmp_path / "hub" / "models--Qwen--Small"
+    snapshot = place / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    for name in ("config.json", "tokenizer.json"):
+        (snapshot / name).write_text("{}")
+    for profile in ("embedded", "tinker"):
+        config = configuration.resolve("replay", profile, {}, model="Qwen/Small")
+        plan = make_base_server(config, tmp_path / "test")
+        engine, server = (plan.service(name).env for name in ("engine", "inference"))
+        assert ("HF_HUB_OFFLINE" in engine, engine.get("HF_TOKEN")) == (False, "hf_x"), profile
+        assert ("HF_HUB_OFFLINE" in server, "HF_TOKEN" in server) == (True, False), profile
+    (snapshot / "model.safetensors").write_text("{}")
+    plan = make_base_server(config, tmp_path / "test")
+    assert plan.service("engine").env["HF_HUB_OFFLINE"] == "1"

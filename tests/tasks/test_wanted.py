@@ -22,6 +22,7 @@ from lachesis.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.suspension import SUSPENDED
+from tests.patience import POLL_S
 
 RUN = "0123abcd"
 FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
@@ -58,7 +59,7 @@ class Answering(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
     kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": [], "later": None})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
+        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
         monkeypatch.setattr(wanted, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
         monkeypatch.setattr(wanted, "RUNNER_PID", os.getppid())
@@ -144,7 +145,7 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     watch, file = GroupsWatch(store, RUN, plan), store.dir(RUN).tally_of("environment")
     watch.check()
     counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
-    for changed in ({"at": 1.0}, {"at": 9e9, "raised": 5}, {"at": 9e9, "rollouts": 1}):
+    for changed in ({"at": 1.0}, {"at": 1.0, "rollouts": 1}, {"at": 9e9, "raised": 5}):
         file.write_text(json.dumps({**counts, **changed}))
         watch.check()
     assert store.load(RUN).stop_reason is None
@@ -152,6 +153,28 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     with pytest.raises(InvalidGroupsError, match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'"):
         watch.check()
     assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
+
+
+def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -> None:
+    """Its counts begin at 0 then, while what scores its answers may be away."""
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
+    file = store.dir(RUN).tally_of("environment")
+    invalid = json.dumps({"raised": 60, "at": 9e9})
+    looking, restarting = GroupsWatch(store, RUN, plan), GroupsWatch(store, RUN, plan)
+    for counts in ({"rollouts": 4, "raised": 2}, {"empty": 1}):
+        file.write_text(json.dumps({**counts, "at": 9e9}))
+        looking.check()
+        restarting.remember()
+        file.write_text(invalid)
+        looking.check()
+        restarting.check()
+    GroupsWatch(store, RUN, plan, received={"sums": 3}).check()
+    assert store.load(RUN).stop_reason is None
+    for received in (None, {}, {"sums": 0}):
+        with pytest.raises(InvalidGroupsError):
+            GroupsWatch(store, RUN, plan, received=received).check()
 
 
 def test_one_dead_environment_of_two_is_named_once(

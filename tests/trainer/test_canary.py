@@ -10,7 +10,7 @@ import pytest
 from lachesis.errors import CanaryError
 from lachesis.trainer.advantages import learning_rate
 from lachesis.trainer.batch import Batch, Datum
-from lachesis.trainer.canary import Canary
+from lachesis.trainer.canary import Canary, Look
 from lachesis.trainer.policy import Policy
 
 TOKENS = np.arange(2, 12)
@@ -88,6 +88,48 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     with pytest.raises(CanaryError, match="are not those in training"):
         await canary.check()
     await other.close("success")
+
+
+def look(gap: float, moved: float = 0.0) -> Look:
+    """What both sides give when training has moved the text so far; the sampler has a gap."""
+    return Look(sampler=np.full(9, moved - 3.0 + gap), trainer=np.full(9, moved - 3.0))
+
+
+async def play_looks(*looks: Look | None) -> list[float | None]:
+    """Give these answers in turn, the first ones before training; what each check returns."""
+    answers, results = list(looks), []
+
+    class Played(Canary):
+        async def _look(self) -> Look | None:
+            return answers.pop(0)
+
+    canary = Played(None)  # type: ignore[arg-type]
+    await canary.before(TOKENS)
+    while answers:
+        results.append(await canary.check())
+    return results
+
+
+async def test_one_look_that_is_off_ends_no_run() -> None:
+    """A server in bfloat16, or one with experts, may round a text otherwise in another batch."""
+    assert await play_looks(look(0.01), look(0.06), look(0.02)) == pytest.approx([0.02])
+    assert await play_looks(look(0.06), look(0.02), look(0.03)) == pytest.approx([0.03])
+    assert await play_looks(look(0.01), look(0.06), None, look(0.02)) == [None, pytest.approx(0.02)]
+    behind = Look(sampler=look(0.01).sampler, trainer=look(0.0, 0.04).trainer)
+    assert await play_looks(look(0.01), behind, look(0.01, 0.04)) == pytest.approx([0.01])
+    first = look(0.01)
+    for looks in ([look(0.06)] * 2, [first, look(0.06), look(0.07)], [first, behind, behind]):
+        with pytest.raises(CanaryError):
+            await play_looks(*looks)
+
+
+async def test_later_differences_are_compared_with_the_one_before_training() -> None:
+    """Where rounding alone makes a large one, it is no sign of other weights."""
+    assert await play_looks(look(0.03), look(0.08)) == pytest.approx([0.08])
+    with pytest.raises(CanaryError, match=r"differ by 0\.1 nats .* allowed: 0\.09"):
+        await play_looks(look(0.03), look(0.1), look(0.1))
+    with pytest.raises(CanaryError, match=r"allowed: 0\.05"):
+        await play_looks(look(0.001), look(0.06), look(float("nan")))
 
 
 async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:

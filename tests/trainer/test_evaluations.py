@@ -180,3 +180,38 @@ async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(monkeypatch: 
     silent.weights_published(10, Weights())  # type: ignore[arg-type]
     await silent.settle(stop)
     assert (silent.failed, silent.step_under_way) == (1, None)
+
+
+async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One environment is in the middle of it and one has not begun; a stop has its own words."""
+    for limit_s, stopped, reason in (
+        (-1.0, False, "it had not ended -1 s after the last step"),
+        (600.0, True, "the run was stopped"),
+    ):
+        monkeypatch.setattr(module, "SETTLE_S", limit_s)
+        failures, stop = tmp_path / f"{limit_s:g}" / "failed.jsonl", asyncio.Event()
+        evaluations = make_evaluations(failures=failures)
+        evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+        offer = await evaluations.next("words")
+        if stopped:
+            stop.set()
+        await evaluations.settle(stop)
+        reasons = [(line["environment"], line["reason"]) for line in read_json_lines(failures)]
+        assert reasons == [("words", reason), ("sums", reason)]
+        assert evaluations.take() == {"eval/failed": 2}
+        with pytest.raises(EvaluationOver):
+            evaluations.finish(offer["id"], RIGHT)
+
+
+async def test_a_result_that_nobody_has_taken_is_awaited_by_its_checkpoint() -> None:
+    evaluations = Evaluations(every=10)
+    assert evaluations.step_awaited is None
+    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.next("")
+    assert evaluations.step_awaited == 10
+    evaluations.finish(offer["id"], RIGHT)
+    assert (evaluations.step_under_way, evaluations.step_awaited) == (None, 10)
+    evaluations.results.clear()
+    assert evaluations.step_awaited is None

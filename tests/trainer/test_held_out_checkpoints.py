@@ -11,6 +11,7 @@ import pytest
 
 from lachesis.held_out import HeldOutPoint
 from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest, best
+from lachesis.trainer.evaluations import Evaluations
 from lachesis.trainer.keeper import Keeper
 
 
@@ -104,3 +105,21 @@ async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
     monkeypatch.setattr("lachesis.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full}))
     keeper.note_held_out(point(10, 0.75))
     assert "the checkpoint of step 10 has no held-out result" in caplog.text
+
+
+async def test_an_evaluation_that_ends_during_a_save_finds_its_checkpoint(tmp_path: Path) -> None:
+    """Its result is taken after the save, which would delete the checkpoint as the oldest one."""
+    keeper, evaluations = make_keeper(tmp_path, keep=1), Evaluations(every=10)
+    keeper.evaluated_step = lambda: evaluations.step_awaited
+    await keeper.save(10)
+    evaluations.weights_published(10, SimpleNamespace())  # type: ignore[arg-type]
+    offer, save = await evaluations.next(""), keeper.policy.save
+
+    async def save_while_it_ends(name: str) -> dict[str, str]:
+        evaluations.finish(offer["id"], {"metrics": {"eval/percent_correct": 0.75}, "items": 20})
+        return await save(name)
+
+    keeper.policy.save = save_while_it_ends  # type: ignore[method-assign]
+    await keeper.save(20)
+    keeper.note_held_out(evaluations.results.pop())
+    assert held_out(keeper) == {10: (10, 0.75), 20: None}

@@ -17,6 +17,7 @@ from lachesis import config as configuration
 from lachesis.errors import BatchError
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir
+from lachesis.trainer import evaluations
 from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.trainer.inference_app import TrainerState
@@ -112,3 +113,22 @@ async def test_a_learning_rate_of_nothing_ends_no_run(trainer: Make) -> None:
     short = scored(1.0, 0.0, tokens=[[2, 3]] * 2, masks=[[-100, 3]] * 2, inference_logprobs=[[1.0, -5.0]] * 2)
     line = await play(await trainer(learning_rate=1e-12), short, scored(1.0, 0.0))
     assert line["batch/datums"] == 4
+
+
+async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_checkpoint(
+    trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monitor would take a long one for a server that does not save."""
+    monkeypatch.setattr(evaluations, "BEGIN_S", -1.0)
+    trained = await trainer()
+
+    class Watched(evaluations.Evaluations):
+        async def settle(self, stop: asyncio.Event) -> None:
+            assert self.step_under_way == 1
+            self.waiting_for = trained.state.waiting_for
+            await super().settle(stop)
+
+    trained.state.evaluations = watched = Watched(every=1)
+    line = await play(trained, scored(1.0, 0.0), scored(1.0, 0.0))
+    assert watched.waiting_for == "evaluation"
+    assert line["eval/failed"] == 2, "nobody has begun those of steps 0 and 1"

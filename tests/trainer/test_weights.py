@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from lachesis import weights
 from lachesis.cli import show
@@ -171,6 +173,38 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder:
     assert "nats on average (allowed: 0.05) and by" in text
     with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"):
         weights.export(trained.record, folder, tmp_path / "embedded")
+
+
+def test_an_empty_adapter_is_not_verified_where_training_changed_little(
+    trained: Run,
+    folder: RunDir,
+    tmp_path: Path,
+) -> None:
+    """It is the base model, which is within the limit. It is written, as it may be the trained
+    adapter all the same."""
+    model = trained.record.base_model
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    probes, last = [], Checkpoints(folder.checkpoints).select("last")
+    for probe in last.probes:
+        with torch.no_grad():
+            shares = torch.log_softmax(base(torch.tensor([probe.tokens])).logits[0, :-1], -1)
+        values = shares.gather(1, torch.tensor(probe.tokens)[1:, None])[:, 0]
+        probes.append(probe.model_copy(update={"logprobs": values.tolist()}))
+    rewrite(folder, STEPS, probes=probes)
+    add_noise(folder, STEPS)
+    tensors = load_file(adapter(folder, last) / "adapter_model.safetensors")
+    empty = {key: 0 * value if "lora_B" in key else value for key, value in tensors.items()}
+    replace_adapter(folder, STEPS, empty)
+    cloud = trained.record.model_copy(update={"profile": "tinker"})
+    note = weights.export(cloud, folder, tmp_path / "out", merged=True)
+    assert json.loads((tmp_path / "out" / "lachesis.json").read_text())["verified"] is None
+    assert note["verified"] is None
+    assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
+    with show.console.capture() as shown:
+        show.console.print(show.exported(note))
+    text = " ".join(shown.get().split())
+    verdict = "not verified, as the base model is less than twice as far from what was trained"
+    assert f"{verdict}: log-probabilities of" in text
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
