@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import threading
@@ -25,6 +26,7 @@ from lachesis.environment.scheduled_evaluation import (
     evaluate,
 )
 from tests.endpoint import serving
+from tests.patience import POLL_S
 
 
 @pytest.fixture
@@ -233,13 +235,17 @@ class _Answering(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that was ended
+            super().handle()
+
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
     """A trainer that says that no evaluation will come."""
     monkeypatch.setattr(module, "PAUSE_S", 0.01)
     with Trainer(lambda: {"over": True}) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
+        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         yield served
         served.shutdown()
 
