@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from lachesis import tally
+from lachesis.child import redact
 from lachesis.errors import InvalidGroupsError
 from lachesis.invalid_groups import (
     DeadEnvironment,
@@ -52,10 +53,12 @@ class GroupsWatch:
         self._usable = {service for service, name in plan.environments.items() if before.get(name)}
         """Services that have given a usable group."""
         self._named: set[str] = set()
-        """Dead environments that the log names already."""
+        """Dead environments that the log and the record name already."""
 
     def check(self) -> None:
-        """Look at what the environments have counted, and name those that are dead in the log.
+        """Look at what the environments have counted, and name those that are dead.
+
+        The log and the run's record name each of them, also when the others still give groups.
 
         Raises:
             InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
@@ -68,10 +71,15 @@ class GroupsWatch:
         except InvalidGroupsError:
             self.store.update(self.run_id, stop_reason="all groups were invalid")
             raise
+        names = {environment.name for environment in dead}
+        if names == self._named:
+            return
         for environment in dead:
             if environment.name not in self._named:
-                self._named.add(environment.name)
                 log.warning("the run waits for another environment: %s", environment.describe())
+        told = {environment.name: redact(environment.describe()) for environment in dead}
+        self.store.update(self.run_id, dead_environments=told)
+        self._named = names
 
     def remember(self) -> None:
         """Remember which environments have given a usable group until now. Call this before one is

@@ -53,6 +53,9 @@ from tasks.report import Progress, judge_at_end, publish_report
 log = logging.getLogger("lachesis.flow")
 
 POLL_S = 0.5
+HELD_S = 300.0
+"""How long a resumed run waits until the services of the attempt before have ended. A trainer may
+need 180 s to save its checkpoint, and the other services are ended before and after it."""
 FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
 WITHOUT_ENGINE_S = 5.0
 LEFTOVER_S = 120.0
@@ -69,7 +72,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     by_hand = not is_submission(record, runtime.flow_run.id)
     if by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
-    with store.dir(run_id).living() as lock:
+    with store.dir(run_id).living(HELD_S) as lock:
         return _recorded(store, run_id, lock, again=by_hand or was_begun(store.load(run_id)))
 
 
@@ -79,9 +82,7 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
     record = _begin(store, run_id, again=again)
     try:
         require_wanted(store, run_id)
-        if record.require_validation and record.attempt == 1:
-            config = RunConfig.from_yaml(store.dir(run_id).config)
-            require_validation(InferenceTests(store.home), config, record.environment_files)
+        _require_validation(store, record)
         phase = _start_to_end(store, record, lock)
     except (SuspendRequested, Pause):  # the latter by a task of Prefect, which looks for itself
         note_suspended(store, store.load(run_id))
@@ -103,6 +104,21 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
     with contextlib.suppress(Pause):  # suspended since its last step: there is nothing left to resume
         publish_report(store, run_id)
     return None
+
+
+def _require_validation(store: RunStore, record: RunRecord) -> None:
+    """Check that a run that asks for it has environments with a fresh successful validation.
+
+    Every attempt is checked until the run has made a step. A checkpoint is no proof of one: a run
+    that was begun from another run's checkpoint has it from the start.
+
+    Raises:
+        ValidationMissingError: An environment has none.
+    """
+    folder = store.dir(record.run_id)
+    if record.require_validation and not MetricsFile(folder.metrics).tail(1):
+        config = RunConfig.from_yaml(folder.config)
+        require_validation(InferenceTests(store.home), config, record.environment_files)
 
 
 def told_to_end(error: BaseException | None) -> TerminationSignal | None:
@@ -175,6 +191,7 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
         "healthy_at": None,
         "ended_at": None,
         "services": {},
+        "dead_environments": {},
         "evaluation": {},
         "resumed": None,
         "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
@@ -344,7 +361,11 @@ class _Run:
             self.record = self.store.update(self.run_id, **told)
 
     def evaluate(self) -> None:
-        """Both models on held-out items, at once; a failed evaluation is told, and the run stays completed."""
+        """Evaluate both models on held-out items, at once.
+
+        A failed evaluation is told, and the run stays completed. Raises what `require_wanted` raises
+        when the run itself shall end.
+        """
         if not self.plan.evaluations or not self.group.running("trainer"):
             return
         self.store.update(self.run_id, phase="evaluating")
@@ -363,4 +384,7 @@ class _Run:
                 named = {f"{other}/{key}": value for key, value in found.items()} if other else found
                 self.store.update(self.run_id, evaluation={**known, when: {**known.get(when, {}), **named}})
             except LachesisError as error:
+                self._require_wanted()  # the error may be the end of the run, and no evaluation's
                 log.warning("no evaluation %s training: %s", which, error)
+                if self.group.running(spec.name):  # it hangs, or prints without end
+                    self.group.stop(spec.name)

@@ -61,7 +61,7 @@ def _require_own_state(flow_run_id: str | None) -> None:
         flow_run = api.flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
         if state == "PAUSED":
-            keep_resumable(api, flow_run)
+            keep_resumable(api, flow_run_id)
     except ServerDownError:
         return
     if state == "PAUSED" or state in WILL_RUN:  # suspended, or suspended and resumed since the last look
@@ -91,12 +91,13 @@ def leave_suspended() -> State[Any]:
     Returns:
         The state in which it ends, when it was cancelled while its services were being ended.
     """
+    flow_run_id = runtime.flow_run.id or "none"
     try:
         api = PrefectApi()
-        flow_run = api.flow_run(runtime.flow_run.id or "none") or {}
+        flow_run = api.flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
         if state == "PAUSED":  # a task of Prefect may have seen it before our own look
-            keep_resumable(api, flow_run)
+            keep_resumable(api, flow_run_id)
     except ServerDownError:
         state = "PAUSED"
     if state in ("CANCELLING", "CANCELLED"):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ LAUNCHER_MARK = "LACHESIS_LAUNCHER"
 LAUNCHER, RUNNER, FLOW = "deployments.up", "deployments.runner", "prefect.engine"
 RUNNER_S = 240.0
 """The runner ends its runs first, each with a checkpoint."""
+CHECK_PREFIX = "lachesis-check-"
+CHECK_S = 86400.0
+"""The logs of a check that failed or was killed are kept for so long."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,19 @@ def find(store: RunStore) -> list[Leftover]:
         if not folder.is_alive():
             found += of_run(folder, record)
     return found
+
+
+def remove_old_checks() -> list[str]:
+    """Remove the temporary folders of checks that ended a day ago, and return their paths."""
+    root, old = Path(tempfile.gettempdir()), []
+    for place in root.glob(f"{CHECK_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = place.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > CHECK_S:
+                old.append(place)
+    living = leftovers.processes_under(root) if old else {}
+    in_use = [place for place in old if any(folder.is_relative_to(place) for folder in living)]
+    return leftovers.remove([place for place in old if place not in in_use])
 
 
 def of_run(folder: RunDir, record: RunRecord) -> list[Leftover]:

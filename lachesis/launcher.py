@@ -176,17 +176,20 @@ def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str,
         if alive:  # its services are still being ended
             return record.model_copy(update={"status": "stopping"})
         if state["type"] == "PAUSED":
-            return _suspended(store, record, flow_run or {})
+            return _suspended(store, record)
         return _end(store, record, status, record.error or (state.get("message") if status == "failed" else None))
     if status is None or (status in ("pending", "starting") and record.status != "pending"):
         return record
     return record.model_copy(update={"status": status})
 
 
-def _suspended(store: RunStore, record: RunRecord, flow_run: dict[str, Any]) -> RunRecord:
-    """End a run that was suspended before it had a process."""
+def _suspended(store: RunStore, record: RunRecord) -> RunRecord:
+    """End a run that was suspended before it had a process, unless somebody has just resumed it."""
+    paused = True
     with contextlib.suppress(ServerDownError):
-        keep_resumable(PrefectApi(), flow_run)
+        paused = keep_resumable(PrefectApi(), record.flow_run_id or "none")
+    if not paused:
+        return record
     return _end(store, note_suspended(store, record), "stopped", suspended_error(record.run_id))
 
 

@@ -113,6 +113,9 @@ class RunStatus(Report):
     rollouts: Json | None = None
     """Of this attempt's environment, once there is something to say: `scored` and `invalid` rollouts, the reasons of invalid
     ones (`invalid_reasons`) and of rewards of 0 that have one (`zero_reasons`), each with its count."""
+    dead_environments: dict[str, str] | None = None
+    """Of several environments those whose groups were all invalid, for which the others wait, each
+    with what is wrong."""
     health: Json | None
     """The monitor's last verdict; null before it has looked."""
     error: str | None = None
@@ -193,6 +196,7 @@ def run_status(
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
+        "dead_environments": record.dead_environments,
         "last_error": _last_error(record, folder),
         "rollouts": _rollouts(record, folder),
         "evaluation": evaluation_failures(folder),

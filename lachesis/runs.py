@@ -117,6 +117,8 @@ class RunRecord(BaseModel):
     flow_run_id: str | None = None
     flow_pid: int | None = None
     services: dict[str, ServiceRecord] = {}
+    dead_environments: dict[str, str] = {}
+    """What is wrong with environments whose groups were all invalid in this attempt, by name."""
     evaluation: dict[str, dict[str, float]] = {}
     """Held-out metrics of the environment, before and after training."""
 

@@ -44,16 +44,27 @@ def note_unsuspended(store: RunStore, record: RunRecord, reason: str) -> RunReco
     return store.update(record.run_id, if_attempt=record.attempt, stop_reason=reason, error=error)
 
 
-def keep_resumable(api: PrefectApi, flow_run: Json) -> None:
-    """Let a paused flow run stay suspended until somebody resumes it. Raises ServerDownError.
+def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
+    """Let a flow run that is paused now stay suspended until somebody resumes it.
 
     The dialog in Prefect gives every suspension a time limit, 5 minutes if nobody changes it, after
     which the flow run fails and cannot be resumed. A pause without `pause_reschedule` expects a
-    process that waits, which there is none of.
+    process that waits, which there is none of. The state is read here, at the last moment, because
+    a resume since an earlier look must not be overwritten.
+
+    Returns:
+        Whether it is paused.
+
+    Raises:
+        ServerDownError: The server does not answer.
     """
-    details = flow_run["state"].get("state_details") or {}
+    state = (api.flow_run(flow_run_id) or {}).get("state") or {}
+    if state.get("type") != "PAUSED":
+        return False
+    details = state.get("state_details") or {}
     if details.get("pause_timeout") or not details.get("pause_reschedule"):
-        api.suspend(str(flow_run["id"]), _MESSAGE)
+        api.suspend(flow_run_id, _MESSAGE)
+    return True
 
 
 def flow_run_to_resume(record: RunRecord) -> Json | None:
@@ -73,7 +84,7 @@ def resume_flow_run(flow_run: Json) -> bool:
     if flow_run["state"]["type"] != "PAUSED":
         return True  # somebody else has resumed it
     api = PrefectApi()
-    keep_resumable(api, flow_run)
+    keep_resumable(api, str(flow_run["id"]))
     if api.resume(str(flow_run["id"])):
         return True
     state = ((api.flow_run(str(flow_run["id"])) or {}).get("state") or {}).get("type")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,27 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
     assert all(place.exists() for place in (young, *theirs))
     assert store.load(RUN).status == "failed"
     assert not model.exists()
+
+
+def test_folders_of_old_checks_are_removed_unless_a_process_uses_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sleepers: Any,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("lachesis-check-old", "lachesis-check-young", "lachesis-check-used", "theirs")
+    stale, young, used, theirs = (tmp_path / name for name in names)
+    for place in (stale, young, used, theirs):
+        place.mkdir()
+        (place / "check.log").touch()
+    sleeper = sleepers(mark(used))
+    for place in (stale, used, theirs):
+        old(place, 2 * cleanup.CHECK_S)
+    assert cleanup.remove_old_checks() == [str(stale)]
+    assert [place.exists() for place in (stale, young, used, theirs)] == [False, True, True, True]
+    sleeper.kill()
+    sleeper.wait()
+    assert cleanup.remove_old_checks() == [str(used)]
 
 
 def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore) -> None:

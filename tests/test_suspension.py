@@ -95,7 +95,7 @@ def end_suspended(store: RunStore) -> RunRecord:
     store.update(record.run_id, status="running", started_at=now())
     suspend(store)
     note_suspended(store, record_of(store))
-    keep_resumable(PrefectApi(), PrefectApi().flow_run(record.flow_run_id or "") or {})
+    keep_resumable(PrefectApi(), record.flow_run_id or "")
     return store.update(record.run_id, status="stopped", error=suspended_error(record.run_id), ended_at=now(), took_s=1.0)
 
 
@@ -105,14 +105,36 @@ def test_a_suspension_loses_its_time_limit(store: RunStore, pause: bool) -> None
     set_state(store, "PAUSED", name="Paused", state_details={"pause_reschedule": False})
     if not pause:
         suspend(store)
-    flow_run = PrefectApi().flow_run(record_of(store).flow_run_id or "") or {}
-    keep_resumable(PrefectApi(), flow_run)
+    flow_run_id = record_of(store).flow_run_id or ""
+    assert keep_resumable(PrefectApi(), flow_run_id)
     state = state_of(store)
     assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
     assert state["state_details"]["pause_timeout"] is None
     assert state["state_details"]["pause_reschedule"] is True
-    keep_resumable(PrefectApi(), PrefectApi().flow_run(flow_run["id"]) or {})
+    assert keep_resumable(PrefectApi(), flow_run_id)
     assert state_of(store)["id"] == state["id"], "it is not written again"
+
+
+@pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
+def test_a_resume_since_the_last_look_is_not_overwritten(
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    """Somebody resumes it after it was found suspended, and before the run is ended."""
+    suspend(store)
+    flow_runs = PrefectApi.flow_runs
+
+    def then_resumed(api: PrefectApi, flow_run_ids: list[str]) -> dict[str, Any]:
+        before = flow_runs(api, flow_run_ids)
+        set_state(store, state)
+        return before
+
+    monkeypatch.setattr(PrefectApi, "flow_runs", then_resumed)
+    seen(store)
+    assert state_of(store)["type"] == state
+    record = record_of(store)
+    assert (record.status, record.stop_reason) == ("pending", None), "its flow begins it"
 
 
 def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lachesis import checking, discovery, lessons, models, requirements, scaffold
+from lachesis import checking, cleanup, discovery, lessons, models, requirements, scaffold
 from lachesis.checking import Line
 from lachesis.cli import show
 from lachesis.fields import parse_assignment
@@ -70,9 +70,14 @@ def _check(args: argparse.Namespace) -> int:
     environment, config = service.resolve(launch)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(config, advance)
-    folder = Path(tempfile.mkdtemp(prefix=f"lachesis-check-{environment.name}-"))
+    cleanup.remove_old_checks()
+    folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{environment.name}-"))
     tell = (lambda line: None) if args.json else _show
-    lines = checking.check(environment, config, folder, tell)
+    try:
+        lines = checking.check(environment, config, folder, tell)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     failed = any(line.status == "failed" for line in lines)
     answer = {
         "environment": environment.name,

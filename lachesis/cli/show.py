@@ -185,6 +185,7 @@ def status(answer: Json) -> RenderableType:
             ("checkpoints", f"of steps {', '.join(map(str, answer['checkpoints']))}" if answer["checkpoints"] else None),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
             *_held_out(answer),
+            ("dead", "; ".join((answer.get("dead_environments") or {}).values())),
             *_rollouts(answer.get("rollouts") or {}),
             *_health(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),

@@ -33,8 +33,11 @@ EVALUATION_S = 3600.0
 ALIVE_S = 10.0
 ASK_S = 60.0
 PAUSE_S = 1.0
-LOST_S = 30.0
-"""After the environment's last step, a trainer that has not answered for so long is gone."""
+LOST_S = 180.0
+"""After the last step, a trainer that has not answered for so long is gone. It is longer than two
+questions, so that one that stays without an answer does not end the evaluations."""
+IDLE_S = 1800.0
+"""After the environment's last group, training that makes no step for so long is not waited for."""
 MAX_REASON = 500
 SAMPLING = ("chat_completion", "completion", "tokens_and_logprobs_completion")
 
@@ -46,6 +49,10 @@ class EvaluationRun:
     server_url: str
     path: str = ""
     prompts: set[tuple[Any, ...]] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    """The prompts that are raw text."""
+    answered: set[str] = field(default_factory=set)
+    """Each of these texts followed by an answer to it."""
     metrics: dict[str, Any] = field(default_factory=dict)
     servers: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -72,15 +79,29 @@ class EvaluationRun:
             setattr(twin, name, [])
         return twin
 
-    def note_prompt(self, server: Any, options: Mapping[str, Any]) -> None:
-        """Note what the run's own model was asked. Judges at other addresses answer no held-out item."""
-        if str(getattr(server.config, "base_url", None)).startswith(f"{self.server_url}/"):
-            self.prompts.add(_prompt(options))
+    def is_of_run(self, server: Any) -> bool:
+        """Return whether a client asks the run's own model. A judge answers no held-out item."""
+        return str(getattr(server.config, "base_url", None)).startswith(f"{self.server_url}/")
+
+    def note_prompt(self, options: Mapping[str, Any]) -> None:
+        """Note what the run's own model was asked."""
+        prompt = _prompt(options)
+        if isinstance(prompt, str):
+            self.texts.add(prompt)
+        else:
+            self.prompts.add(prompt)
+
+    def note_answer(self, options: Mapping[str, Any], answer: Any) -> None:
+        """Note what the run's own model answered, by which a later turn in raw text is known."""
+        prompt = _prompt(options)
+        if isinstance(prompt, str):
+            answers = [getattr(choice, "text", None) for choice in getattr(answer, "choices", ())]
+            self.answered |= {prompt + text for text in answers if text}
 
     @property
     def items(self) -> int:
         """The number of held-out items that were asked."""
-        return count_items(self.prompts)
+        return count_items(self.prompts) + count_texts(self.texts, self.answered)
 
 
 current: contextvars.ContextVar[EvaluationRun | None] = contextvars.ContextVar("evaluation", default=None)
@@ -95,13 +116,29 @@ def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
     return count
 
 
-def _prompt(options: Mapping[str, Any]) -> tuple[Any, ...]:
+def count_texts(texts: Iterable[str], answered: Iterable[str]) -> int:
+    """Count the texts that do not continue an answered one.
+
+    That a text begins with another text alone says nothing: "1 + 12" is no later turn of "1 + 1".
+    """
+    count, turn = 0, None
+    marked = [(text, False) for text in answered] + [(text, True) for text in texts]
+    for text, is_prompt in sorted(marked):
+        goes_on = turn is not None and text.startswith(turn)
+        if not is_prompt and not goes_on:
+            turn = text
+        count += is_prompt and (not goes_on or text == turn)
+    return count
+
+
+def _prompt(options: Mapping[str, Any]) -> tuple[Any, ...] | str:
+    """Return token ids or messages, or else the raw text."""
     ids, messages = options.get("input_ids"), options.get("messages")
     if ids is not None:
         return tuple(ids)
     if messages is not None:
         return tuple(json.dumps(message, sort_keys=True, default=str) for message in messages)
-    return tuple(str(options.get("prompt")))
+    return str(options.get("prompt"))
 
 
 def install(server_url: str) -> None:
@@ -139,9 +176,13 @@ def _watch_requests() -> None:
 
         @functools.wraps(original)
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
-            if (run := current.get()) is not None:
-                run.note_prompt(self, options)
-            return await _original(self, **options)
+            run = current.get()
+            if run is None or not run.is_of_run(self):
+                return await _original(self, **options)
+            run.note_prompt(options)
+            answer = await _original(self, **options)
+            run.note_answer(options, answer)
+            return answer
 
         setattr(APIServer, name, call)
 
@@ -202,8 +243,7 @@ class Trainer:
         async def env_manager(env: Any) -> None:
             try:
                 await manage(env)
-                if asking and env.status_dict["current_step"] >= env.config.total_steps:
-                    await asyncio.wait(asking)  # an evaluation of the last steps
+                await _outlast_training(env, asking)
             finally:
                 for task in asking:
                     task.cancel()
@@ -211,23 +251,26 @@ class Trainer:
         cls.env_step_checks, cls.env_manager = env_step_checks, env_manager
 
     async def serve(self, env: Any) -> None:
-        """Make the evaluations that the trainer asks for, until there will be no more or it is gone."""
+        """Make the evaluations that the trainer asks for, until there will be no more.
+
+        Whatever goes wrong with one question or evaluation ends no later one. A trainer that does
+        not answer is given up after the last step only; before that its end ends the attempt.
+        """
         answered = time.monotonic()
         headers = {"Authorization": f"Bearer {self.token}"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=ASK_S, trust_env=False) as http:
-            while time.monotonic() - answered < LOST_S:
+            while _has_steps(env) or time.monotonic() - answered < LOST_S:
                 try:
                     answer = await http.get("/evaluations/next", params={"environment": self.environment})
                     found = answer.raise_for_status().json()
-                except (httpx.HTTPError, ValueError) as error:
-                    log.info("the trainer was not asked for an evaluation: %r", error)
+                    if found.get("over"):
+                        return
+                    if found:
+                        await self._evaluate(http, env, str(found["id"]))
+                    answered = time.monotonic()
+                except Exception as error:
+                    log.info("asking the trainer for an evaluation failed: %r", error)
                     await asyncio.sleep(PAUSE_S)
-                    continue
-                if found.get("over"):
-                    return
-                if found:
-                    await self._evaluate(http, env, str(found["id"]))
-                answered = time.monotonic()
 
     async def _evaluate(self, http: httpx.AsyncClient, env: Any, evaluation: str) -> None:
         """Make one evaluation and report what came of it. Whatever goes wrong is the report."""
@@ -235,9 +278,9 @@ class Trainer:
         async with _kept_alive(http, path):
             report = await evaluate(env, EvaluationRun(self.url, path))
         report["seconds"] = time.monotonic() - started
+        content, kind = _encode(report), {"Content-Type": "application/json"}
         for _ in range(3):
             try:
-                content, kind = json.dumps(report, default=_number), {"Content-Type": "application/json"}
                 answer = await http.post(path, content=content, headers=kind)
                 if answer.status_code == 200:
                     return
@@ -245,6 +288,29 @@ class Trainer:
             except httpx.HTTPError as error:
                 log.warning("the result of an evaluation was not delivered: %r", error)
             await asyncio.sleep(PAUSE_S)
+
+
+def _has_steps(env: Any) -> bool:
+    """Return whether training has not fetched the batch of its last step yet."""
+    return bool(env.status_dict["current_step"] < env.config.total_steps)
+
+
+async def _outlast_training(env: Any, asking: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for the evaluations of the last steps.
+
+    An environment makes its last group some steps before the end of training, because the batches
+    of these steps wait already. It gives training up that makes no step for `IDLE_S` seconds.
+    """
+    step, moved = env.status_dict["current_step"], time.monotonic()
+    while waiting := [task for task in asking if not task.done()]:
+        await asyncio.wait(waiting, timeout=PAUSE_S)
+        with contextlib.suppress(Exception):  # an API that is gone makes no step either
+            await env.get_status()
+        if env.status_dict["current_step"] != step:
+            step, moved = env.status_dict["current_step"], time.monotonic()
+        if _has_steps(env) and time.monotonic() - moved > IDLE_S:
+            log.warning("no evaluation of the last steps: no step was made for %g s", IDLE_S)
+            return
 
 
 async def evaluate(env: Any, run: EvaluationRun) -> dict[str, Any]:
@@ -262,31 +328,52 @@ async def evaluate(env: Any, run: EvaluationRun) -> dict[str, Any]:
         return {"error": redact(f"evaluate() raised {type(error).__name__}: {error}")[:MAX_REASON]}
     if not run.metrics:
         return {"error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"}
-    return {"metrics": run.metrics, "items": run.items}
+    return {"metrics": {str(key): value for key, value in run.metrics.items()}, "items": run.items}
 
 
 async def _call(env: Any, run: EvaluationRun) -> None:
     current.set(run)  # of this task and those that it starts
     tally.uncounted.set(True)
-    before = _pairs(env)
+    kept = _kept(env)
+    before = len(kept)
     found = await env.evaluate()
     if not run.metrics and isinstance(found, Mapping):
         run.metrics = dict(found)
     if not run.metrics:
-        run.metrics = dict(_pairs(env)[len(before) :])
+        now = _kept(env)
+        added = kept[before:] if len(kept) >= before else kept  # a log of a step has emptied it
+        run.metrics = _pairs([*added, *(now if now is not kept else [])])
 
 
-def _pairs(env: Any) -> Sequence[tuple[str, Any]]:
-    """Return what the environment keeps for its next log, in the way of Atropos' examples."""
-    found = getattr(env, "eval_metrics", None)
-    return [tuple(pair) for pair in found if len(pair) == 2] if isinstance(found, list) else []
+def _kept(env: Any) -> list[Any]:
+    """Return the list in which the environment keeps metrics for its next log.
+
+    The log of a step puts a new list in its place, also while an evaluation is under way.
+    """
+    kept = getattr(env, "eval_metrics", None)
+    return kept if isinstance(kept, list) else []
+
+
+def _pairs(kept: Iterable[Any]) -> dict[str, Any]:
+    """Return what was kept in the way of Atropos' examples, as pairs of a name and a value."""
+    pairs = [entry for entry in kept if isinstance(entry, tuple | list) and len(entry) == 2]
+    return {name: value for name, value in pairs if isinstance(name, str)}
+
+
+def _encode(report: Mapping[str, Any]) -> str:
+    """Return the report as JSON. Metrics that cannot be written are the error of the evaluation."""
+    try:
+        return json.dumps(report, default=_number)
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"the metrics of evaluate() are no JSON: {type(error).__name__}: {error}"
+        return json.dumps({"error": redact(reason)[:MAX_REASON]})
 
 
 def _number(value: Any) -> float | None:
     """Return numbers of other libraries as a plain one; what is none is left out by the trainer."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except Exception:  # a value of another library raises whatever its author chose
         return None
 
 

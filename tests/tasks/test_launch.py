@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import signal
+import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows import launch
-from lachesis.errors import ModelNotFoundError
-from lachesis.runs import RunRecord, RunStore
+from flows.wanted import RUNNER_GONE
+from lachesis import config as configuration
+from lachesis.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
+from lachesis.runs import RunDir, RunRecord, RunStore
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.plan import make_plan
+from lachesis.supervision.process import ServiceSpec
+from tasks.processes import wait_for_end
 
 
 def caught(*errors: BaseException) -> BaseException:
@@ -64,3 +73,117 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
     assert (ended.status, ended.learning) == (status, "unknown")
     assert (ended.health or {})["final"] is True
     assert status == "stopped" or (ended.health or {})["evidence"][1] == "there is no model m"
+
+
+def created(store: RunStore, **values: Any) -> RunRecord:
+    """A record of a run of one environment, and its folder."""
+    file = store.home / "one.py"
+    file.write_text("")
+    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
+    known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
+    record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
+    store.create(record, configuration.resolve("one", "embedded", {}, model="m").to_yaml())
+    return record
+
+
+def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:
+    """A resume of a refused attempt is another one; a fork has a checkpoint from the start."""
+    store = RunStore(tmp_path)
+    record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
+    folder = store.dir(record.run_id)
+    (folder.checkpoints / "step-000000.json").write_text("{}")
+    with pytest.raises(ValidationMissingError, match="it was never validated"):
+        launch._require_validation(store, record)
+    launch._require_validation(store, record.model_copy(update={"require_validation": False}))
+    folder.metrics.write_text('{"step": 1}\n')
+    launch._require_validation(store, record)
+
+
+def test_an_attempt_without_its_validation_is_not_begun(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, begun = RunStore(tmp_path), []
+    record = created(store, require_validation=True, status="failed")
+    monkeypatch.setattr(launch, "_start_to_end", lambda *_: begun.append(1))
+    with pytest.raises(ValidationMissingError):
+        launch._recorded(store, record.run_id, 0, again=True)
+    assert (begun, store.load(record.run_id).attempt) == ([], 2)
+
+
+@pytest.mark.parametrize("profile", ["embedded", "custom"])
+def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    store, waits = RunStore(tmp_path), []
+    record = created(store, profile=profile)
+
+    def living(self: RunDir, timeout_s: float = 60.0) -> Any:
+        waits.append(timeout_s)
+        raise KeyError("asked")
+
+    monkeypatch.setattr(RunDir, "living", living)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    with pytest.raises(KeyError, match="asked"):
+        launch.launch.fn(record.run_id, str(tmp_path))
+    folder = store.dir(record.run_id)
+    plan = make_plan(record, folder, configuration.RunConfig.from_yaml(folder.config))
+    killed_s = 5.0
+    assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
+
+
+Evaluated = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def evaluating(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Evaluated, ServiceGroup]]:
+    """A function that makes the final evaluation of a run, whose process hangs.
+
+    It is given what asks whether the run is wanted.
+    """
+    store = RunStore(tmp_path)
+    record = created(store)
+    log = store.dir(record.run_id).log("trainer")
+    argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
+    after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
+    plan = SimpleNamespace(evaluations={"after": after}, services=[trainer])
+    monkeypatch.setattr(launch, "wait_for_end", wait_for_end.fn)
+
+    def evaluate(require_wanted: Callable[[], None]) -> None:
+        run: Any = SimpleNamespace(
+            plan=plan,
+            group=group,
+            store=store,
+            run_id=record.run_id,
+            folder=store.dir(record.run_id),
+            numbers={},
+            look=lambda: None,
+            _require_wanted=require_wanted,
+        )
+        launch._Run.evaluate(run)
+
+    with ServiceGroup() as group:
+        group.start(trainer)
+        yield evaluate, group
+
+
+def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
+    evaluate, group = evaluating
+    evaluate(lambda: None)
+    assert not group.running("evaluate-after")
+    assert group.running("trainer")
+
+
+def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:
+    """The run is not completed, so that a resume evaluates it."""
+    evaluate, _ = evaluating
+
+    def require_wanted() -> None:
+        raise ProcessExitedError(RUNNER_GONE)
+
+    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
+        evaluate(require_wanted)

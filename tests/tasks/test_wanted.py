@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,9 @@ from prefect.exceptions import Pause
 
 from flows import wanted
 from flows.groups_watch import GroupsWatch
+from lachesis.cli import show
 from lachesis.errors import InvalidGroupsError, ProcessExitedError
+from lachesis.reports import run_status
 from lachesis.runs import RunRecord, RunStore, now
 from lachesis.suspension import SUSPENDED
 from tests.patience import POLL_S
@@ -30,9 +33,12 @@ class Answering(BaseHTTPRequestHandler):
 
     state: dict[str, Any]
     sent: list[Any]
+    later: dict[str, Any] | None
+    """The state after the next question."""
 
     def do_GET(self) -> None:
         self._answer({"id": FLOW_RUN, "state": self.state})
+        type(self).state = self.later or self.state
 
     def do_POST(self) -> None:
         self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -51,7 +57,7 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
-    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": []})
+    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": [], "later": None})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
@@ -84,6 +90,19 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     assert [sent["state"]["state_details"] for sent in server.sent] == [{"pause_reschedule": True}] * (state == "PAUSED")
     with pytest.raises(Pause):
         wanted.leave_suspended()
+
+
+@pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
+def test_a_resume_since_the_last_question_is_not_overwritten(
+    server: type[Answering],
+    store: RunStore,
+    state: str,
+) -> None:
+    server.state = {"type": "PAUSED", "state_details": {"pause_timeout": "2030-01-01T00:00:00Z"}}
+    server.later = {"type": state}
+    with pytest.raises(wanted.SuspendRequested):
+        wanted.require_wanted(store, RUN)
+    assert server.sent == []
 
 
 def test_other_ends_are_no_suspensions(server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +177,12 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
             GroupsWatch(store, RUN, plan, received=received).check()
 
 
-def test_one_dead_environment_of_two_is_named_once(store: RunStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_dead_environment_of_two_is_named_once(
+    store: RunStore,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the log, in the record, and by `lachesis status`."""
     store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
@@ -171,3 +195,12 @@ def test_one_dead_environment_of_two_is_named_once(store: RunStore, caplog: pyte
         "the run waits for another environment: all of the first 60 groups of other were invalid; "
         f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).log('environment-other')}"
     ]
+    record = store.load(RUN)
+    assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
+    report = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
+    show.out(Namespace(json=False), {}, show.status(report.model_dump()))
+    assert "dead" in (shown := capsys.readouterr().out)
+    assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
+    store.dir(RUN).tally_of("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')
+    watch.check()
+    assert store.load(RUN).dead_environments == {}, "it gives groups again"
