@@ -23,11 +23,11 @@ demo: $(INSTALLED)
 	$(BIN)/lachesis demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
-	PYTHONPATH=tests/coverage:. $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	PYTHONPATH=tests/coverage:. $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from lachesis import models
 from lachesis.supervision.process import free_ports
+from lachesis.tls import tls_context
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, served_home, share_schemas, tiny_model  # noqa: F401 - fixtures
 
@@ -24,6 +27,25 @@ os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # an accidental server fails instead of starting
 TOKEN = "tml-test"
+SAME_WORKER = {
+    "tests/e2e/test_monitoring.py": "tests/e2e/test_agents.py",
+    "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
+    "tests/faults/test_quick.py": "tests/e2e/test_agents.py",
+}
+"""Modules that run in the worker of another module, because a launcher of their own costs a minute."""
+
+
+class ScopeScheduling(LoadScopeScheduling):
+    """Give a worker whole modules, and those of `SAME_WORKER` together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope = super()._split_scope(nodeid)
+        return SAME_WORKER.get(scope, scope)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeScheduling | None:
+    """Use this scheduling where `--dist loadscope` asks for the one that it extends."""
+    return ScopeScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +112,7 @@ def wait_http(url: str, process: subprocess.Popen[bytes], timeout_s: float = 60,
     while time.monotonic() < until:
         assert process.poll() is None, f"the process has ended with {process.returncode}"
         try:
-            if httpx.get(url, trust_env=False, **options).status_code == 200:  # type: ignore[arg-type]
+            if httpx.get(url, trust_env=False, verify=tls_context(), **options).status_code == 200:  # type: ignore[arg-type]
                 return
         except httpx.HTTPError:
             pass
