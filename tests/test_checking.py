@@ -13,6 +13,7 @@ import pytest
 
 from lachesis import checking, scaffold
 from lachesis.errors import ConfigError, StorageError
+from tests.nosy import make_nosy, read_variables
 from tests.served import processes_under
 
 pytestmark = pytest.mark.timeout(400)
@@ -27,16 +28,25 @@ def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
-def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any) -> None:
+def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes have none of the user's keys, and do not log to W&B: with a key and no way to its server, that would end
+    in a time-out."""
     home = new_home()
     code, made, _ = lachesis("env", "new", "loud_words", home=home, cwd=tmp_path)
     assert (code, made["file"]) == (0, "loud_words.py")
+    file = tmp_path / "loud_words.py"
+    make_nosy(file, monkeypatch)
     code, found, said = lachesis("env", "check", "loud_words.py", home=home, cwd=tmp_path)
     assert code == 0, (found, said)
     assert [line["name"] for line in found["checks"]] == ALL
     assert {line["status"] for line in found["checks"]} == {"passed"}
     assert (found["environment"], found["logs"]) == ("loud_words", None)
     assert processes_under(tmp_path) == {}
+    variables = read_variables(file)
+    assert {process["WANDB_MODE"] for process in variables} == {"disabled"}
+    assert len(variables) == 3, "one that describes it, one for its data and verifier, one for its rollouts"
+    assert not list(tmp_path.rglob("wandb"))
+    assert not list(home.rglob("wandb"))
     code, _, said = lachesis("env", "new", "loud_words", home=home, cwd=tmp_path)
     assert code == 1
 

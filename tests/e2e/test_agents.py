@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
 SETTINGS: dict[str, Json] = {
     "mcp-http": learning.SETTINGS,
-    "hermes": {"total_steps": 4, "final_evaluation": False},
-    "http": {"total_steps": 5, "final_evaluation": False},
+    "hermes": {"total_steps": 4, "final_evaluation": False, "use_wandb": False},
+    "http": {"total_steps": 5, "final_evaluation": False, "use_wandb": False},
 }
 
 

@@ -58,16 +58,25 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     calm: str,
     tmp_path: Path,
     wait_until: Callable[..., Any],
+    wait_ended: Callable[..., Any],
     run_processes: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints carry the run, no step is lost
-    or made twice, no process stays. Beside it a run whose environment cannot start fails for itself."""
+    or made twice, no process stays. Beside it a run whose environment cannot start fails for itself.
+
+    The run begins with examples, as by the README's `--set supervised_file=FILE.jsonl`, and another run goes on from it at
+    another rate, by the command that `resume` names for other fields.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE.jsonl").write_text('{"prompt": "2+3=", "completion": "5"}\n' * 8)
     (tmp_path / "bad.py").write_text(BAD)
     dead = cli("train", "bad", "--model", "tiny", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
-    budget = ("--set", "limits.max_tokens=5000")
+    budget = ("--set", "limits.max_tokens=5000", "--set", "supervised_file=FILE.jsonl")
     run_id = cli("train", "calm", "--model", "tiny", *LONG, *budget, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget")
     assert record(served_home, run_id)["error"].startswith("budget: ")
+    assert (served_home / "runs" / run_id / "supervised.json").is_file(), "the trainer has read the examples"
     made = steps(served_home, run_id)
     assert 2 < made[-1] < 30
     assert 5000 <= _spent(served_home, run_id) < 5000 + 4 * _spent(served_home, run_id) / made[-1]
@@ -88,6 +97,13 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     assert "environment exited with code 1" in record(served_home, dead)["error"]
     assert "the data set is gone" in record(served_home, dead)["error"]
     assert not run_processes(dead)
+
+    words = (*LONG, "--set", "total_steps=2", "--set", "learning_rate=1e-4")
+    fork = cli("train", "calm", "--from", f"{run_id}@{made[-1]}", *words, LACHESIS_ENVIRONMENTS=calm)
+    assert fork["begins_with"] == f"{run_id}@{made[-1]}"
+    wait_ended(fork["run_id"])
+    assert record(served_home, fork["run_id"])["status"] == "completed", record(served_home, fork["run_id"])["error"]
+    assert record(served_home, fork["run_id"])["base_model"] == record(served_home, run_id)["base_model"]
 
 
 def _spent(home: Path, run_id: str) -> float:
@@ -129,22 +145,3 @@ def test_ctrl_c_of_the_demo_leaves_no_process(
     wait_until(lambda: not processes_of(home), 30, "the end of every process")
     assert record(home, file.parent.name)["status"] == "stopped"
     assert list((file.parent / "checkpoints").glob("step-*.json"))
-
-
-def test_examples_come_first_and_a_later_run_goes_on_from_them_at_another_rate(
-    cli: Callable[..., Any], served_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_ended: Callable[..., Any]
-) -> None:
-    """The README's `--set supervised_file=FILE.jsonl`, and the command that `resume` names for other fields."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "FILE.jsonl").write_text('{"prompt": "2+3=", "completion": "5"}\n' * 8)
-    small = ("--set", "batch_size=16", "--set", "group_size=8", "--set", "final_evaluation=false", "--set", "use_wandb=false")
-    words = (*small, "--set", "total_steps=2")
-    run_id = cli("train", "arithmetic", "--set", "supervised_file=FILE.jsonl", *words)["run_id"]
-    wait_ended(run_id)
-    assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
-    assert (served_home / "runs" / run_id / "supervised.json").is_file(), "the trainer has read the examples"
-    fork = cli("train", "arithmetic", "--from", f"{run_id}@2", "--set", "learning_rate=1e-4", *words)
-    assert fork["begins_with"] == f"{run_id}@2"
-    wait_ended(fork["run_id"])
-    assert record(served_home, fork["run_id"])["status"] == "completed", record(served_home, fork["run_id"])["error"]
-    assert record(served_home, fork["run_id"])["base_model"] == record(served_home, run_id)["base_model"]

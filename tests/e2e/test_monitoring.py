@@ -109,6 +109,56 @@ def steps(home: Path, run_id: str) -> list[Json]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+# The tests below until `run` need no run; one that trains meanwhile would make each of them slower.
+
+
+def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: Callable[..., Any]) -> None:
+    """Failed, stopped and finished, by the server's own automations; the flow runs are of the training deployment and never
+    start."""
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    kinds = {"Failed", "Cancelled", "Completed"}
+    for kind in kinds:
+        made = server.start("launch-training", {"run_id": "0123abcd", "home": "/"}, state_details={"scheduled_time": tomorrow})
+        state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
+        server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
+
+    def all_told() -> list[Json] | None:
+        found = [one for one in told if one["message"] == f'{one["event"]} with "words"']
+        return found if {one["event"] for one in found} == kinds else None
+
+    for one in wait_until(all_told, 20, "the notices"):
+        assert one["page"].startswith(server.url.removesuffix("/api"))
+
+
+def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
+    """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
+    deployment = server.deployment("monitor-training")
+    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    server.tick()
+    there = len(server.ask("POST", "/flow_runs/filter", wanted))
+    assert there
+    assert prune(deployment, timedelta(hours=1)) == 0
+    assert prune(deployment, timedelta(0)) >= there
+    assert server.ask("POST", "/flow_runs/filter", wanted) == []
+
+
+def test_environments_are_validated_at_night(served_home: Path, server: Server) -> None:
+    """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by hand here."""
+    known = set((served_home / "inference_tests").glob("*"))
+    state = server.ended(server.start("validate-all-environments"))
+    assert state["type"] == "COMPLETED", state
+    made = {json.loads((one / "test.json").read_text())["request"]["environment"]: one for one in _new(served_home, known)}
+    assert set(made) == {"arithmetic", "format_json"}
+    assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
+    result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
+    assert [one["scale"] for one in result["models_tested"]] == ["embedded"]
+    assert result["summary"]["verdict"] == "learnable"
+
+
+def _new(home: Path, known: set[Path]) -> set[Path]:
+    return set((home / "inference_tests").glob("*")) - known
+
+
 @pytest.fixture(scope="module")
 def run(cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any]) -> Iterator[str]:
     """A run that trains; its id."""
@@ -221,50 +271,3 @@ def _visit(address: str, shot: Path, folder: Path) -> str:
     done = subprocess.run([str(CHROMIUM), *FLAGS, *options, address], check=True, capture_output=True, timeout=90)
     time.sleep(0.2)  # the profile is released
     return done.stdout.decode()
-
-
-def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: Callable[..., Any]) -> None:
-    """Failed, stopped and finished, by the server's own automations; the flow runs are of the training deployment and never
-    start."""
-    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    kinds = {"Failed", "Cancelled", "Completed"}
-    for kind in kinds:
-        made = server.start("launch-training", {"run_id": "0123abcd", "home": "/"}, state_details={"scheduled_time": tomorrow})
-        state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
-        server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
-
-    def all_told() -> list[Json] | None:
-        found = [one for one in told if one["message"] == f'{one["event"]} with "words"']
-        return found if {one["event"] for one in found} == kinds else None
-
-    for one in wait_until(all_told, 20, "the notices"):
-        assert one["page"].startswith(server.url.removesuffix("/api"))
-
-
-def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
-    """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
-    deployment = server.deployment("monitor-training")
-    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    server.tick()
-    there = len(server.ask("POST", "/flow_runs/filter", wanted))
-    assert there
-    assert prune(deployment, timedelta(hours=1)) == 0
-    assert prune(deployment, timedelta(0)) >= there
-    assert server.ask("POST", "/flow_runs/filter", wanted) == []
-
-
-def test_environments_are_validated_at_night(served_home: Path, server: Server) -> None:
-    """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by hand here."""
-    known = set((served_home / "inference_tests").glob("*"))
-    state = server.ended(server.start("validate-all-environments"))
-    assert state["type"] == "COMPLETED", state
-    made = {json.loads((one / "test.json").read_text())["request"]["environment"]: one for one in _new(served_home, known)}
-    assert set(made) == {"arithmetic", "format_json"}
-    assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
-    result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
-    assert [one["scale"] for one in result["models_tested"]] == ["embedded"]
-    assert result["summary"]["verdict"] == "learnable"
-
-
-def _new(home: Path, known: set[Path]) -> set[Path]:
-    return set((home / "inference_tests").glob("*")) - known

@@ -34,6 +34,7 @@ def test_signal(world: World, case: Case, row: Callable[..., None]) -> None:
     play(world, case, row)
 
 
+@pytest.mark.matrix
 def test_a_verifier_that_always_raises_ends_the_run(world: World, row: Row) -> None:
     """After the groups of three batches, with the reason; no policy starts it again."""
     edits = {"mode": "raises", "pause_s": 0.01, "limits.on_crash": "resume"}

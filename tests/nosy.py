@@ -1,0 +1,35 @@
+"""An environment that writes down the variables of each process which imports it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+NOSY = """
+import json as _json, os as _os
+with open(_os.environ["NOSY_FILE"], "a") as _out:
+    _out.write(_json.dumps([dict(_os.environ), open("/proc/self/environ").read()]) + "\\n")
+"""
+KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "WANDB_API_KEY", "TINKER_API_KEY")
+
+
+def make_nosy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this environment write its variables beside its file, and set all keys, to be found there."""
+    for name in KEYS:
+        monkeypatch.setenv(name, f"secret-of-{name}")
+    monkeypatch.setenv("NOSY_FILE", str(file.with_name("environ.jsonl")))
+    monkeypatch.setenv("LACHESIS_PASS", "NOSY_FILE")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    text = file.read_text()
+    marker = "from __future__ import annotations\n"
+    head, found, rest = text.partition(marker)
+    file.write_text(head + found + NOSY + rest if found else NOSY + text)
+
+
+def read_variables(file: Path) -> list[dict[str, str]]:
+    """Return the variables of each process; none may hold a key."""
+    text = file.with_name("environ.jsonl").read_text()
+    assert "secret-of" not in text
+    return [json.loads(line)[0] for line in text.splitlines()]
