@@ -31,7 +31,7 @@ coverage: $(INSTALLED)
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/e2e -m 'matrix or fault' \
+	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/e2e -m matrix \
 	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 serve: $(INSTALLED)

@@ -21,7 +21,7 @@ from lachesis import models
 from lachesis.supervision.process import free_ports
 from lachesis.tls import tls_context
 from tests.patience import deadline
-from tests.served import endpoint, new_home, schemas, served_home, share_schemas, tiny_model  # noqa: F401 - fixtures
+from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401 - fixtures
 
 os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
@@ -30,7 +30,6 @@ TOKEN = "tml-test"
 SAME_WORKER = {
     "tests/e2e/test_monitoring.py": "tests/e2e/test_agents.py",
     "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
-    "tests/faults/test_quick.py": "tests/e2e/test_agents.py",
 }
 """Modules that run in the worker of another module, because a launcher of their own costs a minute."""
 

@@ -65,10 +65,8 @@ def endpoint() -> Iterator[Endpoint]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
-    """A home whose launcher runs; it is told to end by SIGTERM and leaves nothing behind."""
-    home = new_home()
+def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
+    """Serve this home with a launcher, which is told to end by SIGTERM and leaves nothing behind."""
     env = {
         **os.environ,
         "LACHESIS_HOME": str(home),

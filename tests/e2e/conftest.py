@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.endpoint import Endpoint
 from tests.patience import deadline
-from tests.served import processes_under
+from tests.served import processes_under, serve_home
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +43,13 @@ def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("LACHESIS_HOME", str(request.getfixturevalue("served_home")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
+    """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a core from the others."""
+    yield from serve_home(new_home(), endpoint)
+
+
+@pytest.fixture(scope="package")
 def cli(served_home: Path) -> Callable[..., Any]:
     """Run `lachesis ... --json` and give its answer; `expect` is the exit code."""
 
@@ -56,7 +63,7 @@ def cli(served_home: Path) -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def agent(served_home: Path) -> Callable[..., Any]:
     """One tool call by an agent's process, which is killed after it; see agent.py."""
 
@@ -77,7 +84,7 @@ def processes_of() -> Callable[[Path], dict[int, str]]:
     return processes_under
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def wait_ended(served_home: Path) -> Callable[[str], None]:
     """Wait for the end of a run in its record, which costs less than an agent that asks again and again."""
 

@@ -1,4 +1,4 @@
-"""Several environments feed one run: their shares, a stop and a resume, the death of one of them, and what each has learned."""
+"""Several environments feed one run: their shares, a stop and a resume, the deaths of both, and what each has learned."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def test_two_environments_train_one_model(
     wait_until(lambda: steps(served_home, run_id)[-1] >= newest.step + 3, 150, "three steps more")
     status = cli("status", run_id)
     assert status["processes"]["env-reverse_text"] == "running"
-    os.kill(record(served_home, run_id)["services"]["environment-reverse_text"]["pid"], signal.SIGKILL)
+    for service in ("environment", "environment-reverse_text"):  # each is started again
+        os.kill(record(served_home, run_id)["services"][service]["pid"], signal.SIGKILL)
     wait_ended(run_id)
     assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
 
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     made = [tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text")) for one in lines]
     assert len(made) == 30
-    assert sum(pair == (16, 8) for pair in made) >= 27, f"two parts to one, but for what waited at the death: {made}"
+    assert sum(pair == (16, 8) for pair in made) >= 26, f"two parts to one, but for what waited at the death: {made}"
     means = [(2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"]) / 3 for one in lines[:2]]
     assert means == pytest.approx([one["reward/mean"] for one in lines[:2]], abs=1e-6)
     results = cli("results", run_id)

@@ -15,10 +15,12 @@ import psutil
 import pytest
 
 from lachesis.errors import LachesisError
+from lachesis.invalid_groups import BATCHES
+from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
 from lachesis.runs import now
 from tests.faults.signals import NOTICED_S
-from tests.faults.world import INTERVAL, ROOT, World
+from tests.faults.world import EDITS, INTERVAL, ROOT, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -211,4 +213,27 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
         seen="none",
         noticed=noticed,
         kept=run.kept(),
+    )
+
+
+def test_a_verifier_that_always_raises_ends_the_run(world: World, row: Row) -> None:
+    """After the groups of three batches, with the reason; no policy starts it again."""
+    edits = {"mode": "raises", "pause_s": 0.01, "limits.on_crash": "resume"}
+    run = world.start(**edits)
+    began = time.monotonic()
+    record = run.ended(150)
+    assert (record.status, record.attempt) == ("failed", 1)
+    assert "of steady were invalid, most often by: KeyError at steady.py:" in (record.error or "")
+    assert f"`lachesis env check {record.environment_file}`" in (record.error or "")
+    assert str(run.dir.log("environment")) in (record.error or "")
+    groups = int((record.error or "").split()[4])
+    assert groups >= BATCHES * EDITS["batch_size"] // EDITS["group_size"]
+    assert not run.steps()
+    Monitor(world.store).tick()
+    assert run.seen().status == "failed"
+    row(
+        fault="a verifier that always raises",
+        phase="running",
+        expected="failed with the reason",
+        seen=f"after {time.monotonic() - began:.0f} s and {groups} groups",
     )

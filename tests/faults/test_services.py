@@ -41,6 +41,7 @@ CASES = [
     Case("environment", KILL, "starting", "failed", "environment was ended by signal 9"),
     Case("environment", TERM, "starting", "failed", "environment was ended by signal 15"),
     Case("environment", STOP, "starting", "running"),
+    Case("environment", KILL, "running", "running"),
     Case("environment", TERM, "running", "running"),
     Case("environment", STOP, "running", "running"),
     Case("environment", KILL, "checkpointing", "running"),

@@ -45,9 +45,8 @@ class World:
 
     KEY = KEY
 
-    def __init__(self, home: Path, *, served: bool = False) -> None:
-        """`served` says that somebody else's launcher runs in this home, which stays as it is."""
-        self.home, self.served = home, served
+    def __init__(self, home: Path) -> None:
+        self.home = home
         self.model = str(models.tiny_path(models.Recipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.port = free_ports(1)[0]
@@ -75,8 +74,6 @@ class World:
         return {**os.environ, **own}
 
     def serve(self, *before: str, **env: str) -> None:
-        if self.served:
-            return
         if self.launcher is not None and self.launcher.poll() is None and self.restarts < 3:
             self.wait(self._is_whole, 90, "server and runner to be there again", poll_s=0.5)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ class World:
         self.specs = {name: self._spec(name) for name in ("engine", "api", "trainer", *ENVIRONMENTS)}
         self.pids = {name: group.start(spec) for name, spec in self.specs.items()}
         for name in ENVIRONMENTS:
-            self.folder.tally_of(name).write_text('{"groups": 3, "at": 1.0}')
+            self.folder.tally_of(name).write_text(json.dumps({"groups": 3, "at": time.time()}))
         self.forgotten: list[int] = []
         plan: Any = SimpleNamespace(
             environments=ENVIRONMENTS,
@@ -101,6 +102,13 @@ def test_two_environments_that_die_together_are_both_started_again(world: World)
         world.again.restart(name, problem)
     assert world.group.exited() == {}
     assert sorted(world.forgotten) == [0, 1]
+
+
+def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
+    world.folder.tally_of("environment").write_text(json.dumps({"groups": 3, "at": 1.0}))
+    problem = world.kill("environment")
+    with pytest.raises(ProcessExitedError, match="environment was ended by signal 9"):
+        world.again.restart("environment", problem)
 
 
 def test_one_that_has_ended_well_ends_no_restart(world: World) -> None:
