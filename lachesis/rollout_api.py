@@ -171,8 +171,7 @@ class Bounded:
         else:
             if len(sound) < len(groups):
                 body = json.dumps(sound).encode()
-                scope = _with_length(scope, len(body))
-            await self._deliver(scope, replaying(body, receive), send, len(sound))
+            await self._deliver(scope, receive, send, body, sound)
 
     def _refuse(self, group: Any) -> bool:
         """Count a group that cannot be trained on, keep the reason, and return whether it is one."""
@@ -185,28 +184,55 @@ class Bounded:
         self.counts["refused"] += groups
         self.refusal = reason
 
-    async def _deliver(self, scope: Any, receive: Any, send: Any, groups: int) -> None:
-        """Give sound groups to the API. What it refuses itself, by the types of values, counts as refused too."""
+    async def _deliver(self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]) -> None:
+        """Give sound groups to the API, and count what it refuses itself by the types of their values."""
+        held = self._held()
+        status, sent, text = await self._ask_api(scope, receive, body)
+        if status < 400:
+            self.counts["received"] += len(groups)
+            for message in sent:
+                await send(message)
+        elif len(groups) > 1 and self._held() == held:
+            await self._deliver_each(scope, receive, send, groups)
+        else:
+            self._count_refused(len(groups), shorten(text, 500))
+            await answer(send, 422, {"detail": self.refusal})
+            return
+        self._forget_oldest()
+        self._came.set()
+
+    async def _deliver_each(self, scope: Any, receive: Any, send: Any, groups: list[Any]) -> None:
+        """Give the groups of a list to the API one by one, because it refuses a list as a whole."""
+        taken = 0
+        for group in groups:
+            status, _, text = await self._ask_api(scope, receive, json.dumps([group]).encode())
+            taken += status < 400
+            if status >= 400:
+                self._count_refused(1, shorten(text, 500))
+        self.counts["received"] += taken
+        if taken:
+            await answer(send, 200, {"status": "received", "groups_processed": taken})
+        else:
+            await answer(send, 422, {"detail": self.refusal})
+
+    def _held(self) -> int:
+        """Return how many groups the API holds for training."""
+        buffered = getattr(self.state, "buffer", {}).values()
+        return len(self._queue()) + sum(len(waiting) for waiting in buffered)
+
+    async def _ask_api(self, scope: Any, receive: Any, body: bytes) -> tuple[int, list[Json], str]:
+        """Send this body to the API and return the status, the messages and the text of its answer."""
         sent: list[Json] = []
 
         async def keep(message: Json) -> None:
             sent.append(message)
 
         try:
-            await self.app(scope, receive, keep)
+            await self.app(_with_length(scope, len(body)), replaying(body, receive), keep)
             status = next(message["status"] for message in sent if message["type"] == "http.response.start")
-            text = b"".join(message.get("body", b"") for message in sent).decode(errors="replace")
         except Exception as error:  # a validator of the API raises whatever a wrong value leads to
-            status, text = 500, f"{type(error).__name__}: {error}"
-        if status >= 400:
-            self._count_refused(groups, shorten(text, 500))
-            await answer(send, 422, {"detail": self.refusal})
-            return
-        self.counts["received"] += groups
-        for message in sent:
-            await send(message)
-        self._forget_oldest()
-        self._came.set()
+            return 500, [], f"{type(error).__name__}: {error}"
+        return status, sent, b"".join(message.get("body", b"") for message in sent).decode(errors="replace")
 
     def _forget_oldest(self) -> None:
         self._arrange()

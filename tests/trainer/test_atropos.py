@@ -224,10 +224,8 @@ async def test_a_group_that_cannot_be_trained_on_is_refused(
         counts = (await client.get("/counts")).json()
         assert (counts["refused"] - before["refused"], counts["received"]) == (1, before["received"])
         assert reason in counts["refusal"]
-        if "Error" in reason or "int_" in reason:
-            return  # what the API itself refuses takes the whole message with it
         mixed = await client.post("/scored_data_list", content=json.dumps([scored(1.0, 0.0), bad]), headers=headers)
-        assert mixed.json()["groups_processed"] == 1
+        assert (mixed.status_code, mixed.json()["groups_processed"]) == (200, 1)
         await post(url, scored(0.5, 0.0))
         groups = await asyncio.wait_for(atropos.next_batch(0), 10)
         assert sorted(tuple(group["scores"]) for group in groups) == [(0.5, 0.0), (1.0, 0.0)]
