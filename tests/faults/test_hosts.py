@@ -19,7 +19,7 @@ import pytest
 
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_api import PrefectApi
-from tests.faults.world import INTERVAL, Run, World, strangers
+from tests.faults.world import INTERVAL, Run, World, stranger_with_the_numbers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -83,18 +83,17 @@ def test_the_host_reboots(world: World, row: Row) -> None:
     made = run.steps()[-1]
     power_off(world)
     run.gone()
-    stranger = strangers(run)
-    world.serve()
-    record = run.ended()
-    assert record.status == "failed"
-    Monitor(world.store).tick()
-    world.fix()
-    assert stranger.is_running()
-    assert run.kept() > made - INTERVAL - 1
-    run.resume()
-    world.current = run
-    assert stranger.is_running()
-    stranger.kill()
+    with stranger_with_the_numbers_of(run) as stranger:
+        world.serve()
+        record = run.ended()
+        assert record.status == "failed"
+        Monitor(world.store).tick()
+        world.fix()
+        assert stranger.poll() is None
+        assert run.kept() > made - INTERVAL - 1
+        run.resume()
+        world.current = run
+        assert stranger.poll() is None
     row(
         fault="host reboots",
         phase="running",
@@ -123,6 +122,8 @@ def power_off(world: World) -> None:
     for pid in world.processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if world.launcher is not None:
+        world.launcher.wait()
     world.launcher = None
 
 
@@ -169,13 +170,12 @@ def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], P
         "import time; from lachesis.launcher import Serving; Serving().__enter__(); print('up', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "LACHESIS_HOME": str(home)}
-    process = subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        assert len(place.processes()) >= 3
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            assert len(place.processes()) >= 3
+        finally:
+            process.kill()
     place.wait(lambda: not place.processes(), 60, "the end of every process")
     row(fault="process behind a launcher SIGKILL", phase="idle", expected="launcher ends", seen="nothing left", kept="")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from lachesis import cleanup, models
 from lachesis.errors import LachesisError
@@ -248,9 +247,13 @@ def frozen(pid: int, seconds: float) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def strangers(run: Run) -> psutil.Process:
+@contextlib.contextmanager
+def stranger_with_the_numbers_of(run: Run) -> Iterator[subprocess.Popen[bytes]]:
     """A process of somebody else, whose number the run's record then holds for each of its own."""
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    services = {name: one.model_copy(update={"pid": stranger.pid}) for name, one in run.record.services.items()}
-    run.world.store.update(run.run_id, flow_pid=stranger.pid, services=services)
-    return psutil.Process(stranger.pid)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        services = {name: service.model_copy(update={"pid": stranger.pid}) for name, service in run.record.services.items()}
+        run.world.store.update(run.run_id, flow_pid=stranger.pid, services=services)
+        try:
+            yield stranger
+        finally:
+            stranger.kill()
