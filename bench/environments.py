@@ -10,7 +10,6 @@ one, and rollouts through a TaskEnv beside the same requests sent by hand.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from lachesis import discovery, lessons, scanning, tally
 from lachesis.config import RunConfig
 from lachesis.environment.sandbox import Sandbox
 from lachesis.inference_tests import InferenceRequest, probe_config
+from lachesis.json_lines import read_json_lines
 from lachesis.scaffold import TEMPLATE
 from lachesis.service import Launch, Service
 from lachesis.supervision.group import ServiceGroup
@@ -144,7 +144,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
             path.write_text(text)
         group.start(probe)
         await_end(group, probe, needs=[])
-        lines = [json.loads(line) for line in output.read_text().splitlines()]
+        lines = read_json_lines(output)
         by_hand = ask(lines, config, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
     made = tally.read(folder / "tally.json") or {}
     theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)

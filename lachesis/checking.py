@@ -147,12 +147,12 @@ def _tokens(group: Mapping[str, Any]) -> Line:
         if not len(tokens) == len(masks) == len(logprobs):
             lengths = f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs"
             return Line("tokens", "failed", f"rollout {index} has {lengths}; the three must have one length")
-        for token, mask, logprob in zip(tokens, masks, logprobs, strict=True):
+        for place, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
             if mask not in (-100, token):
                 return Line(
                     "tokens", "failed", f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token"
                 )
-            if mask != -100 and not logprob <= 0.01:
+            if place and mask != -100 and not logprob <= 0.01:  # nothing comes before the first token
                 return Line(
                     "tokens", "failed", f"rollout {index} has a log-probability of {logprob} at a token to be trained on"
                 )

@@ -24,7 +24,7 @@ if __name__ == "__main__":
         print("the reason", flush=True)
         sys.exit(int(rest[0]))
     if what == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told to end\n"))
     if what == "note":  # writes its name when it is told to end
 
         def note(*_: object) -> None:

@@ -88,7 +88,8 @@ def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
     yield home
     process.send_signal(signal.SIGTERM)
     assert process.wait(600) == 0, (home / "launcher.log").read_text()
-    assert processes_under(home) == {}
+    left = processes_under(home)
+    assert left == {}, left
 
 
 def processes_under(home: Path) -> dict[int, str]:

@@ -103,6 +103,12 @@ def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str
     assert said in line.message
 
 
+def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
+    """Nothing comes before it, so its place holds a sentinel; the trainer leaves it out."""
+    line = checking._tokens(group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]]))
+    assert line.status == "passed"
+
+
 def test_a_group_without_log_probabilities_is_warned_of() -> None:
     line = checking._tokens(group(inference_logprobs=None))
     assert line.status == "warned"

@@ -38,11 +38,15 @@ def _add_listing(router: APIRouter, engine: Engine) -> None:
         return {"sessions": list(engine.sessions)[offset : offset + limit]}
 
     @router.get("/sessions/{session_id}")
-    async def session(session_id: str) -> dict[str, Any]:
-        if session_id not in engine.sessions:
+    async def one_session(session_id: str) -> dict[str, Any]:
+        session = engine.sessions.get(session_id)  # the model's thread may remove it at any time
+        if session is None:
             raise HTTPException(404, f"there is no session {session_id}")
-        one = engine.sessions[session_id]
-        return {"training_run_ids": one.models, "sampler_ids": one.samplers, "user_metadata": one.metadata}
+        return {
+            "training_run_ids": session.models,
+            "sampler_ids": session.samplers,
+            "user_metadata": session.metadata,
+        }
 
     @router.get("/training_runs")
     async def training_runs(limit: int = 20, offset: int = 0) -> dict[str, Any]:

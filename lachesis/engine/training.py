@@ -248,13 +248,18 @@ def _check_datum(index: int, datum: Datum, loss_fn: str, base: BaseModel) -> Non
 
 
 def _check_adam(adam: Mapping[str, object]) -> dict[str, float]:
-    """A step's numbers, defaults included. Raises EngineRequestError for those that would ruin the adapter: JSON has no NaN
-    and no infinity, they come as null."""
-    unknown = sorted(set(adam) - set(ADAM))
+    """Return a step's numbers, defaults included. A field of a later SDK is ignored while it is null, 0 or false.
+
+    Raises:
+        EngineRequestError: A number would ruin the adapter (JSON has no NaN and no infinity, so
+            they come as null), or a field that is not known here asks for something.
+    """
+    unknown = sorted(key for key, value in adam.items() if key not in ADAM and value)
     if unknown:
         raise EngineRequestError(f"adam_params has no {', '.join(unknown)}; allowed: {', '.join(sorted(ADAM))}")
     numbers = dict(ADAM)
-    for key, value in adam.items():
+    for key in set(adam) & set(ADAM):
+        value = adam[key]
         least_wrong = 1.0 if key in ("beta1", "beta2") else float("inf")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < least_wrong:
             limit = "at least 0 and below 1" if least_wrong == 1 else "finite and at least 0"

@@ -14,7 +14,7 @@ the step goes on by more than one, stops training meanwhile, and does not say th
 Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config`), the API is reset before it is
 registered with (`lachesis.trainer.atropos`), guarded against groups that would block it (`lachesis.rollout_api`), and writes
 to a file (`lachesis.supervision`); scores that are no numbers are dropped before they are sent (`lachesis.tally`); turns that
-end twice are mended in `lachesis.trainer.batch`, and do not come from `lachesis.environment.sampling`.
+end twice are mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,15 @@ from lachesis.sections import LimitsSection
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 from lachesis.trainer.evaluations import Evaluations
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.sampling_parameters import BadRequest, Chat, Completion, Generate, Logprobs, Sampling
+from lachesis.trainer.sampling_parameters import (
+    BadRequest,
+    Chat,
+    Completion,
+    Generate,
+    Logprobs,
+    Sampling,
+    refuse_unsupported,
+)
 from lachesis.trainer.usage import Usage
 
 Json = dict[str, Any]
@@ -274,6 +282,7 @@ def router_of(inference: Inference, state: TrainerState, config: RunConfig) -> A
 
     @router.post("/logprobs")
     async def logprobs(body: Logprobs, request: Request) -> Json:
+        refuse_unsupported(body.model_extra or {})
         ids = body.input_ids
         if ids is None:
             ids = inference.chat_ids(body.messages) if body.messages else inference.encode(body.prompt)

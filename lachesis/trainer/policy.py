@@ -143,7 +143,7 @@ class Policy:
     async def base_logprobs(self, batch: Batch) -> list[Array]:
         """Of the trained tokens of each datum, under the base model."""
         assert self.base is not None
-        prompts = [tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])]) for datum in batch.datums]
+        prompts = await asyncio.to_thread(_to_prompts, batch)
         answers = await asyncio.gather(*(self.base.compute_logprobs_async(prompt) for prompt in prompts))
         return [np.asarray(answer[1:], np.float64)[datum.trained] for answer, datum in zip(answers, batch.datums, strict=True)]
 
@@ -265,6 +265,11 @@ def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
         for datum, own in zip(data, batch.datums, strict=True):
             datum.loss_fn_inputs["sequence_ratio_mask"] = _tensor(own.trained.astype(np.float32))
     return data
+
+
+def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:
+    """Return the whole sequence of each datum."""
+    return [tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])]) for datum in batch.datums]
 
 
 def _of_samples(datum: Datum) -> dict[str, Array]:

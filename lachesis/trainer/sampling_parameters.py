@@ -190,7 +190,9 @@ class Generate(BaseModel):
         return Sampling.model_validate(settings if limit is None else {**settings, "max_tokens": limit})
 
 
-class Logprobs(BaseModel):
+class Logprobs(BaseModel, extra="allow"):
+    """A text whose log-probabilities are asked for: as token ids, as text or as a conversation."""
+
     input_ids: list[int] | None = None
     prompt: str | None = None
     messages: list[Json] | None = None

@@ -299,6 +299,15 @@ def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any
         assert made == {"model_id": model["model_id"]}
         info = client.post("/get_info", json={"model_id": model["model_id"]}).json()
         assert info["lora_rank"] == 4
+        step = {"model_id": model["model_id"], "adam_params": {"learning_rate": 1e-4, "nesterov": False}}
+        taken = client.post("/optim_step", json=step).json()
+        assert "detail" not in taken, taken
+        step["adam_params"]["nesterov"] = True
+        refused = client.post("/optim_step", json=step)
+        answer = refused.json()
+        if "request_id" in answer:
+            answer = client.post("/retrieve_future", json={"request_id": answer["request_id"]}).json()
+        assert "adam_params has no nesterov" in str(answer)
         for number, (field, value) in enumerate({"rank": "8", "train_mlp": 1, "seed": 0.5}.items()):
             refused = create(1 + number, {"rank": 4, field: value})
             assert refused.status_code == 400

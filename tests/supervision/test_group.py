@@ -281,7 +281,7 @@ def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
         assert wait_for(lambda: "ready deaf" in (tmp_path / "slow.log").read_text())
         closing = threading.Thread(target=group.close)
         closing.start()
-        time.sleep(0.5)
+        assert wait_for(lambda: "told to end" in (tmp_path / "slow.log").read_text())
         assert alive(pid)
         hurry.touch()
         closing.join(5)

@@ -21,6 +21,7 @@ from lachesis.runs import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import start_service, wait_for_service
+from tests.patience import deadline
 
 RUN = "0123abcd"
 ENVIRONMENTS = {"environment": "one", "environment-two": "two"}
@@ -72,7 +73,9 @@ class World:
         self.ready.clear()
 
         def wait_and_kill() -> None:
+            until = deadline(20)
             while self.pids["environment"] == before:
+                assert time.monotonic() < until, "the environment is not started again"
                 time.sleep(0.02)
             self.kill(victim)
             self.ready.set()

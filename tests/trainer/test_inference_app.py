@@ -259,6 +259,11 @@ def sglang(**settings: Any) -> dict[str, Any]:
         ("/generate", {**sglang(), "temperature": 0}, "temperature is not a parameter of this request"),
         ("/generate", {**sglang(), "prompt_logprobs": 1}, "prompt_logprobs is not a parameter of this request"),
         ("/v1/chat/completions", {**CHATS, "temprature": 0.2}, "temprature is not a parameter of this request"),
+        (
+            "/logprobs",
+            {"prompt": "1+1=", "add_generation_prompt": False},
+            "add_generation_prompt is False, which is not supported",
+        ),
     ],
 )
 async def test_a_parameter_that_would_be_ignored_is_refused(server: str, path: str, body: Any, message: str) -> None:
