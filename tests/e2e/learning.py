@@ -107,6 +107,8 @@ def _check_weights(note: dict[str, Any], results: dict[str, Any], start_engine: 
     with tinker.ServiceClient(base_url=engine.url, api_key=engine.token) as service:
         sampler = service.create_sampling_client(model_path=results["weights"]["sampler_weights"]).result()
         served = sampler.compute_logprobs(tinker.ModelInput.from_ints(prompt)).result()[1:]
+    engine.process.terminate()  # it works in the served home, which nothing may outlive
+    engine.process.wait(20)
     base = AutoModelForCausalLM.from_pretrained(note["base_model"], dtype=torch.float32)
     with torch.no_grad():
         logits = PeftModel.from_pretrained(base, note["path"]).eval()(torch.tensor([prompt])).logits[0, :-1]
