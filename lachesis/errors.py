@@ -246,8 +246,8 @@ def error_codes() -> frozenset[str]:
 
 
 def as_text(answer: Any) -> str:
-    """JSON text as every transport gives it."""
-    return json.dumps(answer, indent=2, ensure_ascii=False, default=str)
+    """Return JSON text as every transport gives it, without spaces: an agent pays for each of them."""
+    return json.dumps(answer, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def shorten(text: str, most: int = 200) -> str:

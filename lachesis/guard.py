@@ -106,8 +106,7 @@ class Guard:
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
         if self._from_elsewhere(headers):
             return 403, "foreign_page", "a page that came from elsewhere may not call this server"
-        needs_token = self.token is not None and not (self.without_token and path.startswith(self.without_token))
-        if needs_token and not hmac.compare_digest(headers.get(b"authorization", b""), self.token or b""):
+        if self._needs_token(path) and not hmac.compare_digest(headers.get(b"authorization", b""), self.token or b""):
             return 401, "unauthorized", f"a bearer token is needed: {self.where}"
         if headers.get(b"content-encoding", b"gzip") != b"gzip":
             return 415, "unknown_encoding", "the content encoding of a body may be gzip, or there is none"
@@ -115,6 +114,12 @@ class Guard:
         if not size.isdigit() or int(size) > self.most_bytes:
             return 413, "too_large", f"a body of {size.decode('latin-1')[:20]} bytes; allowed: {self.most_bytes}"
         return None
+
+    def _needs_token(self, path: str) -> bool:
+        """Return whether a request of this path needs the token. An open path that is longer than / opens what is below it."""
+        if self.token is None:
+            return False
+        return not any(path == one or (len(one) > 1 and path.startswith(one)) for one in self.without_token)
 
     def _from_elsewhere(self, headers: dict[bytes, bytes]) -> bool:
         """A browser sends no Origin for a picture or a link, but says this of what asks for it."""

@@ -24,6 +24,12 @@ INIT_TIMEOUT_S = 30.0
 """W&B may take so long to answer before a run is logged offline."""
 FAILED = "eval/failed"
 """How many evaluations failed since the line before. It belongs to its line and does not move."""
+KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
+               "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
+               "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
+               "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
+               "cost/total")  # fmt: skip
+"""Those that a report shows; `metrics.jsonl` has them all."""
 LONGEST_LINE = 3000
 """Bytes; a line has some sixty numbers."""
 
@@ -159,10 +165,15 @@ def _step(line: JsonObject) -> Step | None:
 
 
 def history(steps: list[Step], samples: int = 10) -> list[Step]:
-    """At most `samples` steps, evenly spread, first and last among them."""
+    """Return at most `samples` steps, evenly spread, first and last among them."""
     if len(steps) <= samples:
         return steps
     return [steps[round(index * (len(steps) - 1) / (samples - 1))] for index in range(samples)]
+
+
+def key_metrics(step: Step) -> Step:
+    """Return the step with its time and the metrics that a report shows."""
+    return {name: step[name] for name in ("step", "time", *KEY_METRICS) if name in step}
 
 
 class WandbSink:

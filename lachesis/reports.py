@@ -13,7 +13,7 @@ from lachesis.files import tail
 from lachesis.forecast import Actual, Forecast, compare
 from lachesis.held_out import HeldOutPoint
 from lachesis.limits import KINDS, kept, spent
-from lachesis.metrics import Step, history
+from lachesis.metrics import Step, history, key_metrics
 from lachesis.prices import Tokens
 from lachesis.runs import RunDir, RunRecord, lasted_s, seconds_between, seconds_of, short_name
 from lachesis.trainer.checkpoints import Checkpoints
@@ -152,7 +152,7 @@ class RunResults(Report):
     weights: Weights
     final_metrics: Json
     history: list[Json]
-    """At most ten steps, evenly spread, first and last among them."""
+    """The chief metrics of at most ten steps, evenly spread, first and last among them."""
     metrics_file: str
     """Every step, one JSON object per line."""
     forecast: Json | None = None
@@ -265,7 +265,7 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         held_out_curve=run_curve(record, folder, steps),
         weights=find_weights(folder),
         final_metrics=steps[-1] if steps else {},
-        history=history(steps),
+        history=[key_metrics(one) for one in history(steps)],
         metrics_file=str(folder.metrics),
         next_steps=[one for one in _next_steps(record, words) if one != words.get("results", "").format(run=record.run_id)],
         **{key: value for key, value in known.items() if value},

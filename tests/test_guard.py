@@ -41,6 +41,11 @@ def ask(headers: list[Header], *chunks: bytes, path: str = "/x", **options: Any)
     return sent[0]["status"], seen
 
 
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/docs", 200), ("/docs/x", 200), ("/runs", 401), ("", 401)])
+def test_an_open_entrance_does_not_open_what_is_behind_it(path: str, status: int) -> None:
+    assert ask([(b"host", b"127.0.0.1:80")], path=path, without_token=("/", "/docs"))[0] == status
+
+
 PACKED: list[Header] = [*OWN, (b"content-encoding", b"gzip"), (b"transfer-encoding", b"chunked")]
 
 

@@ -35,14 +35,21 @@ class FieldView(Report):
     type: str
     default: Any
     """Of the class; the profile may set another value."""
-    allowed: str
-    """Type and limits in words."""
+    allowed: str | None = None
+    """Type and limits in words, where there are limits."""
     description: str
     current_value: Any
     """What a run would have if it were started now."""
 
 
-class LockedFieldView(FieldView):
+class LockedFieldView(Report):
+    name: str
+    type: str
+    default: Any
+    """Of the class; the profile may set another value."""
+    description: str
+    current_value: Any
+    """What a run would have if it were started now."""
     locked_value: Any
     reason: str
     """Why it is locked."""

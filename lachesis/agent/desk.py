@@ -81,13 +81,8 @@ class Desk:
             environment=draft.environment,
             profile=draft.profile,
             model=found["model"],
-            configurable_fields=[answers.FieldView(**views.without_lock(field)) for field in free],
-            locked_fields=[
-                answers.LockedFieldView(
-                    **views.without_lock(field), locked_value=field["current_value"], reason=field["locked"]
-                )
-                for field in locked
-            ],
+            configurable_fields=[views.field(one) for one in free],
+            locked_fields=[views.locked_field(one) for one in locked],
             tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to the profile and its operator",
             **views.known(problem=found["problem"], warning=found["warning"]),
         )

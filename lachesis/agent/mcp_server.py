@@ -24,6 +24,7 @@ from mcp.shared.exceptions import MCPError
 from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.desk import Desk
+from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.tools import TABLE, WAITING, Call, Json, Tool
 from lachesis.errors import ArgumentsError, LachesisError, as_payload, as_text
 from lachesis.guard import App, Guard
@@ -124,7 +125,7 @@ def _described(tool: Tool) -> types.Tool:
         title=tool.title,
         description=tool.description,
         input_schema=schema,
-        output_schema=tool.output_schema,
+        output_schema=outline_schema(tool.output_schema),
         annotations=types.ToolAnnotations(
             title=tool.title,
             read_only_hint=hints.read_only,

@@ -75,6 +75,17 @@ class ErrorBody(Report):
     code: str
 
 
+class Entrance(Report):
+    """What the address by itself answers, without a token."""
+
+    name: str
+    version: str
+    docs: str
+    """The path of the page that describes the routes."""
+    health: str
+    """The path of the health check, which needs the token where there is one."""
+
+
 class SelectBody(BaseModel):
     """Where to train, and which model."""
 
@@ -109,7 +120,7 @@ def _session(
 
 
 Caller = Annotated[Call, Depends(_session)]
-PAGE = ("/docs", "/openapi.json", "/static-offline-docs/")
+PAGE = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
 """What describes the routes and tells nothing else; a browser cannot send a token before it has the page."""
 MOST_WAITING = 100
 """Calls that may wait for an inference test at once; they are threads of their own, so that others are answered meanwhile."""
@@ -154,6 +165,10 @@ def routes() -> FastAPI:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail), "code": f"http_{error.status_code}"}, error.status_code, error.headers)
+
+    @app.get("/", response_model=Entrance, summary="What answers here, and where its documentation is", tags=["service"])
+    def entrance() -> Entrance:
+        return Entrance(name="lachesis", version=__version__, docs="/docs", health="/health")
 
     @app.get("/health", response_model=answers.Health, **shown("rl_health_check", "service"))
     def health(call: Caller) -> Any:

@@ -60,8 +60,17 @@ def values(found: Json) -> Json:
     return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
 
 
-def without_lock(field: Json) -> Json:
-    return {key: value for key, value in field.items() if key != "locked"}
+def field(described: Json) -> answers.FieldView:
+    """Return a field that can be edited. What is allowed is left out where it says no more than the type."""
+    says_no_more = described["allowed"].replace(" or ", " | ") == described["type"]
+    unsaid = {"locked", "allowed"} if says_no_more else {"locked"}
+    return answers.FieldView(**{key: value for key, value in described.items() if key not in unsaid})
+
+
+def locked_field(described: Json) -> answers.LockedFieldView:
+    """Return a field that cannot be edited, with its value and the reason."""
+    told = {key: value for key, value in described.items() if key not in {"locked", "allowed", "section"}}
+    return answers.LockedFieldView(**told, locked_value=described["current_value"], reason=described["locked"])
 
 
 def known(**values: Any) -> Json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lachesis.files import tail
 from lachesis.held_out import HeldOutPoint, whole_curve
 from lachesis.launcher import ui_url
-from lachesis.metrics import Step
+from lachesis.metrics import KEY_METRICS, Step
 from lachesis.pages import cell, curve, table
 from lachesis.runs import RunRecord, short_name
 
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched
 
 TAIL_LINES, MAX_HELD_OUT = 8, 12
-LATEST = ("reward/mean", "train/percent_correct", "train/loss",
-          "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
-          "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
-          "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward", "cost/total")  # fmt: skip
 
 
 def report(seen: Watched, steps: Sequence[Step]) -> str:
@@ -34,7 +30,7 @@ def report(seen: Watched, steps: Sequence[Step]) -> str:
         lines += ["", "## Reward", "", curve([one.get("reward/mean") for one in steps])]
     lines += _held_out(record, steps)
     last = steps[-1] if steps else {}
-    known = [[name, last[name]] for name in LATEST if last.get(name) is not None]
+    known = [[name, last[name]] for name in KEY_METRICS if last.get(name) is not None]
     if known:
         lines += ["", f"## Step {last['step']} of {record.total_steps}", "", *table(["metric", "value"], known)]
     if seen.budget:

@@ -11,11 +11,14 @@ from typing import Any
 import jsonschema
 import pytest
 from mcp import Client, MCPError
+from pydantic import BaseModel, Field
 
 from lachesis.agent.desk import Desk
 from lachesis.agent.mcp_server import create_server
+from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.tools import TABLE
-from lachesis.runs import RunRecord
+from lachesis.metrics import KEY_METRICS, MetricsFile
+from lachesis.runs import RunRecord, RunStore
 
 Json = dict[str, Any]
 
@@ -49,6 +52,53 @@ async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> No
     assert by_name["rl_check_status"].annotations.read_only_hint  # type: ignore[union-attr]
     confirmed = {name for name, tool in by_name.items() if "confirm" in tool.input_schema.get("properties", {})}
     assert confirmed == {"rl_start_training", "rl_stop_training"}
+
+
+async def test_what_an_agent_must_read_is_short(home: Path, make_run: Callable[..., RunRecord]) -> None:
+    run = make_run(status="completed")
+    metrics = MetricsFile(RunStore(home).dir(run.run_id).metrics)
+    for step in range(1, 101):
+        metrics.append(step, {name: 0.123456 for name in (*KEY_METRICS, *(f"other/{number}" for number in range(45)))})
+    async with connected() as client:
+        listed = await client.list_tools()
+        await ask(client, "rl_select_environment", name="arithmetic")
+        config = await client.call_tool("rl_get_current_config", {})
+        results = await client.call_tool("rl_get_results", {"run_id": run.run_id})
+    assert len(listed.model_dump_json(by_alias=True, exclude_none=True)) < 28_000
+    assert len(config.content[0].text) < 19_000  # type: ignore[union-attr]
+    assert len(results.content[0].text) < 8_000  # type: ignore[union-attr]
+    told = json.loads(results.content[0].text)  # type: ignore[union-attr]
+    assert len(told["history"]) == 10
+    assert set(told["history"][0]) == {"step", "time", *KEY_METRICS}
+    assert "other/44" in told["final_metrics"]
+
+
+def test_an_outline_takes_every_answer_of_its_schema() -> None:
+    class Part(BaseModel):
+        name: str
+        """Not told: it is below the first level."""
+        words: list[str] | None = None
+
+    class Answer(BaseModel):
+        parts: list[Part]
+        best: Part | None
+        score: float | None = Field(description="Of the best part.")
+
+    outline = outline_schema(Answer.model_json_schema(mode="serialization"))
+    part = {"type": "object", "properties": {"name": {"type": "string"}, "words": {"type": ["array", "null"]}}}
+    assert outline == {
+        "type": "object",
+        "properties": {
+            "parts": {"type": "array", "items": part},
+            "best": {"anyOf": [part, {"type": "null"}]},
+            "score": {"type": ["number", "null"], "description": "Of the best part."},
+        },
+        "required": ["parts", "best", "score"],
+    }
+    for answer in ({"parts": [], "best": None, "score": None}, {"parts": [{"name": "x"}], "best": {"name": "y"}, "score": 1.5}):
+        jsonschema.validate(answer, outline)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"parts": [{"name": 1}], "best": None, "score": None}, outline)
 
 
 async def test_a_client_of_the_older_protocol_is_served_too(home: Path) -> None:

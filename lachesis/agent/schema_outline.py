@@ -1,0 +1,49 @@
+"""What an answer looks like, short enough to be sent to an agent in each conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+DEEPEST = 2
+"""Objects are outlined so deep; below, a value has only its type."""
+
+
+def outline_schema(schema: Json) -> Json:
+    """Return a JSON schema that says less of the same answers.
+
+    It keeps the keys of the answer with their descriptions, and the keys of the objects in it with their types. Every answer
+    that fits `schema` fits the outline too. The whole schema is in `/openapi.json` of `lachesis api`.
+
+    Args:
+        schema: A JSON schema as pydantic makes it, with its models under `$defs`.
+    """
+    return _outline(schema, schema.get("$defs", {}), 0)
+
+
+def _outline(schema: Json, models: dict[str, Json], depth: int) -> Json:
+    if "$ref" in schema:
+        model = schema["$ref"].rsplit("/", 1)[-1]
+        return _outline(models[model], models, depth)
+    if "anyOf" in schema:
+        return _outline_choice(schema, models, depth)
+    outlined: Json = {"type": schema["type"]} if "type" in schema else {}
+    if depth < DEEPEST and "items" in schema:
+        outlined["items"] = _outline(schema["items"], models, depth)
+    if depth < DEEPEST and "properties" in schema:
+        outlined["properties"] = {name: _outline_key(one, models, depth) for name, one in schema["properties"].items()}
+    if depth == 0 and "required" in schema:
+        outlined["required"] = schema["required"]
+    return outlined
+
+
+def _outline_key(schema: Json, models: dict[str, Json], depth: int) -> Json:
+    outlined = _outline(schema, models, depth + 1)
+    return {**outlined, "description": schema["description"]} if depth == 0 and "description" in schema else outlined
+
+
+def _outline_choice(schema: Json, models: dict[str, Json], depth: int) -> Json:
+    choices = [_outline(one, models, depth) for one in schema["anyOf"]]
+    if all(set(choice) == {"type"} for choice in choices):
+        return {"type": [choice["type"] for choice in choices]}
+    return {"anyOf": choices}
