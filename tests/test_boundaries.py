@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def test_every_error_has_its_own_code_and_stands_in_the_tree(kind: type) -> None
     assert re.search(rf"{kind.__name__}\s+{kind.code}\b", errors.__doc__ or "")  # type: ignore[attr-defined]
 
 
+def test_all_of_our_code_is_checked_by_mypy_and_every_warning_is_an_error() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert {"lachesis", "flows", "tasks", "deployments"} <= set(settings["mypy"]["packages"])
+    assert settings["mypy"]["strict"] is True
+    assert settings["pytest"]["ini_options"]["filterwarnings"][0] == "error"
+
+
 def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
     """Generic names like `tasks` must not reach other people's environments."""
     command = [
@@ -101,7 +109,11 @@ def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
     ]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (terms,) = (archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE"))
+    assert terms == (ROOT / "LICENSE").read_bytes(), "the terms travel with the code"
+    tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lachesis"}
 
 

@@ -44,6 +44,7 @@ class FieldView(Report):
 
 class LockedFieldView(Report):
     name: str
+    section: str
     type: str
     default: Any
     """Of the class; the profile may set another value."""

@@ -69,7 +69,7 @@ def field(described: Json) -> answers.FieldView:
 
 def locked_field(described: Json) -> answers.LockedFieldView:
     """Return a field that cannot be edited, with its value and the reason."""
-    told = {key: value for key, value in described.items() if key not in {"locked", "allowed", "section"}}
+    told = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
     return answers.LockedFieldView(**told, locked_value=described["current_value"], reason=described["locked"])
 
 

@@ -132,8 +132,7 @@ class Policy:
 
     async def imitate(self, examples: Sequence[Example], learning_rate: float) -> float:
         """One supervised step; the mean loss of a token before it, in nats. Every token of the batch counts the same."""
-        count = sum(int(one.trained.sum()) for one in examples)
-        data = [_datum(one.tokens, targets=one.targets, weights=(one.trained / count).astype(np.float32)) for one in examples]
+        data = await asyncio.to_thread(_to_examples, examples)
         forward = await self.training.forward_backward_async(data, "cross_entropy")
         step = await self._queue_step(learning_rate)
         output = await forward.result_async()
@@ -265,6 +264,12 @@ def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
         for datum, own in zip(data, batch.datums, strict=True):
             datum.loss_fn_inputs["sequence_ratio_mask"] = _tensor(own.trained.astype(np.float32))
     return data
+
+
+def _to_examples(examples: Sequence[Example]) -> list[tinker.Datum]:
+    """Return the examples for one supervised step, in which every trained token counts the same."""
+    count = sum(int(one.trained.sum()) for one in examples)
+    return [_datum(one.tokens, targets=one.targets, weights=(one.trained / count).astype(np.float32)) for one in examples]
 
 
 def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lachesis import config as configuration
 from lachesis.errors import BatchError
 from lachesis.metrics import MetricsFile
 from lachesis.runs import RunDir
-from lachesis.trainer import evaluations
+from lachesis.trainer import atropos, evaluations, loop, policy
 from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.trainer.inference_app import TrainerState
@@ -50,15 +51,15 @@ async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.Mon
             env = {"batch_size": 4, "group_size": 2, "total_steps": 1, "rollout_server_url": api}
             edits = {"env": env, "tinker": {"use_wandb": False, "learning_rate": 1e-3, **tinker}}
             config = configuration.resolve("arithmetic", "embedded", edits, model=engine.model)
-            policy = await Policy.create(config, resume_from=None)
-            stack.push_async_callback(policy.close, "success")
-            await policy.publish()
-            atropos = Atropos(api)
-            stack.push_async_callback(atropos.close)
-            await atropos.register(config, first_step=0, checkpoint_dir=tmp_path)
-            keeper = Keeper(policy, Checkpoints(tmp_path / "checkpoints"), keep=1, newest=None)
+            trained = await Policy.create(config, resume_from=None)
+            stack.push_async_callback(trained.close, "success")
+            await trained.publish()
+            client = Atropos(api)
+            stack.push_async_callback(client.close)
+            await client.register(config, first_step=0, checkpoint_dir=tmp_path)
+            keeper = Keeper(trained, Checkpoints(tmp_path / "checkpoints"), keep=1, newest=None)
             return Trainer(
-                config, policy, atropos, keeper=keeper, state=TrainerState(), folder=RunDir(tmp_path.parent, tmp_path.name),
+                config, trained, client, keeper=keeper, state=TrainerState(), folder=RunDir(tmp_path.parent, tmp_path.name),
                 wandb=None, tokenizer=AutoTokenizer.from_pretrained(engine.model),
             )  # fmt: skip
 
@@ -100,6 +101,31 @@ async def test_the_penalty_reaches_groups_of_equal_scores(trainer: Make) -> None
     assert line["advantages/mean"] == pytest.approx(0.0, abs=1e-5)
     assert line["advantages/std"] > 0
     assert "kl/base" in line
+
+
+async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
+    trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large batch takes seconds, in which requests for samples would wait."""
+    threads: dict[str, set[int]] = {}
+
+    def watch(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def watched(*arguments: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, watched)
+
+    work = {atropos: ["read_batch_json"], loop: ["to_batch", "rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
+    for module, names in work.items():
+        for name in names:
+            watch(module, name)
+    await play(await trainer(kl_coefficient=0.5), scored(1.0, 0.0), scored(1.0, 0.0))
+    assert set(threads) == {name for names in work.values() for name in names}
+    for name, seen in threads.items():
+        assert threading.get_ident() not in seen, name
 
 
 async def test_without_a_penalty_groups_of_equal_scores_teach_nothing(trainer: Make) -> None:
