@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,33 @@ def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, wor
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
     assert (f"\x1b[32m{word}" in printed(show.status(service.status(RUN).payload()))) is green
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    make(store, status="running", phase="training")
+
+    class Removed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+
+    class Looked(Service):
+        looks = 0
+
+        def get(self, run_id: str) -> RunRecord:
+            self.looks += 1
+            if self.looks == 2:
+                Removed()
+            return self.store.load(run_id)
+
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(watch, "REFRESH_S", 0.01)
+    monkeypatch.setattr(watch, "ASK_SERVER_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        watch.until_end(Looked(store.home), RUN, quiet=True)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_watching_prints_the_word_when_it_changes(

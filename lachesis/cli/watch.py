@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -25,13 +28,17 @@ SPEEDS = ("tokens_per_second/sampled", "tokens_per_second/trained")
 
 
 def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecord:
-    """The record of the run once it has ended. On a terminal the view is redrawn, elsewhere a line is printed now and then."""
+    """Show the run until it has ended, and return its record.
+
+    On a terminal the view is redrawn, elsewhere a line is printed now and then. Raises KeyboardInterrupt.
+    """
     record = service.get(run_id)
     asked = time.monotonic()
-    with _view(record, quiet=quiet) as draw:
+    with _interrupt_between_looks() as raise_if_interrupted, _view(record, quiet=quiet) as draw:
         while not record.ended:
             draw(service, record)
             time.sleep(REFRESH_S)
+            raise_if_interrupted()
             if time.monotonic() - asked > ASK_SERVER_S:
                 asked, record = time.monotonic(), judge_shown(service.store, service.get(run_id))
             else:
@@ -39,6 +46,39 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
         record = judge_shown(service.store, record)
         draw(service, record)
     return record
+
+
+@contextlib.contextmanager
+def _interrupt_between_looks() -> Iterator[Callable[[], None]]:
+    """Give a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C raises at once.
+
+    Python forgets an exception that is raised while it removes an object, and Ctrl-C with it: the run would train on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    interrupted = False
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        restore()
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def raise_if_interrupted() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield raise_if_interrupted
+    finally:
+        restore()
 
 
 class _Lines:
