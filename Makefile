@@ -27,7 +27,7 @@ test: $(INSTALLED)
 
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
-	PYTHONPATH=tests/coverage:. $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)

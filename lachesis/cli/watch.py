@@ -59,6 +59,7 @@ def _interrupt_between_looks() -> Iterator[Callable[[], None]]:
         return
     interrupted = False
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted

@@ -169,6 +169,11 @@ class Canary:
             log.warning("the published weights were not looked at: %r", error)
             return None
 
+    def close(self) -> None:
+        """Give up the look beside training that was asked for last."""
+        if self._asked is not None:
+            self._asked.cancel()
+
     def _take_text(self, tokens: Iterable[int]) -> bool:
         """Keep the text unless there is one already, and return whether there is one. A single token predicts nothing."""
         if self._text is None:

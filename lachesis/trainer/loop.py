@@ -89,6 +89,7 @@ class Trainer:
         finally:
             if self._ahead:
                 self._ahead.cancel()
+            self.canary.close()
         await self._save()
         await self._settle_evaluations(stop)
         self.ledger.keep(self.state.usage)

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
 SETTINGS: dict[str, Json] = {
     "mcp-http": learning.SETTINGS,
-    "hermes": {"total_steps": 4, "final_evaluation": False, "use_wandb": False},
-    "http": {"total_steps": 5, "final_evaluation": False, "use_wandb": False},
+    "hermes": {"total_steps": 16, "final_evaluation": False, "use_wandb": False},
+    "http": {"total_steps": 17, "final_evaluation": False, "use_wandb": False},
 }
 
 
@@ -87,7 +87,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     with ThreadPoolExecutor(len(transports)) as agents:
         started = dict(zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True))
         runs = {transport: answer["run_id"] for transport, answer in started.items()}
-        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 4, 5], "three drafts"
+        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 16, 17], "three drafts"
         assert len(set(runs.values())) == 3
         assert call("http", "rl_start_training")["run_id"] == runs["http"], "a repeated call starts nothing"
         fourth = call("http", "rl_start_training", idempotency_key="one more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,16 @@ async def play(policy: Policy, rates: list[float], *, stale_from: int | None = N
         if stale_from is not None and number >= stale_from:
             policy.sampler = sampler
         await canary.check()
+
+
+async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) -> None:
+    canary = Canary(policy)
+    await canary.before(TOKENS)
+    canary.ask(TOKENS)
+    (task,) = (one for one in asyncio.all_tasks() if one is not asyncio.current_task())
+    canary.close()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize(
