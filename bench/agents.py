@@ -34,7 +34,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as folder:
         os.environ["LACHESIS_HOME"] = f"{folder}/home"
         os.environ["LACHESIS_ENVIRONMENTS"] = str(make_environments(Path(folder) / "environments"))
-        from lachesis import launcher
+        from lachesis.orchestration import launcher
 
         with launcher.Serving():
             living = make_runs()
@@ -59,9 +59,9 @@ def make_environments(folder: Path) -> Path:
 
 def make_runs() -> str:
     """Records with metrics; the living ones are known to the server as scheduled for another day. One of these."""
-    from lachesis.metrics import MetricsFile
-    from lachesis.prefect_api import PrefectApi
-    from lachesis.runs import RunRecord, RunStore
+    from lachesis.orchestration.prefect_api import PrefectApi
+    from lachesis.runs.metrics import MetricsFile
+    from lachesis.runs.store import RunRecord, RunStore
 
     store, api = RunStore(), PrefectApi()
     deployment = api.deployment("launch-training", "local") or {}
@@ -92,9 +92,9 @@ def make_runs() -> str:
 
 
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
-    from lachesis.agent.desk import Desk
+    from lachesis.agent.session import Desk
     from lachesis.agent.tools import TABLE, Call
-    from lachesis.errors import as_text
+    from lachesis.base.errors import as_text
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
     call = Call(Desk("bench"))
@@ -125,7 +125,7 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
 
 def measure_start() -> list[object]:
     """From the call to the run id; each run is stopped before it begins to train."""
-    from lachesis.agent.desk import Desk
+    from lachesis.agent.session import Desk
     from lachesis.agent.tools import TABLE, Call
 
     call = Call(Desk("bench"))

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from table import show
 
-from lachesis import launcher, models
 from lachesis.cli import watch
+from lachesis.orchestration import launcher
 from lachesis.service import Launch, Service
+from lachesis.tiny_model import build
 
 GOAL = 0.85
 WORK = str(Path(__file__).with_name("reinforce.py"))
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trl", metavar="PYTHON")
     args = parser.parse_args()
-    model = str(models.build(models.Recipe()))
+    model = str(build.build(build.Recipe()))
     found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]

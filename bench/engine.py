@@ -30,8 +30,9 @@ import httpx
 import psutil
 from table import show
 
-from lachesis import models, paths
+from lachesis.base import paths
 from lachesis.supervision.process import free_ports
+from lachesis.tiny_model import build
 
 TOKEN = "tml-bench"
 WORK = str(Path(__file__).with_name("work.py"))
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, action="append", default=[])
     parser.add_argument("--skyrl", metavar="PYTHON")
     args = parser.parse_args()
-    for model in args.model or [models.build(models.Recipe()), medium()]:
+    for model in args.model or [build.build(build.Recipe()), medium()]:
         compare(str(model), args.skyrl)
 
 
@@ -61,7 +62,7 @@ def medium() -> Path:
             num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=258,
         )  # fmt: skip
         Qwen3ForCausalLM(config).save_pretrained(folder)
-        models.tokenizer().save_pretrained(folder)
+        build.tokenizer().save_pretrained(folder)
     return folder
 
 

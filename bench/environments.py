@@ -23,17 +23,19 @@ import httpx
 from engine import medium
 from table import show
 
-from lachesis import discovery, lessons, scanning, tally
-from lachesis.config import RunConfig
+from lachesis.base.json_lines import read_json_lines
+from lachesis.catalog import describe, scan
+from lachesis.catalog.scaffold import TEMPLATE
+from lachesis.config.run_config import RunConfig
+from lachesis.env_process import counters
 from lachesis.environment.sandbox import Sandbox
-from lachesis.inference_tests import InferenceRequest, probe_config
-from lachesis.json_lines import read_json_lines
-from lachesis.scaffold import TEMPLATE
 from lachesis.service import Launch, Service
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
 from lachesis.supervision.plan import make_probe
 from lachesis.supervision.trial import serve_base
+from lachesis.tiny_model import teach
+from lachesis.validation.tests import InferenceRequest, probe_config
 
 FILES, TOUCHED = 500, 10
 PROGRAM = "print(sum(range(1000)))"
@@ -52,7 +54,7 @@ def main() -> None:
 
 def taught(name: str) -> Path:
     """As `lachesis model build --for`: its answers are as long as those of the task."""
-    return lessons.build((discovery.find(name), {}))
+    return teach.build((describe.find(name), {}))
 
 
 def finding(folder: Path) -> None:
@@ -62,7 +64,7 @@ def finding(folder: Path) -> None:
         (folder / f"env_{number}.py").write_text(text)
 
     def look() -> None:
-        assert len(scanning.scan([folder]).environments) == FILES
+        assert len(scan.scan([folder]).environments) == FILES
 
     def read() -> None:
         for file in folder.glob("*.py"):
@@ -146,7 +148,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         await_end(group, probe, needs=[])
         lines = read_json_lines(output)
         by_hand = ask(lines, config, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
-    made = tally.read(folder / "tally.json") or {}
+    made = counters.read(folder / "tally.json") or {}
     theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
         ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],

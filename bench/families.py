@@ -32,16 +32,16 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lachesis.base.errors import LachesisError
 from lachesis.engine import lora
 from lachesis.engine.lora import LoraSpec, Snapshot
 from lachesis.engine.model import BaseModel
-from lachesis.engine.requests import Sampled, SampleRequest
+from lachesis.engine.protobuf_messages import Datum
+from lachesis.engine.sample_request import Sampled, SampleRequest
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import Job
 from lachesis.engine.training import TrainingModel
-from lachesis.engine.wire import Datum
-from lachesis.errors import LachesisError
-from lachesis.models import tokenizer
+from lachesis.tiny_model.build import tokenizer
 
 LIMIT = 1e-3
 """Nats by which the engine may differ."""

@@ -11,10 +11,11 @@ import time
 
 from table import show
 
-from lachesis import launcher, models
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import seconds_between
+from lachesis.orchestration import launcher
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.store import seconds_between
 from lachesis.service import Launch, Service
+from lachesis.tiny_model import build
 
 OLD_SLEEPS_S = 135.0
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    models.build(models.Recipe())
+    build.build(build.Recipe())
     started = time.monotonic()
     with launcher.Serving():
         serving = time.monotonic() - started

@@ -12,12 +12,14 @@ import collections
 
 from table import show
 
-from lachesis import discovery, launcher, lessons, models
+from lachesis.catalog import describe
 from lachesis.cli import watch
 from lachesis.monitor.course import RunFacts
 from lachesis.monitor.learning import judge
-from lachesis.runs import seconds_between
+from lachesis.orchestration import launcher
+from lachesis.runs.store import seconds_between
 from lachesis.service import Launch, Service
+from lachesis.tiny_model import build, teach
 
 
 def main() -> None:
@@ -29,7 +31,7 @@ def main() -> None:
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
-        model = models.build(models.Recipe()) if name == "arithmetic" else lessons.build((discovery.find(name), {}))
+        model = build.build(build.Recipe()) if name == "arithmetic" else teach.build((describe.find(name), {}))
         with launcher.Serving():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
         targets = "first <= 0.35, last >= 0.85, training <= 180 s" if name == "arithmetic" else "reward up by 0.3, run <= 300 s"

@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 from table import show
 
-from lachesis import config as configuration
-from lachesis.launcher import Serving, wait_for
-from lachesis.metrics import MetricsFile
+from lachesis.config import run_config as configuration
 from lachesis.monitor.tick import Monitor
-from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
+from lachesis.orchestration.launcher import Serving, wait_for
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now
 
 STEPS, TICKS = 300, 20
 TARGETS = {"seconds": 5.0, "MiB": 300.0, "KB a tick": 150.0}

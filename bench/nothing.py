@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lachesis.engine import __main__ as engine
-from lachesis.engine.requests import Continuation, Sampled
+from lachesis.engine.sample_request import Continuation, Sampled
 from lachesis.engine.sampler import Job, Sampler
 from lachesis.engine.training import TrainingModel
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.trainer.atropos import Atropos
 from lachesis.trainer.batch import Recipe, to_batch
+from lachesis.trainer.rollout_client import Atropos
 from lachesis.trainer.usage import Usage, rollout_metrics
 
 GROUP = 16

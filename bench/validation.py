@@ -27,13 +27,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    from lachesis import launcher, models
-    from lachesis.inference_tests import TestOptions
+    from lachesis.orchestration import launcher
+    from lachesis.tiny_model import build
+    from lachesis.validation.tests import TestOptions
     from tests.endpoint import serving
 
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home, serving(LATENCY_S) as endpoint:
         os.environ.update(LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key)
-        models.build(models.Recipe())
+        build.build(build.Recipe())
         with launcher.Serving():
             keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []

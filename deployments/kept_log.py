@@ -9,8 +9,8 @@ import atexit
 import os
 import sys
 
-from lachesis import paths
-from lachesis.child import secrets
+from lachesis.base import paths
+from lachesis.base.secrets import secrets
 from lachesis.supervision.reaper import LAST_WORDS_S, Log
 
 MOST_BYTES = 100_000_000

@@ -27,9 +27,9 @@ from prefect.schedules import Cron, Interval
 from prefect.states import Cancelled, Crashed
 
 from deployments.kept_log import keep_log
-from lachesis import paths
-from lachesis.errors import ConfigError
-from lachesis.launcher import READY_LINE, monitor_interval_s, own_max_runs
+from lachesis.base import paths
+from lachesis.base.errors import ConfigError
+from lachesis.orchestration.launcher import READY_LINE, monitor_interval_s, own_max_runs
 
 log = logging.getLogger("lachesis.runner")
 ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)

@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 
 from deployments.kept_log import keep_log
-from lachesis.guard import Guard
+from lachesis.base.http_guard import Guard
 
 MOST_BYTES = 50_000_000
 """Of one request: an artifact, or a batch of log lines."""

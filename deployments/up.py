@@ -23,16 +23,16 @@ from pathlib import Path
 
 import psutil
 
-from lachesis import paths
-from lachesis.child import child_environment
-from lachesis.cleanup import LAUNCHER_MARK, flow_processes
-from lachesis.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.files import storage_errors, tail, write_private
-from lachesis.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
-from lachesis.prefect_api import PrefectApi, auth_string, server_file
-from lachesis.profiles import all_keys
-from lachesis.runs import now
-from lachesis.supervision.leftovers import end_all, mark, processes_under
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
+from lachesis.base.files import storage_errors, tail, write_private
+from lachesis.base.secrets import child_environment
+from lachesis.config.profiles import all_keys
+from lachesis.orchestration.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
+from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_file
+from lachesis.runs.cleanup import LAUNCHER_MARK, flow_processes
+from lachesis.runs.leftovers import end_all, mark, processes_under
+from lachesis.runs.store import now
 from lachesis.supervision.process import check_port, free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent

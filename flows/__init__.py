@@ -2,7 +2,7 @@
 
 import logging
 
-from lachesis.child import redact_log_records
+from lachesis.base.secrets import redact_log_records
 
 logging.getLogger("lachesis").setLevel(logging.INFO)  # without a level of its own nothing of it reaches the run's page
 redact_log_records()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from lachesis import tally
-from lachesis.child import redact
-from lachesis.errors import InvalidGroupsError
-from lachesis.invalid_groups import (
+from lachesis.base.errors import InvalidGroupsError
+from lachesis.base.secrets import redact
+from lachesis.env_process import counters
+from lachesis.orchestration.prefect_api import Json
+from lachesis.runs.invalid_groups import (
     DeadEnvironment,
     count_invalid_groups,
     has_usable_groups,
     is_dead,
     require_usable_groups,
 )
-from lachesis.prefect_api import Json
-from lachesis.runs import RunStore
+from lachesis.runs.store import RunStore
 from lachesis.supervision.plan import Plan
 
 log = logging.getLogger("lachesis.flow")
@@ -108,4 +108,4 @@ class GroupsWatch:
     def _counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
         since = self.store.load(self.run_id).attempt_since
-        return tally.read(self.folder.tally_of(service), since=since)
+        return counters.read(self.folder.tally_of(service), since=since)

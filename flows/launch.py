@@ -28,25 +28,25 @@ from flows.wanted import (
     require_wanted,
     seldom,
 )
-from lachesis.child import redact
-from lachesis.config import RunConfig
-from lachesis.errors import LachesisError, ProcessExitedError
-from lachesis.host_clock import read_clocks
-from lachesis.inference_tests import InferenceTests
-from lachesis.launcher import BY_USER
-from lachesis.limits import exceeded, spent
-from lachesis.metrics import MetricsFile
-from lachesis.profiles import check_profile
-from lachesis.resuming import is_submission, next_attempt, was_begun
-from lachesis.runs import RunDir, RunRecord, RunStore, Status, exited, lasted_s, now
-from lachesis.supervision import leftovers
-from lachesis.supervision.evaluation import read_evaluation
+from lachesis.base.errors import LachesisError, ProcessExitedError
+from lachesis.base.host_clock import read_clocks
+from lachesis.base.secrets import redact
+from lachesis.config.profiles import check_profile
+from lachesis.config.run_config import RunConfig
+from lachesis.orchestration.launcher import BY_USER
+from lachesis.orchestration.resuming import is_submission, next_attempt, was_begun
+from lachesis.orchestration.suspension import is_suspended, note_suspended, suspended_error
+from lachesis.runs import leftovers
+from lachesis.runs.budgets import exceeded, spent
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.evaluation import read_evaluation
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir, RunRecord, RunStore, Status, exited, lasted_s, now
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import ORDER, Plan, make_plan, trainer_health
 from lachesis.supervision.process import ServiceSpec, role
-from lachesis.suspension import is_suspended, note_suspended, suspended_error
-from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.validations import require_validation
+from lachesis.validation.gate import require_validation
+from lachesis.validation.tests import InferenceTests
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
 from tasks.report import Progress, judge_at_end, publish_report
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from prefect import flow, runtime
 
-from lachesis.errors import ServerDownError
+from lachesis.base.errors import ServerDownError
 from lachesis.monitor.tick import Monitor
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunStore
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
 KEPT = timedelta(hours=2)

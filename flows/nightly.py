@@ -9,10 +9,10 @@ from pathlib import Path
 
 from prefect import flow
 
-from lachesis.errors import LachesisError
-from lachesis.inference_tests import TestOptions
-from lachesis.launch_inputs import TINY
+from lachesis.base.errors import LachesisError
+from lachesis.orchestration.launch_inputs import TINY
 from lachesis.service import Launch, Service
+from lachesis.validation.tests import TestOptions
 
 log = logging.getLogger("lachesis.nightly")
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 from flows.wanted import seldom
-from lachesis import tally as tallies
-from lachesis.errors import ProcessExitedError
-from lachesis.runs import RunStore
+from lachesis.base.errors import ProcessExitedError
+from lachesis.env_process import counters as tallies
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import Plan, forget_environment, registered_environments, trainer_health
-from lachesis.supervision.policy import Restarts, may_be_restarted
 from lachesis.supervision.process import ServiceSpec, role
+from lachesis.supervision.restart_policy import Restarts, may_be_restarted
 from tasks.processes import start_service, wait_for_service
 
 log = logging.getLogger("lachesis.flow")

@@ -17,17 +17,17 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from lachesis import tally as tallies
-from lachesis.config import RunConfig
-from lachesis.errors import LachesisError
-from lachesis.forecast import Forecast, forecast
-from lachesis.inference_tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
-from lachesis.runs import now
-from lachesis.stages import NAMES
-from lachesis.supervision import leftovers
+from lachesis.base.errors import LachesisError
+from lachesis.config.run_config import RunConfig
+from lachesis.env_process import counters as tallies
+from lachesis.env_process.stages import NAMES
+from lachesis.runs import leftovers
+from lachesis.runs.store import now
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
-from lachesis.verdict import Seen, Verdict, judge
+from lachesis.validation.forecast import Forecast, forecast
+from lachesis.validation.tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
+from lachesis.validation.verdict import Seen, Verdict, judge
 from tasks.history import earlier_pace
 from tasks.inference import Bench, ask_model, build_missing_model, failure_kind, score_model, wandb_run
 from tasks.report import publish_validation

@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
 from prefect.states import Cancelled
 
-from lachesis.errors import ProcessExitedError, ServerDownError
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunStore
-from lachesis.suspension import SUSPENDED, WILL_RUN, keep_resumable, note_suspended
+from lachesis.base.errors import ProcessExitedError, ServerDownError
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.suspension import SUSPENDED, WILL_RUN, keep_resumable, note_suspended
+from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
 WATCH_S = 3.0

@@ -7,14 +7,32 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis import config as configuration
-from lachesis import discovery, forks, launch_inputs, launcher, mixture, models, validations
-from lachesis.config import RunConfig
-from lachesis.discovery import Schema
-from lachesis.errors import ConfigError, FieldValueError, RunStateError, shorten
-from lachesis.fields import TOP, Field, Fields, allowed, editable, with_limits
-from lachesis.files import tail, write_private
-from lachesis.inference_tests import (
+from lachesis.base.errors import ConfigError, FieldValueError, RunStateError, shorten
+from lachesis.base.files import tail, write_private
+from lachesis.catalog import describe as discovery
+from lachesis.catalog.describe import Schema
+from lachesis.catalog.fingerprint import fingerprint
+from lachesis.catalog.scan import Environment, Scan, scan
+from lachesis.config import mixture
+from lachesis.config import run_config as configuration
+from lachesis.config.edits import TOP, Field, Fields, allowed, editable, with_limits
+from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
+from lachesis.config.run_config import RunConfig
+from lachesis.monitor.judgement import judge_list, judge_shown
+from lachesis.orchestration import launch_inputs, launcher
+from lachesis.orchestration.launch_inputs import Launch as Launch
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.resuming import resubmit
+from lachesis.reporting.status import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
+from lachesis.runs import fork
+from lachesis.runs.budgets import exceeded, kept, spent
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import Code, RunRecord, RunStore
+from lachesis.supervision.plan import Plan, make_plan
+from lachesis.tiny_model import build
+from lachesis.validation import gate
+from lachesis.validation.tests import (
     DEFAULT_MODELS,
     EMBEDDED,
     InferenceRequest,
@@ -22,19 +40,6 @@ from lachesis.inference_tests import (
     InferenceTests,
     TestOptions,
 )
-from lachesis.launch_inputs import Launch as Launch
-from lachesis.limits import exceeded, kept, spent
-from lachesis.metrics import MetricsFile
-from lachesis.monitor.judgement import judge_list, judge_shown
-from lachesis.prefect_api import PrefectApi
-from lachesis.profiles import check_embedded, check_endpoint, check_profile
-from lachesis.reports import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
-from lachesis.resuming import resubmit
-from lachesis.runs import Code, RunRecord, RunStore
-from lachesis.scanning import Environment, Scan, scan
-from lachesis.sources import fingerprint
-from lachesis.supervision.plan import Plan, make_plan
-from lachesis.trainer.checkpoints import Checkpoints
 
 Json = dict[str, Any]
 
@@ -45,7 +50,7 @@ class Checked:
 
     environment: Environment
     config: RunConfig
-    origin: forks.Origin | None
+    origin: fork.Origin | None
 
 
 class Service:
@@ -145,16 +150,16 @@ class Service:
             raise ConfigError(untaught)
         launch_inputs.require_loadable(config.openai.model_name, self.store.home, profile=launch.profile)
         if launch.require_validation:
-            validations.require_validation(self.tests, config, mixture.files(environment, config))
+            gate.require_validation(self.tests, config, mixture.files(environment, config))
         PrefectApi()  # raises when no server is known, before anything is made
         return Checked(environment, config, origin)
 
-    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, forks.Origin | None]:
+    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, fork.Origin | None]:
         """Return the environment, its checked configuration, and the checkpoint to begin from, if there is one."""
         environment = discovery.find(launch.environment)
         schema = discovery.schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
-        origin = forks.find(self.store, launch.start_from) if launch.start_from else None
+        origin = fork.find(self.store, launch.start_from) if launch.start_from else None
         config = self._configure(launch, schema, fields, origin)
         if origin:
             origin.require_fit(launch.profile, config)
@@ -170,7 +175,7 @@ class Service:
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: Schema, fields: Fields, origin: forks.Origin | None = None) -> RunConfig:
+    def _configure(self, launch: Launch, schema: Schema, fields: Fields, origin: fork.Origin | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
         nobody has set them. Raises ConfigError."""
         model = launch_inputs.base_model(launch, [], origin, self.store.home)
@@ -211,14 +216,14 @@ class Service:
             self.store.discard(record.run_id)
             raise
 
-    def build_model(self, config: RunConfig, progress: models.Progress) -> None:
+    def build_model(self, config: RunConfig, progress: build.Progress) -> None:
         """Make the tiny model, if this configuration needs it, while somebody watches; else the run does it."""
         if Path(config.openai.model_name) == launch_inputs.tiny_model(self.store.home):
-            models.build(models.Recipe(), self.store.home, progress)
+            build.build(build.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
         code, parts = fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.parts()
-        expected = None if config.env.mixture else validations.known_forecast(self.tests, config, code)
+        expected = None if config.env.mixture else gate.known_forecast(self.tests, config, code)
         others = {name: file for name, file in mixture.files(environment, config).items() if name != environment.name}
         return RunRecord(
             run_id=run_id,
@@ -277,7 +282,7 @@ class Service:
             class_name=environment.class_name,
             fingerprint=fingerprint(Path(environment.file_path), config.env.model_extra or {}),
             own_values=config.env.model_extra or {},
-            planned=validations.planned(config),
+            planned=gate.planned(config),
         )
         try:
             launcher.submit_test(self.tests, test)
@@ -305,7 +310,7 @@ class Service:
         Checkpoints(folder.checkpoints).to_resume()  # raises where none is whole, before anything changes
         config = RunConfig.from_yaml(folder.config)
         if limits:
-            config = with_limits(config, limits, instead=forks.advice(record, folder, limits))
+            config = with_limits(config, limits, instead=fork.advice(record, folder, limits))
         steps = MetricsFile(folder.metrics).tail(1)
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
         if used_up:
@@ -378,7 +383,7 @@ class Service:
 
     def report(self, run_id: str, to: Path | None = None) -> list[Path]:
         """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
-        from lachesis.pictures import write_report
+        from lachesis.reporting.html import write_report
 
         folder, record = self.store.dir(run_id), judge_shown(self.store, self.get(run_id))
         return write_report(record, folder, self.results(run_id), to or folder.path / "report")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from lachesis.forecast import Planned
-from lachesis.metrics import MetricsFile
-from lachesis.runs import RunStore
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunStore
+from lachesis.validation.forecast import Planned
 
 LEAST_STEPS = 10
 NEWEST = 20

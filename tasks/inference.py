@@ -11,11 +11,16 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from lachesis import tally as tallies
-from lachesis.config import RunConfig
-from lachesis.errors import LachesisError, ServerDownError, StageError
-from lachesis.files import write_private
-from lachesis.inference_tests import (
+from lachesis.base.errors import LachesisError, ServerDownError, StageError
+from lachesis.base.files import write_private
+from lachesis.config.run_config import RunConfig
+from lachesis.env_process import counters as tallies
+from lachesis.supervision.endpoint import make_endpoint_proxy
+from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision.health import await_end, wait_healthy
+from lachesis.supervision.plan import make_probe
+from lachesis.supervision.trial import serve_base
+from lachesis.validation.tests import (
     EMBEDDED,
     InferenceTest,
     InferenceTests,
@@ -23,12 +28,7 @@ from lachesis.inference_tests import (
     remote_endpoint,
     seen,
 )
-from lachesis.supervision.endpoint import make_endpoint_proxy
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end, wait_healthy
-from lachesis.supervision.plan import make_probe
-from lachesis.supervision.trial import serve_base
-from lachesis.verdict import Verdict, judge
+from lachesis.validation.verdict import Verdict, judge
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]

@@ -10,11 +10,11 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from lachesis import models
-from lachesis.runs import RunStore
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end, wait_healthy
 from lachesis.supervision.process import ServiceSpec
+from lachesis.tiny_model import build
 
 log = logging.getLogger("lachesis.flow")
 
@@ -57,7 +57,7 @@ def wait_for_end(
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:
     """Whether `model` is this project's tiny one and still has to be built."""
-    return Path(model) == models.tiny_path(models.Recipe(), home) and not Path(model).is_dir()
+    return Path(model) == build.tiny_path(build.Recipe(), home) and not Path(model).is_dir()
 
 
 def build_tiny_model(home: Path, folder: Path) -> None:

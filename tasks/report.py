@@ -9,13 +9,13 @@ import time
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from lachesis import pages
-from lachesis.errors import ServerDownError
-from lachesis.inference_tests import InferenceTest, InferenceTests, read_samples
+from lachesis.base.errors import ServerDownError
 from lachesis.monitor.judgement import judge_ended
 from lachesis.monitor.tick import Monitor
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunStore
+from lachesis.orchestration import artifacts
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.store import RunStore
+from lachesis.validation.tests import InferenceTest, InferenceTests, read_samples
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,10 @@ def publish_validation(tests: InferenceTests, test: InferenceTest, flow_run_id: 
     samples = {model: read_samples(tests.samples(test, model)) for model in test.request.models}
     try:
         api = PrefectApi()
-        for kind, data in (("markdown", pages.validation(test, samples)), ("table", json.dumps(pages.models_table(test)))):
+        for kind, data in (
+            ("markdown", artifacts.validation(test, samples)),
+            ("table", json.dumps(artifacts.models_table(test))),
+        ):
             api.create_artifact(flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data)
     except ServerDownError as error:
         log.warning("the validation was not published: %s", error)

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lachesis import models
+from lachesis.base.tls import tls_context
 from lachesis.supervision.process import free_ports
-from lachesis.tls import tls_context
+from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401 - fixtures
 
@@ -63,7 +63,7 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory, schemas: Path, m
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A two-layer model with random weights."""
-    return str(models.build(models.Recipe(steps=0), tmp_path_factory.mktemp("random")))
+    return str(build.build(build.Recipe(steps=0), tmp_path_factory.mktemp("random")))
 
 
 @dataclass
@@ -141,7 +141,7 @@ def api(tmp_path: Path) -> Iterator[str]:
 def api_process(folder: Path, *flags: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = port or free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
-        command = [sys.executable, "-m", "lachesis.rollout_api", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "lachesis.rollout_api.app", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
     try:
         wait_http(f"http://127.0.0.1:{port}/", process)

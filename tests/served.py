@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import models
-from lachesis.prefect_api import server_file
+from lachesis.orchestration.prefect_api import server_file
 from lachesis.supervision.process import free_ports
+from lachesis.tiny_model import build
 from tests.endpoint import Endpoint, serving
 from tests.patience import deadline
 
@@ -26,7 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home in which the warm-started tiny model is; made once, also for several workers."""
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
-    models.build(models.Recipe(), home)
+    build.build(build.Recipe(), home)
     return home
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import errors
+from lachesis.base import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = sorted(
@@ -38,9 +38,9 @@ def test_a_module_fits_one_sitting_and_a_function_one_screen(path: Path) -> None
 
 
 LIGHT = (
-    "lachesis.config",
-    "lachesis.discovery",
-    "lachesis.fields",
+    "lachesis.config.run_config",
+    "lachesis.catalog.describe",
+    "lachesis.config.edits",
     "lachesis.service",
     "lachesis.cli.main",
     "lachesis.cli.commands",

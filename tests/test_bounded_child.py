@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lachesis import discovery
-from lachesis.bounded_child import KEPT_BYTES, Ended, run_bounded
-from lachesis.errors import EnvironmentLoadError
+from lachesis.base.bounded_child import KEPT_BYTES, Ended, run_bounded
+from lachesis.base.errors import EnvironmentLoadError
+from lachesis.catalog import describe
 from tests.patience import deadline
 from tests.test_checking import lachesis
 
@@ -69,7 +69,7 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
 def test_an_environment_that_reads_its_input_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("name = input('your name? ')\n" + BASE)
     with pytest.raises(EnvironmentLoadError, match="EOFError: EOF when reading a line"):
-        discovery.schema(discovery.find("asks", [tmp_path]))
+        describe.schema(describe.find("asks", [tmp_path]))
 
 
 def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path: Path) -> None:

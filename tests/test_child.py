@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.child import redact_log_records
-from lachesis.errors import ConfigError
+from lachesis.base.errors import ConfigError
+from lachesis.base.secrets import redact_log_records
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "marked-0a1b2c3d"

@@ -15,10 +15,10 @@ import psutil
 import pytest
 import tinker
 
-from lachesis import cleanup
 from lachesis.cli import doctor
-from lachesis.runs import RunRecord, RunStore, now
-from lachesis.supervision.leftovers import MARK, mark
+from lachesis.runs import cleanup
+from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.store import RunRecord, RunStore, now
 
 RUN = "0123abcd"
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lachesis import config as configuration
-from lachesis.config import PROFILES, RunConfig
-from lachesis.errors import ConfigError, FieldValueError
-from lachesis.sections import EnvSection, Locked, OpenAISection, TinkerSection
+from lachesis.base.errors import ConfigError, FieldValueError
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import PROFILES, RunConfig
+from lachesis.config.schema import EnvSection, Locked, OpenAISection, TinkerSection
 
 LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract
     "env": {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from atroposlib.envs.base import BaseEnv
 
-from lachesis.cursor import Cursor, watch
+from lachesis.env_process.position import Cursor, watch
 
 
 def environment(**more: Any) -> Any:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis import endpoint_proxy
-from lachesis.errors import ProcessExitedError
+from lachesis.base.errors import ProcessExitedError
+from lachesis.supervision import endpoint_proxy
 from lachesis.supervision.endpoint import EndpointProxy, make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy

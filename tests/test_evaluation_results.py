@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lachesis.base.errors import StorageError
 from lachesis.cli import show, watch
-from lachesis.errors import StorageError
-from lachesis.evaluation_results import newest_result
-from lachesis.held_out import describe, held_out_curve, share_of, to_point, whole_curve, with_interval
-from lachesis.metrics import MetricsFile
 from lachesis.monitor import text
 from lachesis.monitor.learning import Health
-from lachesis.pictures import write_report
-from lachesis.reports import run_results, run_status
-from lachesis.runs import Code, RunDir, RunRecord
+from lachesis.reporting.html import write_report
+from lachesis.reporting.status import run_results, run_status
+from lachesis.runs.evaluation_results import newest_result
+from lachesis.runs.held_out import describe, held_out_curve, share_of, to_point, whole_curve, with_interval
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import Code, RunDir, RunRecord
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
 
@@ -136,11 +136,11 @@ def test_lines_that_change_are_written_together(tmp_path: Path, monkeypatch: pyt
         replace(*paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr("lachesis.files.os.fsync", full)
+        patch.setattr("lachesis.base.files.os.fsync", full)
         with pytest.raises(StorageError, match="No space left"):
             file.add_evaluation(metrics_of(3, 0.9))
     assert file.read() == before
-    monkeypatch.setattr("lachesis.files.os.replace", look_and_replace)
+    monkeypatch.setattr("lachesis.base.files.os.replace", look_and_replace)
     file.add_evaluation(metrics_of(3, 0.9))
     assert seen == [before]
     lines, _ = file.read_from(size)

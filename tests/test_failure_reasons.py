@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.failure_reasons import MAX_LENGTH, OTHERS, count_reason, describe_exception, kind_of, merge_counts
+from lachesis.base.failure_reasons import MAX_LENGTH, OTHERS, count_reason, describe_exception, kind_of, merge_counts
 
 TYPES = [ValueError, KeyError, ZeroDivisionError, RuntimeError]
 FILE = "/tmp/an environment.py"

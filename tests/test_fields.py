@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lachesis import config as configuration
+from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
+from lachesis.base.files import write_private
+from lachesis.catalog.describe import Schema
 from lachesis.cli.main import parser
-from lachesis.config import RunConfig
-from lachesis.discovery import Schema
-from lachesis.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
-from lachesis.fields import Fields, editable, parse_assignment, with_limits
-from lachesis.files import write_private
+from lachesis.config import run_config as configuration
+from lachesis.config.edits import Fields, editable, parse_assignment, with_limits
+from lachesis.config.run_config import RunConfig
 
 SCHEMA = Schema(
     properties={

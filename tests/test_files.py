@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import files, forks
-from lachesis.errors import StorageError
-from lachesis.files import whole_folder
-from lachesis.runs import RunStore
+from lachesis.base import files
+from lachesis.base.errors import StorageError
+from lachesis.base.files import whole_folder
+from lachesis.runs import fork
+from lachesis.runs.store import RunStore
 from tests.test_forks import RUN, make
 from tests.trainer.test_checkpoints import save
 
@@ -24,8 +25,8 @@ def mode(path: Path) -> int:
 def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     """The umask belongs to the whole process: who changes it for a moment changes it for every thread."""
     store = RunStore(tmp_path / "home")
-    save(forks.Checkpoints(make(store, RUN).checkpoints), 4)
-    origin = forks.find(store, RUN)
+    save(fork.Checkpoints(make(store, RUN).checkpoints), 4)
+    origin = fork.find(store, RUN)
     before = os.umask(0o022)
     try:
         folders = [store.dir(f"{number:08x}") for number in range(40)]

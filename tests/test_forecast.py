@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis.errors import ConfigError, ValidationMissingError
-from lachesis.forecast import Planned, Rollouts, compare, forecast, rescaled
-from lachesis.inference_tests import InferenceRequest, InferenceTests
-from lachesis.prices import Prices, Tokens, price_of
-from lachesis.runs import now
-from lachesis.sources import fingerprint
-from lachesis.validations import known_forecast, planned, require_validation
-from lachesis.verdict import Seen, best, judge
+from lachesis.base.errors import ConfigError, ValidationMissingError
+from lachesis.catalog.fingerprint import fingerprint
+from lachesis.config import run_config as configuration
+from lachesis.config.prices import Prices, Tokens, price_of
+from lachesis.runs.store import now
+from lachesis.validation.forecast import Planned, Rollouts, compare, forecast, rescaled
+from lachesis.validation.gate import known_forecast, planned, require_validation
+from lachesis.validation.tests import InferenceRequest, InferenceTests
+from lachesis.validation.verdict import Seen, best, judge
 
 PLAN = Planned(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")
 PRICES = Prices(prefill=1.0, sample=2.0, train=3.0, dated="2026-10-07")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis import forks
-from lachesis.errors import CheckpointError, ConfigError, RunStateError, UnknownRunError
-from lachesis.runs import RunRecord, RunStore
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.base.errors import CheckpointError, ConfigError, RunStateError, UnknownRunError
+from lachesis.config import run_config as configuration
+from lachesis.runs import fork as forks
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.store import RunRecord, RunStore
 from tests.trainer.test_checkpoints import save
 
 CONFIG = configuration.resolve("arithmetic", "embedded", {}, model="m")

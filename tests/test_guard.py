@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.guard import Guard
+from lachesis.base.http_guard import Guard
 
 OWN = [(b"host", b"127.0.0.1:80"), (b"authorization", b"Bearer t")]
 Header = tuple[bytes, bytes]

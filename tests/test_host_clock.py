@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import host_clock
+from lachesis.base import host_clock
 
 
 def test_a_boot_keeps_its_identity() -> None:

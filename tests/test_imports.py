@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import discovery, requirements, sources
-from lachesis.errors import EnvironmentLoadError
+from lachesis.base.errors import EnvironmentLoadError
+from lachesis.catalog import describe, fingerprint, requirements
 from tests.test_requirements import wheel
 
 TASK = """
@@ -51,16 +51,16 @@ def test_siblings_are_found_by_every_root_that_upstream_uses(tmp_path: Path, sha
     if "of a package" in shape:
         (tmp_path / "games" / "__init__.py").touch()
     file = tmp_path / place
-    environment = discovery.find("task", [file.parent])
-    assert discovery.schema(environment).values["wandb_name"] == "found"
+    environment = describe.find("task", [file.parent])
+    assert describe.schema(environment).values["wandb_name"] == "found"
     if shape in ("relative, parent", "own folder of a package"):
         subprocess.run(
-            [sys.executable, "-P", "-m", "lachesis.environment", "run", str(file), "serve"], cwd=tmp_path, check=True
+            [sys.executable, "-P", "-m", "lachesis.env_process", "run", str(file), "serve"], cwd=tmp_path, check=True
         )
         assert (tmp_path / "ran").read_text() == "found"
-    before = sources.fingerprint(file)
+    before = fingerprint.fingerprint(file)
     (tmp_path / sibling).write_text("WORD = 'changed'\n")
-    assert sources.fingerprint(file) != before
+    assert fingerprint.fingerprint(file) != before
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_relative_imports_make_a_package_of_a_folder_whose_name_is_free(
     """Others run as files that stand alone, whose imports may have another way when the relative one fails."""
     (file := tmp_path / folder / "task.py").parent.mkdir(parents=True)
     file.write_text(f"{line}\n")
-    assert sources.module_name(file) == name
+    assert fingerprint.module_name(file) == name
 
 
 def test_the_shelf_is_hashed_without_the_program_around_it() -> None:
     shelf = Path(__file__).resolve().parents[1] / "environments"
-    assert sources.files(shelf / "countdown.py") == {shelf / "countdown.py"}
+    assert fingerprint.files(shelf / "countdown.py") == {shelf / "countdown.py"}
 
 
 def test_following_the_advice_for_a_missing_package_makes_the_import_work(
@@ -93,9 +93,9 @@ def test_following_the_advice_for_a_missing_package_makes_the_import_work(
 ) -> None:
     file = tmp_path / "task.py"
     file.write_text("from lachesis_test_words import WORD\n" + TASK)
-    environment = discovery.find("task", [tmp_path])
+    environment = describe.find("task", [tmp_path])
     with pytest.raises(EnvironmentLoadError, match="the package lachesis_test_words is not installed") as missing:
-        discovery.schema(environment)
+        describe.schema(environment)
     assert "Traceback" not in str(missing.value)
     header = re.search(r"^# /// script\n(# .*\n)+# ///\n", str(missing.value), re.MULTILINE)
     assert header is not None
@@ -105,7 +105,7 @@ def test_following_the_advice_for_a_missing_package_makes_the_import_work(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     requirements.install(file)
-    assert discovery.schema(environment).values["wandb_name"] == "installed"
+    assert describe.schema(environment).values["wandb_name"] == "installed"
 
 
 def test_the_advice_fits_the_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.intervals import wilson_interval
+from lachesis.base.intervals import wilson_interval
 
 
 @given(st.integers(1, 10_000).flatmap(lambda items: st.tuples(st.integers(0, items), st.just(items))))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.errors import InvalidGroupsError
-from lachesis.invalid_groups import DeadEnvironment, count_invalid_groups, is_dead, require_usable_groups
+from lachesis.base.errors import InvalidGroupsError
+from lachesis.runs.invalid_groups import DeadEnvironment, count_invalid_groups, is_dead, require_usable_groups
 
 SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
 """Two groups make a batch, six make three."""

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis import launch_inputs, models
-from lachesis.cli.main import main
-from lachesis.config import RunConfig
-from lachesis.errors import (
+from lachesis.base.errors import (
     CheckpointError,
     ConfigError,
     FieldValueError,
@@ -23,14 +19,19 @@ from lachesis.errors import (
     ModelNotFoundError,
     ServerDownError,
 )
-from lachesis.inference_tests import TestOptions
-from lachesis.launch_inputs import Launch
-from lachesis.runs import RunRecord
+from lachesis.cli.main import main
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.orchestration import launch_inputs
+from lachesis.orchestration.launch_inputs import Launch
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.store import RunRecord
 from lachesis.service import Service
 from lachesis.supervision.process import free_ports
+from lachesis.tiny_model import build
 from lachesis.trainer import supervised
 from lachesis.trainer.__main__ import parse_args, read_config
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.validation.tests import TestOptions
 from tests.trainer.test_checkpoints import save
 
 Refused = Callable[..., Any]
@@ -145,7 +146,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
     def default(*environments: str) -> str | None:
         return launch_inputs.base_model(Launch(environments[0]), environments[1:], None, tmp_path)
 
-    sums = str(models.tiny_path(models.Recipe(), tmp_path))
+    sums = str(build.tiny_path(build.Recipe(), tmp_path))
     assert default("own") == default("arithmetic") == sums
     older, newer = taught(tmp_path, "own"), taught(tmp_path, "own", "89abcdef")
     os.utime(older, (1, 1))
@@ -163,7 +164,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
 
 
 def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis.agent.desk import Desk
+    from lachesis.agent.session import Desk
 
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
     desk = Desk("s")
@@ -248,7 +249,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
         read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
-        assert len(supervised.read(Path(str(read_by_trainer)), models.tokenizer(), most_tokens=99)) == 1
+        assert len(supervised.read(Path(str(read_by_trainer)), build.tokenizer(), most_tokens=99)) == 1
         with pytest.raises(LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"):
             service.preview(Launch("arithmetic", profile, edits))
     described = service.describe(Launch("arithmetic", by_owner=True))
@@ -256,7 +257,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:
-    from lachesis.agent.desk import Desk
+    from lachesis.agent.session import Desk
 
     desk = Desk("s")
     desk.select("arithmetic")
@@ -305,7 +306,7 @@ def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_m
 def test_another_model_or_rank_than_the_checkpoints_is_refused(earlier: str, random_model: str, refused: Refused) -> None:
     begin = ("train", "arithmetic", "--from", f"{earlier}@4")
     answer = refused(*begin, "--model", "tiny")
-    tiny = models.tiny_path(models.Recipe(), Path(os.environ["LACHESIS_HOME"]))
+    tiny = build.tiny_path(build.Recipe(), Path(os.environ["LACHESIS_HOME"]))
     assert f"has base model {random_model}, this run {tiny}; they must be the same, so leave it out" in answer["error"]
     assert "has lora_rank 8, this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
     assert refused(*begin)["code"] == "server_down"
@@ -342,7 +343,7 @@ def test_every_limit_that_is_named_as_allowed_is(earlier: str, refused: Refused,
 
 
 def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
-    from lachesis.agent.desk import Desk
+    from lachesis.agent.session import Desk
 
     run_id = write_run(random_model, steps=())
     error = refused("resume", run_id, "--set", "learning_rate=1e-4")["error"]

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lachesis import launcher
-from lachesis.cleanup import LAUNCHER_MARK
-from lachesis.errors import ServerDownError
-from lachesis.reports import run_status
-from lachesis.resuming import next_attempt
-from lachesis.runs import RunRecord, RunStore, now
-from lachesis.supervision.leftovers import MARK, mark
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.base.errors import ServerDownError
+from lachesis.orchestration import launcher
+from lachesis.orchestration.resuming import next_attempt
+from lachesis.reporting.status import run_status
+from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.runs.cleanup import LAUNCHER_MARK
+from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.store import RunRecord, RunStore, now
 
 RUN = "0123abcd"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lachesis import config as configuration
 from lachesis.cli import show, watch
 from lachesis.cli.main import main
-from lachesis.metrics import MetricsFile
+from lachesis.config import run_config as configuration
 from lachesis.monitor import text
-from lachesis.reports import run_status
-from lachesis.runs import RunRecord, RunStore, now
+from lachesis.reporting.status import run_status
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore, now
 from lachesis.service import Service
 
 RUN = "0123abcd"

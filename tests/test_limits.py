@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.limits import Spent, exceeded, kept, shares, spent
-from lachesis.runs import RunRecord
-from lachesis.sections import LimitsSection
+from lachesis.config.schema import LimitsSection
+from lachesis.runs.budgets import Spent, exceeded, kept, shares, spent
+from lachesis.runs.store import RunRecord
 
 
 def record(**changes: Any) -> RunRecord:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import metrics
-from lachesis.metrics import WandbSink
+from lachesis.runs import metrics
+from lachesis.runs.metrics import WandbSink
 from lachesis.supervision.process import free_ports
 
 

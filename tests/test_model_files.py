@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import ModelNotFoundError
-from lachesis.model_files import is_cached, require_model
+from lachesis.base.errors import ModelNotFoundError
+from lachesis.base.model_files import is_cached, require_model
 from lachesis.supervision.process import free_ports
 from tests.patience import POLL_S
 

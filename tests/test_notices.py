@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import ConfigError
-from lachesis.notices import set_notices
-from lachesis.supervision.evaluation import read_evaluation
+from lachesis.base.errors import ConfigError
+from lachesis.orchestration.notifications import set_notices
+from lachesis.runs.evaluation import read_evaluation
 
 
 @pytest.mark.parametrize(

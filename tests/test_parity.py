@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from lachesis.parity import judge
-from lachesis.tolerance import BFLOAT16, FLOAT32, Tolerance
+from lachesis.base.tolerance import BFLOAT16, FLOAT32, Tolerance
+from lachesis.runs.parity import judge
 
 
 @pytest.mark.parametrize(

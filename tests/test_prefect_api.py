@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lachesis.errors import ServerDownError
-from lachesis.prefect_api import PrefectApi
+from lachesis.base.errors import ServerDownError
+from lachesis.orchestration.prefect_api import PrefectApi
 from tests.patience import POLL_S
 
 

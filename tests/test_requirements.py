@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import discovery, requirements
-from lachesis.errors import RequirementsError
-from lachesis.requirements import Declared
+from lachesis.base.errors import RequirementsError
+from lachesis.catalog import describe, requirements
+from lachesis.catalog.requirements import Declared
 
 HEADER = "# /// script\n# dependencies = [{}]\n# ///\n"
 ENVIRONMENT = """
@@ -91,12 +91,12 @@ def test_an_environment_has_its_own_version_beside_ours(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     write(tmp_path, HEADER.format('"iniconfig==0.0.1"'))
-    environment = discovery.find("needy", [tmp_path])
+    environment = describe.find("needy", [tmp_path])
     with pytest.raises(RequirementsError, match=r"requires iniconfig==0.0.1, which is not installed.*lachesis env install"):
-        discovery.schema(environment)
+        describe.schema(environment)
     place = requirements.install(Path(environment.file_path))
     assert requirements.interpreter(Path(environment.file_path)) == str(place / "bin" / "python")
-    assert discovery.schema(environment).values["told"] == "from the place of its own"
+    assert describe.schema(environment).values["told"] == "from the place of its own"
     assert importlib.metadata.version("iniconfig") == before
     started = (place / "installed.txt").stat().st_mtime_ns
     assert requirements.install(Path(environment.file_path)) == place

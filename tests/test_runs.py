@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.errors import RunStateError, StorageError, UnknownRunError
-from lachesis.files import write_private
-from lachesis.host_clock import ClockReading, boot_id
-from lachesis.metrics import MetricsFile, history
-from lachesis.runs import RunRecord, RunStore, lasted_s
+from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
+from lachesis.base.files import write_private
+from lachesis.base.host_clock import ClockReading, boot_id
+from lachesis.runs.metrics import MetricsFile, history
+from lachesis.runs.store import RunRecord, RunStore, lasted_s
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
@@ -49,7 +49,7 @@ def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
 
 def test_a_process_that_stands_still_with_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than all others standing still with it."""
-    monkeypatch.setattr("lachesis.runs.LOCK_S", 0.2)
+    monkeypatch.setattr("lachesis.runs.store.LOCK_S", 0.2)
     store = RunStore(tmp_path)
     folder = store.create(record())
     with open(folder.path / ".lock", "w") as lock:

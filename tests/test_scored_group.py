@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lachesis.scored_group import NOT_PER_TOKEN, NUMBERS, PER_TOKEN, find_fault, find_unwritable_value
+from lachesis.rollout_api.scored_group import NOT_PER_TOKEN, NUMBERS, PER_TOKEN, find_fault, find_unwritable_value
 from tests.properties import examples
 
 GROUP: dict[str, Any] = {

@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis import config as configuration
-from lachesis import discovery, mixture
-from lachesis.config import RunConfig
-from lachesis.errors import ConfigError, FieldValueError, UnknownEnvironmentError, UnknownFieldError
+from lachesis.base.errors import ConfigError, FieldValueError, UnknownEnvironmentError, UnknownFieldError
+from lachesis.catalog import describe
+from lachesis.config import mixture
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.rollout_api.weighted_queue import Shares
 from lachesis.service import Launch, Service
-from lachesis.shares import Shares
-from lachesis.trainer.atropos import Atropos
+from lachesis.trainer.rollout_client import Atropos
 from tests.conftest import api_process
 
 Json = dict[str, Any]
@@ -191,7 +192,7 @@ def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> 
 
 
 def test_further_environments_are_checked_as_the_first_one_is() -> None:
-    found = mixture.check("embedded", {"reverse_text": {"weight": 2.0}}, discovery.SCHEMA_TIMEOUT_S)["reverse_text"]
+    found = mixture.check("embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S)["reverse_text"]
     assert found.pop("weight") == 2.0
     assert found
     assert not found.keys() & {"group_size", "tokenizer_name"}
@@ -201,7 +202,7 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
         ({"arithmetic": {"largest": 0}}, FieldValueError),
     ):
         with pytest.raises(kind):
-            mixture.check("embedded", values, discovery.SCHEMA_TIMEOUT_S)
+            mixture.check("embedded", values, describe.SCHEMA_TIMEOUT_S)
 
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from deployments.up import SETTINGS
-from lachesis import launcher
-from lachesis.errors import ServerDownError
-from lachesis.prefect_api import PrefectApi
-from lachesis.resuming import is_submission, resubmit, was_begun
-from lachesis.runs import RunRecord, RunStore, now
+from lachesis.base.errors import ServerDownError
+from lachesis.orchestration import launcher
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.resuming import is_submission, resubmit, was_begun
+from lachesis.orchestration.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
+from lachesis.runs.store import RunRecord, RunStore, now
 from lachesis.service import Service
 from lachesis.supervision.process import free_ports
-from lachesis.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(300)
@@ -203,7 +203,7 @@ def test_a_flow_run_that_ends_at_the_last_moment_is_followed_by_another(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = end_suspended(store)
-    monkeypatch.setattr("lachesis.resuming.flow_run_to_resume", lambda *_: _then_cancelled(store, record))
+    monkeypatch.setattr("lachesis.orchestration.resuming.flow_run_to_resume", lambda *_: _then_cancelled(store, record))
     resumed = resubmit(store, record)
     assert resumed.flow_run_id not in (None, record.flow_run_id)
     assert state_of(store)["type"] == "SCHEDULED"

@@ -17,8 +17,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from tenacity import Future, RetryError
 
+from lachesis.env_process.counters import Tally, watch_environment, watch_servers, whole
 from lachesis.environment.outcome import AllInvalid
-from lachesis.tally import Tally, watch_environment, watch_servers, whole
 from tests.endpoint import serving
 
 

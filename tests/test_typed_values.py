@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.typed_values import read_as, read_untyped
+from lachesis.base.typed_values import read_as, read_untyped
 
 DEFINITIONS = {"Mode": {"enum": ["easy", "hard"], "type": "string"}, "Level": {"enum": [1, 2, True, None]}}
 

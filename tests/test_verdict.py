@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.intervals import wilson_interval
-from lachesis.verdict import FEW_GROUPS, Seen, judge
+from lachesis.base.intervals import wilson_interval
+from lachesis.validation.verdict import FEW_GROUPS, Seen, judge
 
 MIXED = [[0.0, 1.0]] * FEW_GROUPS
 

@@ -1,7 +1,7 @@
 """A check of an environment for an agent. It takes longer than a call may, so it goes on in a process of its own, and each call
 waits for it a while.
 
-checks/{check_id}/check.json  log.txt, and what `lachesis.checking` writes there
+checks/{check_id}/check.json  log.txt, and what `lachesis.validation.check` writes there
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lachesis import checking, discovery, paths, requirements, scaffold
-from lachesis.agent import answers
-from lachesis.agent.desk import SCHEMA_TIMEOUT_S, TEST_WAIT_S, Tell
-from lachesis.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
-from lachesis.files import storage_errors, tail, write_private
-from lachesis.runs import RunDir, now
+from lachesis.agent import schemas
+from lachesis.agent.session import SCHEMA_TIMEOUT_S, TEST_WAIT_S, Tell
+from lachesis.base import paths
+from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
+from lachesis.base.files import storage_errors, tail, write_private
+from lachesis.catalog import describe, requirements, scaffold
+from lachesis.catalog.fingerprint import fingerprint
+from lachesis.runs.store import RunDir, now
 from lachesis.service import Launch, Service
-from lachesis.sources import fingerprint
+from lachesis.validation import check as checking
 
 KEPT = 50
 POLL_S = 0.2
@@ -45,7 +47,7 @@ class Check(BaseModel):
     install: bool = False
     model: str | None = None
     status: Literal["running", "completed", "failed"] = "running"
-    lines: list[answers.CheckLine] = []
+    lines: list[schemas.CheckLine] = []
     error: str | None = None
     created_at: str
 
@@ -54,7 +56,7 @@ def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
     """Start the check, unless the same one of the same code is going on. With `new`, a file of that name is written first."""
     if new:
         scaffold.new(name, _own_folder())
-    environment = discovery.find(name)
+    environment = describe.find(name)
     wanted = Check(
         check_id=secrets.token_hex(4),
         environment=name,
@@ -96,7 +98,7 @@ def look(check_id: str) -> Check:
     return check
 
 
-def wait(check_id: str, tell: Tell) -> answers.EnvironmentCheck:
+def wait(check_id: str, tell: Tell) -> schemas.EnvironmentCheck:
     """What the check has found, after so many seconds at most."""
     started, told = time.monotonic(), 0.0
     while (check := look(check_id)).status == "running" and (spent := time.monotonic() - started) < TEST_WAIT_S:
@@ -107,7 +109,7 @@ def wait(check_id: str, tell: Tell) -> answers.EnvironmentCheck:
     return _report(check)
 
 
-def _report(check: Check) -> answers.EnvironmentCheck:
+def _report(check: Check) -> schemas.EnvironmentCheck:
     again = f'rl_check_environment(check_id="{check.check_id}")'
     bad = [f"{line.name}: {line.message}" for line in check.lines if line.status == "failed"]
     if check.status == "running":
@@ -117,7 +119,7 @@ def _report(check: Check) -> answers.EnvironmentCheck:
     else:
         message = f"{check.environment} is sound"
         steps = [f'rl_select_environment(name="{check.environment}")', "rl_test_inference()"]
-    return answers.EnvironmentCheck(
+    return schemas.EnvironmentCheck(
         check_id=check.check_id,
         status=check.status,
         environment=check.environment,
@@ -181,7 +183,7 @@ def main() -> None:
     check = _load(sys.argv[1])
 
     def tell(line: checking.Line) -> None:
-        check.lines.append(answers.CheckLine(**asdict(line)))
+        check.lines.append(schemas.CheckLine(**asdict(line)))
         _save(check)
 
     try:

@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent.desk import default_profile
 from lachesis.agent.resources import has_skill, skill_file
+from lachesis.agent.session import default_profile
+from lachesis.agent.session_store import NAME
 from lachesis.agent.tools import TABLE, Tool, check_rl_api_keys
-from lachesis.config import PROFILES
-from lachesis.sessions import NAME
+from lachesis.config.run_config import PROFILES
 
 TOOLSET = "rl"
 

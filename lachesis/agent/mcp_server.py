@@ -23,11 +23,11 @@ from mcp.shared.exceptions import MCPError
 
 from lachesis import __version__
 from lachesis.agent import resources
-from lachesis.agent.desk import Desk
 from lachesis.agent.schema_outline import outline_schema
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, WAITING, Call, Json, Tool
-from lachesis.errors import ArgumentsError, LachesisError, as_payload, as_text
-from lachesis.guard import App, Guard
+from lachesis.base.errors import ArgumentsError, LachesisError, as_payload, as_text
+from lachesis.base.http_guard import App, Guard
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"

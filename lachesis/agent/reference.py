@@ -10,7 +10,7 @@ from lachesis.agent.tools import TABLE, Tool
 HEAD = """# The tools
 
 Made from the code by `python -m lachesis.agent.reference`; a test compares. Every answer is a JSON object. An error is
-`{"error": …, "code": …}` with further keys such as `available`; its code is stable (see `lachesis/errors.py`).
+`{"error": …, "code": …}` with further keys such as `available`; its code is stable (see `lachesis/base/errors.py`).
 
 A tool that only reads changes nothing. An idempotent one may be called again without further effect. Over MCP, tools marked
 *confirm* take `confirm` (boolean): on a profile that may cost money nothing happens without `confirm=true`, and the answer is

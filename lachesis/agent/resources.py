@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis import paths
-from lachesis.agent.desk import Desk
-from lachesis.errors import LachesisError, StorageError, as_text
+from lachesis.agent.session import Desk
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError, StorageError, as_text
 
 SCHEME = "lachesis://"
 LOG_LINES = 200

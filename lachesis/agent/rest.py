@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from lachesis import __version__
-from lachesis.agent import answers
-from lachesis.agent.desk import Desk
+from lachesis.agent import schemas
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call, Json, told
-from lachesis.errors import (
+from lachesis.base.errors import (
     ArgumentsError,
     CheckpointError,
     ConfigError,
@@ -44,8 +44,8 @@ from lachesis.errors import (
     UnknownTestError,
     as_payload,
 )
-from lachesis.guard import App, Guard
-from lachesis.reports import Report, RunResults, RunStatus
+from lachesis.base.http_guard import App, Guard
+from lachesis.reporting.status import Report, RunResults, RunStatus
 
 _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),
@@ -170,31 +170,31 @@ def routes() -> FastAPI:
     def entrance() -> Entrance:
         return Entrance(name="lachesis", version=__version__, docs="/docs", health="/health")
 
-    @app.get("/health", response_model=answers.Health, **shown("rl_health_check", "service"))
+    @app.get("/health", response_model=schemas.Health, **shown("rl_health_check", "service"))
     def health(call: Caller) -> Any:
         return _answer("rl_health_check", call)
 
-    @app.get("/environments", response_model=list[answers.EnvironmentEntry], **shown("rl_list_environments", "environments"))
+    @app.get("/environments", response_model=list[schemas.EnvironmentEntry], **shown("rl_list_environments", "environments"))
     def environments(call: Caller) -> Any:
         return _told(lambda: call.desk.environments().payload()["environments"])
 
-    @app.post("/environments/{name}/select", response_model=answers.Selected, **shown("rl_select_environment", "environments"))
+    @app.post("/environments/{name}/select", response_model=schemas.Selected, **shown("rl_select_environment", "environments"))
     def select(call: Caller, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
         return _answer("rl_select_environment", call, {"name": name, **(_given(body) if body else {})})
 
-    @app.get("/config", response_model=answers.CurrentConfig, **shown("rl_get_current_config", "configuration"))
+    @app.get("/config", response_model=schemas.CurrentConfig, **shown("rl_get_current_config", "configuration"))
     def config(call: Caller) -> Any:
         return _answer("rl_get_current_config", call)
 
-    @app.post("/config", response_model=answers.Edited, **shown("rl_edit_config", "configuration"))
+    @app.post("/config", response_model=schemas.Edited, **shown("rl_edit_config", "configuration"))
     def edit(call: Caller, body: EditBody) -> Any:  # type: ignore[valid-type]
         return _answer("rl_edit_config", call, _given(body))
 
-    @app.get("/runs", response_model=answers.RunList, **shown("rl_list_runs", "runs"))
+    @app.get("/runs", response_model=schemas.RunList, **shown("rl_list_runs", "runs"))
     def runs(call: Caller) -> Any:
         return _answer("rl_list_runs", call)
 
-    @app.post("/runs", response_model=answers.Started, **shown("rl_start_training", "runs"))
+    @app.post("/runs", response_model=schemas.Started, **shown("rl_start_training", "runs"))
     def start(
         call: Caller,
         body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
@@ -205,7 +205,7 @@ def routes() -> FastAPI:
     def status(call: Caller, run_id: RunId) -> Any:
         return _told(lambda: call.desk.live_status(run_id).payload())
 
-    @app.post("/runs/{run_id}/stop", response_model=answers.Stopped, **shown("rl_stop_training", "runs"))
+    @app.post("/runs/{run_id}/stop", response_model=schemas.Stopped, **shown("rl_stop_training", "runs"))
     def stop(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_stop_training", call, {"run_id": run_id})
 
@@ -213,7 +213,7 @@ def routes() -> FastAPI:
     def metrics(call: Caller, run_id: RunId) -> Any:
         return _answer("rl_get_results", call, {"run_id": run_id})
 
-    @app.post("/test/inference", response_model=answers.TestReport, **shown("rl_test_inference", "inference test"))
+    @app.post("/test/inference", response_model=schemas.TestReport, **shown("rl_test_inference", "inference test"))
     async def test_inference(
         call: Caller,
         body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]
@@ -221,7 +221,7 @@ def routes() -> FastAPI:
         arguments = _given(body) if body else {}
         return await anyio.to_thread.run_sync(lambda: _answer("rl_test_inference", call, arguments), limiter=waiting)
 
-    @app.post("/environments/check", response_model=answers.EnvironmentCheck, **shown("rl_check_environment", "environments"))
+    @app.post("/environments/check", response_model=schemas.EnvironmentCheck, **shown("rl_check_environment", "environments"))
     async def check_environment(call: Caller, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
         arguments = _given(body)
         return await anyio.to_thread.run_sync(lambda: _answer("rl_check_environment", call, arguments), limiter=waiting)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from lachesis import paths
-from lachesis.files import secret_file, storage_errors
+from lachesis.base import paths
+from lachesis.base.files import secret_file, storage_errors
 
 
 def own_token() -> str:

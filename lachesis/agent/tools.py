@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lachesis import launcher
-from lachesis.agent import answers, checks
-from lachesis.agent.desk import default_profile
-from lachesis.agent.table import TABLE, Call, Hints, Json, Tool, told, tool
-from lachesis.config import PROFILES
-from lachesis.errors import ArgumentsError, as_text
-from lachesis.inference_tests import TestOptions
-from lachesis.profiles import missing_keys
-from lachesis.reports import RunResults
+from lachesis.agent import checks, schemas
+from lachesis.agent.registry import TABLE, Call, Hints, Json, Tool, told, tool
+from lachesis.agent.session import default_profile
+from lachesis.base.errors import ArgumentsError, as_text
+from lachesis.config.profiles import missing_keys
+from lachesis.config.run_config import PROFILES
+from lachesis.orchestration import launcher
+from lachesis.reporting.status import RunResults
+from lachesis.validation.tests import TestOptions
 
 __all__ = ["TABLE", "Call", "Json", "Tool", "as_text", "told"]
 MINIMUM_PYTHON = (3, 11)
@@ -33,7 +33,7 @@ RunId = Annotated[
 
 
 @tool(READ)
-def rl_list_environments(call: Call) -> answers.EnvironmentList:
+def rl_list_environments(call: Call) -> schemas.EnvironmentList:
     """List the environments that can be trained on: name, class, file and what each is about."""
     return call.desk.environments()
 
@@ -50,7 +50,7 @@ def rl_select_environment(
         str | None,
         Field(max_length=1000, description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own"),
     ] = None,
-) -> answers.Selected:
+) -> schemas.Selected:
     """Select an environment and begin a new draft of its configuration with the default values.
 
     The draft is kept for this session, also when the agent restarts. The first look at an environment takes some seconds."""
@@ -58,7 +58,7 @@ def rl_select_environment(
 
 
 @tool(READ)
-def rl_get_current_config(call: Call) -> answers.CurrentConfig:
+def rl_get_current_config(call: Call) -> schemas.CurrentConfig:
     """Show every field of the selected environment: those that can be edited with their types and values, and those that are
     locked with the reason."""
     return call.desk.current_config()
@@ -71,7 +71,7 @@ def rl_edit_config(
         str, Field(max_length=200, description="A configurable field from rl_get_current_config, bare or as section.field")
     ],
     value: Annotated[Any, Field(description="The new value, of the field's type")],
-) -> answers.Edited:
+) -> schemas.Edited:
     """Set one field of the draft. A wrong type, a value out of range or a locked field is refused with what is allowed, and
     nothing changes."""
     return call.desk.edit(field, value)
@@ -79,7 +79,7 @@ def rl_edit_config(
 
 def _preview_start(
     call: Call, *, dry_run: bool, resume: str | None, start_from: str | None, **_: Any
-) -> answers.Started | None:
+) -> schemas.Started | None:
     if dry_run or not call.desk.is_paid(resume):
         return None
     shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview(start_from)
@@ -116,7 +116,7 @@ def rl_start_training(
         dict[str, Any] | None,
         Field(max_length=10, description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up'),
     ] = None,
-) -> answers.Started:
+) -> schemas.Started:
     """Start a training run from the draft and return its run id at once; training goes on without the agent.
 
     The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
@@ -138,7 +138,7 @@ def rl_start_training(
 
 
 @tool(READ)
-def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
+def rl_check_status(call: Call, run_id: RunId) -> schemas.CheckedStatus:
     """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
     `health` has the judgement of learning (too early, healthy, not learning, suspect, broken, unknown) with its evidence, the
     part that stalls and since when, and how much of the budgets is used.
@@ -148,11 +148,11 @@ def rl_check_status(call: Call, run_id: RunId) -> answers.CheckedStatus:
     return call.desk.status(run_id)
 
 
-def _preview_stop(call: Call, *, run_id: str) -> answers.Stopped | None:
+def _preview_stop(call: Call, *, run_id: str) -> schemas.Stopped | None:
     record = call.desk.service.get(run_id)
     if record.ended or not call.desk.is_paid(run_id):
         return None
-    return answers.Stopped(
+    return schemas.Stopped(
         message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "
         "which may have cost money. It would save a checkpoint and end; ask the user, then call again with confirm=true",
         run_id=run_id,
@@ -162,7 +162,7 @@ def _preview_stop(call: Call, *, run_id: str) -> answers.Stopped | None:
 
 
 @tool(Hints(destructive=True, idempotent=True), preview=_preview_stop)
-def rl_stop_training(call: Call, run_id: RunId) -> answers.Stopped:
+def rl_stop_training(call: Call, run_id: RunId) -> schemas.Stopped:
     """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at once; it can be resumed."""
     return call.desk.stop(run_id)
 
@@ -177,7 +177,7 @@ def rl_get_results(call: Call, run_id: RunId) -> RunResults:
 @tool(READ)
 def rl_list_runs(
     call: Call, limit: Annotated[int | None, Field(ge=1, le=1000, description="At most so many, the newest first")] = None
-) -> answers.RunList:
+) -> schemas.RunList:
     """List all runs with their statuses, the newest first."""
     return call.desk.runs(limit)
 
@@ -198,7 +198,7 @@ def rl_test_inference(
     max_tokens: Annotated[int, Field(ge=1, le=100_000, description="Of one response; with prompts only")] = 256,
     temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
     test_id: Annotated[str | None, Field(max_length=100, description="Ask again for a test that had not ended")] = None,
-) -> answers.TestReport:
+) -> schemas.TestReport:
     """Try the selected environment before training: does it work, can a model learn from it, and what would a run take?
 
     The environment is checked in stages, then models answer a few items. `summary.verdict` is learnable, too easy, too hard or
@@ -227,7 +227,7 @@ def rl_check_environment(
         str | None, Field(max_length=1000, description="A folder with the model that answers; by default the tiny one")
     ] = None,
     check_id: Annotated[str | None, Field(max_length=100, description="Ask again for a check that had not ended")] = None,
-) -> answers.EnvironmentCheck:
+) -> schemas.EnvironmentCheck:
     """Check an environment that you write, without training and without the Prefect server: import, configuration, data set,
     right and spoilt answers, then a group of answers of a local model: scores, tokens, round trip, stop tokens, truncation.
 
@@ -240,7 +240,7 @@ def rl_check_environment(
 
 
 @tool(READ)
-def rl_health_check(call: Call) -> answers.Health:
+def rl_health_check(call: Call) -> schemas.Health:
     """Tell whether the Prefect server, the keys and the environments are there, which session this is, and which runs live."""
     return call.desk.health()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lachesis.agent import answers
-from lachesis.inference_tests import InferenceTest
-from lachesis.reports import Json
-from lachesis.sessions import Check
+from lachesis.agent import schemas
+from lachesis.agent.session_store import Check
+from lachesis.reporting.status import Json
 from lachesis.supervision.plan import Plan
+from lachesis.validation.tests import InferenceTest
 
 CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
@@ -24,10 +24,10 @@ CALLS = {
 """How an agent does what comes next."""
 
 
-def limited(last: Check, left: float) -> answers.CheckedStatus:
+def limited(last: Check, left: float) -> schemas.CheckedStatus:
     """The last report again, with the time when a new one is due."""
     wait, ago = max(1, round(left)), round(time.time() - last.at)
-    return answers.CheckedStatus(
+    return schemas.CheckedStatus(
         **last.report,
         rate_limited=True,
         message=f"this is the report of {ago} s ago; the next live one is due in {wait} s. The run goes on by itself, and once "
@@ -50,9 +50,9 @@ def after_test(test: InferenceTest) -> list[str]:
     return ["rl_start_training()"]
 
 
-def services(plan: Plan) -> list[answers.PlannedService]:
+def services(plan: Plan) -> list[schemas.PlannedService]:
     return [
-        answers.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
+        schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
     ]
 
 
@@ -60,17 +60,17 @@ def values(found: Json) -> Json:
     return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
 
 
-def field(described: Json) -> answers.FieldView:
+def field(described: Json) -> schemas.FieldView:
     """Return a field that can be edited. What is allowed is left out where it says no more than the type."""
     says_no_more = described["allowed"].replace(" or ", " | ") == described["type"]
     unsaid = {"locked", "allowed"} if says_no_more else {"locked"}
-    return answers.FieldView(**{key: value for key, value in described.items() if key not in unsaid})
+    return schemas.FieldView(**{key: value for key, value in described.items() if key not in unsaid})
 
 
-def locked_field(described: Json) -> answers.LockedFieldView:
+def locked_field(described: Json) -> schemas.LockedFieldView:
     """Return a field that cannot be edited, with its value and the reason."""
     told = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
-    return answers.LockedFieldView(**told, locked_value=described["current_value"], reason=described["locked"])
+    return schemas.LockedFieldView(**told, locked_value=described["current_value"], reason=described["locked"])
 
 
 def known(**values: Any) -> Json:

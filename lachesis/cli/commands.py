@@ -11,21 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lachesis import launcher, weights
+from lachesis.base.errors import ModelNotFoundError
+from lachesis.base.typed_values import read_untyped
+from lachesis.catalog.describe import adopt
 from lachesis.cli import demo, doctor, environments, serve, show, watch
 from lachesis.cli.show import out
-from lachesis.discovery import adopt
-from lachesis.errors import ModelNotFoundError
-from lachesis.evaluation_results import newest_result
-from lachesis.fields import parse_assignment
-from lachesis.inference_tests import EMBEDDED, TestOptions
-from lachesis.launch_inputs import describe_default
-from lachesis.metrics import MetricsFile
-from lachesis.notices import remove_notices, set_notices
-from lachesis.runs import RunRecord, short_name
+from lachesis.config.edits import parse_assignment
+from lachesis.orchestration import launcher
+from lachesis.orchestration.launch_inputs import describe_default
+from lachesis.orchestration.notifications import remove_notices, set_notices
+from lachesis.runs import export as weights
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.evaluation_results import newest_result
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, short_name
 from lachesis.service import Launch, Service
-from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.typed_values import read_untyped
+from lachesis.validation.tests import EMBEDDED, TestOptions
 
 LAST_STEPS = 60
 """Steps of each run in which the list of runs looks for a held-out result."""

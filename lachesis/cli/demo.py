@@ -11,11 +11,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from lachesis import launcher, models
+from lachesis.base.json_lines import read_json_lines
 from lachesis.cli import show, watch
-from lachesis.json_lines import read_json_lines
-from lachesis.runs import RunRecord
+from lachesis.orchestration import launcher
+from lachesis.runs.store import RunRecord
 from lachesis.service import Launch, Service
+from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"
 
@@ -27,10 +28,10 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
         edits.append(("total_steps", steps))
     wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
     service.resolve(wanted)  # wrong input is told before anything is built
-    if not models.tiny_path(models.Recipe()).is_dir():
+    if not build.tiny_path(build.Recipe()).is_dir():
         show.notice("building a tiny model (about 20 s, once)")
     with show.steps_bar("building a tiny model", quiet=as_json) as advance:
-        model = models.build(models.Recipe(), progress=advance)
+        model = build.build(build.Recipe(), progress=advance)
     show.notice(f"model: {model}")
     with contextlib.ExitStack() as stack:
         server = launcher.running_server()

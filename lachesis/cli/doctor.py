@@ -7,12 +7,15 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from lachesis import cleanup, launcher, models, paths
-from lachesis.config import PROFILES
-from lachesis.errors import LachesisError
-from lachesis.profiles import missing_modules
-from lachesis.runs import RunStore
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError
+from lachesis.config.profiles import missing_modules
+from lachesis.config.run_config import PROFILES
+from lachesis.orchestration import launcher
+from lachesis.runs import cleanup
+from lachesis.runs.store import RunStore
 from lachesis.service import Service
+from lachesis.tiny_model import build
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def _mcp() -> Check:
 
 
 def _model() -> Check:
-    path = models.tiny_path(models.Recipe())
+    path = build.tiny_path(build.Recipe())
     found = path.is_dir()
     return Check("tiny model", found, str(path) if found else "not built", "lachesis model build", needed=False)
 

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lachesis import checking, cleanup, discovery, lessons, models, requirements, scaffold
-from lachesis.checking import Line
+from lachesis.catalog import describe, requirements, scaffold
 from lachesis.cli import show
-from lachesis.fields import parse_assignment
+from lachesis.config.edits import parse_assignment
+from lachesis.runs import cleanup
 from lachesis.service import Launch, Service
+from lachesis.tiny_model import build, teach
+from lachesis.validation import check
+from lachesis.validation.check import Line
 
 _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
 
@@ -25,7 +28,7 @@ def env(args: argparse.Namespace) -> int:
 
 def _install(args: argparse.Namespace) -> int:
     """What the file's header requires, in a place of its own."""
-    environment = discovery.find(discovery.adopt(args.environment))
+    environment = describe.find(describe.adopt(args.environment))
     file = Path(environment.file_path)
     wanted = requirements.declared(file).dependencies
     if not wanted:
@@ -61,7 +64,7 @@ def _check(args: argparse.Namespace) -> int:
     """Exit code 1 when a check has failed."""
     service = Service()
     launch = Launch(
-        discovery.adopt(args.environment),
+        describe.adopt(args.environment),
         "embedded",
         tuple(parse_assignment(text) for text in args.edits),
         args.model,
@@ -74,7 +77,7 @@ def _check(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{environment.name}-"))
     tell = (lambda line: None) if args.json else _show
     try:
-        lines = checking.check(environment, config, folder, tell)
+        lines = check.check(environment, config, folder, tell)
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -100,12 +103,12 @@ def _show(line: Line) -> None:
 def model(args: argparse.Namespace) -> int:
     if not args.environments:
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-            path = models.build(models.Recipe(), progress=advance)
+            path = build.build(build.Recipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        found = [Service().resolve(Launch(discovery.adopt(one), "embedded", edits, by_owner=True)) for one in args.environments]
+        found = [Service().resolve(Launch(describe.adopt(one), "embedded", edits, by_owner=True)) for one in args.environments]
         taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
-            path = lessons.build(*taught, share=args.share, steps=args.steps, progress=advance)
+            path = teach.build(*taught, share=args.share, steps=args.steps, progress=advance)
     show.out(args, {"path": str(path)}, f"the model is at {path}")
     return 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis import __version__
-from lachesis.errors import LachesisError, StorageError, as_payload
+from lachesis.base.errors import LachesisError, StorageError, as_payload
 
 EPILOG = (
     "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\

@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 
-from lachesis import launcher, paths
+from lachesis.base import paths
+from lachesis.base.errors import ConfigError, MissingDependencyError
 from lachesis.cli import show
-from lachesis.errors import ConfigError, MissingDependencyError
-from lachesis.profiles import missing_modules
+from lachesis.config.profiles import missing_modules
+from lachesis.orchestration import launcher
 
 
 def prefect(args: argparse.Namespace) -> int:
@@ -26,8 +27,8 @@ def mcp(args: argparse.Namespace) -> int:
     if missing_modules(["mcp"]):
         raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
     from lachesis.agent import mcp_server
+    from lachesis.agent.session_store import Session, folder_session
     from lachesis.agent.token import own_token
-    from lachesis.sessions import Session, folder_session
 
     session = Session(args.session or os.environ.get("LACHESIS_SESSION") or folder_session()).name
     if not args.http:
@@ -46,7 +47,7 @@ def api(args: argparse.Namespace) -> int:
     """The HTTP service. The token is asked for unless --open says that any program of this machine may call it."""
     from lachesis.agent import rest
     from lachesis.agent.token import own_token
-    from lachesis.guard import is_loopback
+    from lachesis.base.http_guard import is_loopback
 
     host, port, names = _listening(args)
     if args.open and not is_loopback(host):

@@ -17,14 +17,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.held_out import describe_share
-from lachesis.parity import Parity
-from lachesis.runs import seconds_between
+from lachesis.runs.held_out import describe_share
+from lachesis.runs.parity import Parity
+from lachesis.runs.store import seconds_between
 
 if TYPE_CHECKING:
+    from lachesis.catalog.scan import Scan
     from lachesis.cli.doctor import Check
-    from lachesis.inference_tests import InferenceTest
-    from lachesis.scanning import Scan
+    from lachesis.validation.tests import InferenceTest
 
 Json = dict[str, Any]
 console = Console(

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.cli import show
-from lachesis.held_out import describe, held_out_curve
 from lachesis.monitor.judgement import judge_shown
-from lachesis.runs import RunRecord, seconds_between
+from lachesis.runs.held_out import describe, held_out_curve
+from lachesis.runs.store import RunRecord, seconds_between
 from lachesis.service import Service
 
 Draw = Callable[[Service, RunRecord], None]

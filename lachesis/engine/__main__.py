@@ -9,9 +9,9 @@ import socket
 import sys
 from pathlib import Path
 
-from lachesis import paths
-from lachesis.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
-from lachesis.guard import Guard
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
+from lachesis.base.http_guard import Guard
 
 MOST_BYTES = 600_000_000
 """Of one request; the SDK sends a batch in chunks of at most 500 MB."""
@@ -67,7 +67,7 @@ def serve(args: argparse.Namespace) -> None:
 
             from lachesis.engine import threads
             from lachesis.engine.app import create_app
-            from lachesis.engine.core import Engine
+            from lachesis.engine.engine import Engine
         except ImportError as error:
             raise MissingDependencyError(
                 f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"

@@ -16,9 +16,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
-from lachesis import refusals
-from lachesis.engine import rest_routes, wire
-from lachesis.engine.bodies import (
+from lachesis.base import http_errors
+from lachesis.base.errors import EngineRequestError, StorageError
+from lachesis.engine import protobuf_messages, rest_routes
+from lachesis.engine.engine import Engine
+from lachesis.engine.futures import Futures, Payload
+from lachesis.engine.json_messages import (
     Body,
     CreateModel,
     CreateSampler,
@@ -31,11 +34,8 @@ from lachesis.engine.bodies import (
     SaveForSampler,
     check_sdk,
 )
-from lachesis.engine.core import Engine
-from lachesis.engine.futures import Futures, Payload
-from lachesis.engine.requests import MOST_SAMPLES
-from lachesis.engine.worker import CANCELLED, ModelThread, Work, refusal
-from lachesis.errors import EngineRequestError, StorageError
+from lachesis.engine.model_thread import CANCELLED, ModelThread, Work, refusal
+from lachesis.engine.sample_request import MOST_SAMPLES
 
 LONG_POLL_S = 30.0
 MOST_WAITING = 10_000
@@ -168,14 +168,14 @@ def create_app(engine: Engine, token: str) -> FastAPI:
     rest_routes.add(guarded, engine)
     app.include_router(guarded)
     app.include_router(rest_routes.downloads(engine))
-    refusals.add(app)
+    http_errors.add(app)
     app.add_exception_handler(EngineRequestError, _bad_request)
     app.add_exception_handler(StorageError, _bad_request)
     return app
 
 
 async def _bad_request(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": refusals.writable(error)}, 400)
+    return JSONResponse({"detail": http_errors.writable(error)}, 400)
 
 
 def _add_session_routes(router: APIRouter, service: Service) -> None:
@@ -262,7 +262,7 @@ def _add_training_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/forward_backward")
     async def forward_backward(request: Request) -> dict[str, Any]:
-        parsed = wire.parse_forward_backward(await request.body())
+        parsed = protobuf_messages.parse_forward_backward(await request.body())
         return service.submit((parsed.model_id, parsed.seq_id), lambda: engine.forward_backward(parsed))
 
     @router.post("/optim_step")

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from lachesis.errors import EngineRequestError
+from lachesis.base.errors import EngineRequestError
 
 ALPHA = 32
 MOST_RANK = 512

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lachesis.errors import EngineRequestError
+from lachesis.base.errors import EngineRequestError
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]

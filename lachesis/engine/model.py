@@ -12,10 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import Cache
 
-from lachesis.engine.cache import SlotCache
+from lachesis.base.errors import ModelNotFoundError
+from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import Sites
 from lachesis.engine.start_check import allowed, check, difference
-from lachesis.errors import ModelNotFoundError
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel
 
-from lachesis.engine.core import Engine
+from lachesis.engine.engine import Engine
 from lachesis.engine.weights import CheckpointPath
 
 _SECRET = secrets.token_bytes(32)

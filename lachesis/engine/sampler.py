@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache
 
-from lachesis.engine.cache import SlotCache
-from lachesis.engine.choose import Settings, choose
+from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import Part, Snapshot
 from lachesis.engine.model import BaseModel
-from lachesis.engine.requests import Continuation, PromptAnswers, answer, top_k
+from lachesis.engine.sample_request import Continuation, PromptAnswers, answer, top_k
 from lachesis.engine.sampling_job import Job, Row
 from lachesis.engine.slot_state import SlotState
+from lachesis.engine.token_choice import Settings, choose
 
 MOST_ROWS = 512
 """Sequences that are extended together."""

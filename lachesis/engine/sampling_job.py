@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lachesis.engine.lora import Snapshot
-from lachesis.engine.requests import Continuation, PromptAnswers, Sampled, SampleRequest
+from lachesis.engine.sample_request import Continuation, PromptAnswers, Sampled, SampleRequest
 
 
 @dataclass(eq=False)

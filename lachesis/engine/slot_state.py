@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from lachesis.engine.choose import Settings
 from lachesis.engine.sampling_job import Row
+from lachesis.engine.token_choice import Settings
 
 BLOCK = 64
 """The tensors of what was generated grow by so many tokens at least."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lachesis.engine.cache import SlotCache
+from lachesis.base.errors import UnsupportedModelError
+from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import Part, Snapshot
 from lachesis.engine.peft_layers import adapted_by_peft
-from lachesis.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from lachesis.engine.model import BaseModel

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, losses
 from lachesis.engine.lora import LoraSpec, Snapshot
 from lachesis.engine.model import BaseModel
-from lachesis.engine.wire import Array, Datum
-from lachesis.errors import EngineRequestError
+from lachesis.engine.protobuf_messages import Array, Datum
 
 MOST_LOGITS = 2**26
 """Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of them at a time."""

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lachesis.errors import EngineRequestError, StorageError
+from lachesis.base.errors import EngineRequestError, StorageError
 
 log = logging.getLogger(__name__)
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}

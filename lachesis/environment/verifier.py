@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment import clock
 from lachesis.environment.outcome import Invalid, invalid
-from lachesis.failure_reasons import describe_exception
 
 log = logging.getLogger(__name__)
 MOST_STUCK = 8

@@ -27,12 +27,12 @@ import verifiers as vf
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage, ResponseTokens, ToolCall, Usage
 
+from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment import toolcalls
 from lachesis.environment.data import Item
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import Sampled, TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
-from lachesis.failure_reasons import describe_exception
 
 TOO_LONG = "the conversation is longer than the limit of tokens"
 raised: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")

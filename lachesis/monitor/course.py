@@ -83,7 +83,7 @@ class RunFacts:
     tiny_model: bool = False
     """Whether the base model is the tiny one of this project, which can be taught."""
     counts: Mapping[str, Any] = field(default_factory=dict)
-    """What the environments' processes have counted; see `lachesis.tally`."""
+    """What the environments' processes have counted; see `lachesis.env_process.counters`."""
 
     def checkpoint_near(self, step: int) -> int | None:
         """Return the newest checkpoint that is not after `step`, else the oldest one."""

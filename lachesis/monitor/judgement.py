@@ -12,18 +12,18 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lachesis import paths
-from lachesis.errors import LachesisError
-from lachesis.evaluation_results import newest_result
-from lachesis.fields import Fields
-from lachesis.limits import shares
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError
+from lachesis.config.edits import Fields
 from lachesis.monitor.course import Health, RunFacts, Step
 from lachesis.monitor.learning import judge
-from lachesis.monitor.look import Look, look_at_files
-from lachesis.monitor.memory import Memory, follow, load_memory, save_memory
+from lachesis.monitor.observe import Look, look_at_files
 from lachesis.monitor.stalls import Stall
-from lachesis.runs import RunRecord, RunStore, now, seconds_between
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.monitor.watched import Memory, follow, load_memory, save_memory
+from lachesis.runs.budgets import shares
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.evaluation_results import newest_result
+from lachesis.runs.store import RunRecord, RunStore, now, seconds_between
 
 log = logging.getLogger(__name__)
 ADVISED = ("learning_rate", "max_batches_offpolicy", "loss_fn", "max_token_length", "group_size")

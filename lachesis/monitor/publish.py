@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lachesis.errors import ServerDownError
-from lachesis.files import write_private
-from lachesis.metrics import MetricsFile, Step, history
+from lachesis.base.errors import ServerDownError
+from lachesis.base.files import write_private
 from lachesis.monitor import text
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import RunRecord
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.metrics import MetricsFile, Step, history
+from lachesis.runs.store import RunRecord
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched

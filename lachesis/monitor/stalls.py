@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.monitor.look import Json, Look
+from lachesis.monitor.observe import Json, Look
 from lachesis.supervision.process import role
 
 FROZEN = ("stopped", "tracing-stop")

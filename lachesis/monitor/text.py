@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lachesis.files import tail
-from lachesis.held_out import HeldOutPoint, whole_curve
-from lachesis.launcher import ui_url
-from lachesis.metrics import KEY_METRICS, Step
-from lachesis.pages import cell, curve, table
-from lachesis.runs import RunRecord, short_name
+from lachesis.base.files import tail
+from lachesis.orchestration.artifacts import cell, curve, table
+from lachesis.orchestration.launcher import ui_url
+from lachesis.runs.held_out import HeldOutPoint, whole_curve
+from lachesis.runs.metrics import KEY_METRICS, Step
+from lachesis.runs.store import RunRecord, short_name
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched

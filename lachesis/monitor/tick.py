@@ -11,20 +11,20 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis import cleanup, launcher
-from lachesis.errors import ServerDownError
-from lachesis.limits import exceeded, shares
+from lachesis.base.errors import ServerDownError
 from lachesis.monitor.course import Health
 from lachesis.monitor.judgement import health_entry, judge_look
-from lachesis.monitor.look import Look, look_at
-from lachesis.monitor.memory import Memory, load_memory, save_memory
+from lachesis.monitor.observe import Look, look_at
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.stalls import Stall, find_stall
-from lachesis.prefect_api import PrefectApi
-from lachesis.resuming import resubmit
-from lachesis.runs import RunDir, RunRecord, RunStore, seconds_between
-from lachesis.supervision import leftovers
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.monitor.watched import Memory, load_memory, save_memory
+from lachesis.orchestration import launcher
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.resuming import resubmit
+from lachesis.runs import cleanup, leftovers
+from lachesis.runs.budgets import exceeded, shares
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.store import RunDir, RunRecord, RunStore, seconds_between
 
 log = logging.getLogger("lachesis.monitor")
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.profiles import endpoint_key
+from lachesis.config.profiles import endpoint_key
+from lachesis.runs.leftovers import MARK, mark
 from lachesis.supervision.health import http_question
-from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.plan import HOST, PYTHON
 from lachesis.supervision.process import ServiceSpec, free_ports
 
@@ -18,7 +18,7 @@ OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
 @dataclass(frozen=True)
 class EndpointProxy:
-    """A proxy to start; see `lachesis.endpoint_proxy`."""
+    """A proxy to start; see `lachesis.supervision.endpoint_proxy`."""
 
     service: ServiceSpec
     base_url: str
@@ -39,7 +39,7 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
     address = f"http://{HOST}:{port}"
     service = ServiceSpec(
         "endpoint-proxy",
-        [*PYTHON, "lachesis.endpoint_proxy", "--port", str(port)],
+        [*PYTHON, "lachesis.supervision.endpoint_proxy", "--port", str(port)],
         log=output.with_suffix(".proxy.log"),
         cwd=output.parent,
         env={

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from lachesis.child import child_environment, secrets
-from lachesis.errors import ProcessExitedError, error_codes
-from lachesis.files import tail
+from lachesis.base.errors import ProcessExitedError, error_codes
+from lachesis.base.files import tail
+from lachesis.base.secrets import child_environment, secrets
 from lachesis.supervision.process import ServiceSpec
 
 LOG_BYTES = 200_000_000

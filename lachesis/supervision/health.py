@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from lachesis.errors import HealthTimeoutError, ProcessExitedError
-from lachesis.files import tail
+from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
+from lachesis.base.files import tail
+from lachesis.base.tls import tls_context
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
-from lachesis.tls import tls_context
 
 POLL_S = 0.1
 MAX_LOG_BYTES = 50_000_000

@@ -15,18 +15,18 @@ from typing import Any
 import httpx
 import yaml
 
-from lachesis import config as configuration
-from lachesis.child import chosen, public_variables
-from lachesis.config import RunConfig
-from lachesis.errors import ConfigError
-from lachesis.files import write_private
-from lachesis.model_files import is_cached
-from lachesis.requirements import interpreter
-from lachesis.runs import RunDir, RunRecord
+from lachesis.base.errors import ConfigError
+from lachesis.base.files import write_private
+from lachesis.base.model_files import is_cached
+from lachesis.base.secrets import chosen, public_variables
+from lachesis.base.tls import tls_context
+from lachesis.catalog.requirements import interpreter
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.store import RunDir, RunRecord
 from lachesis.supervision.health import http_question
-from lachesis.supervision.leftovers import MARK, mark
 from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
-from lachesis.tls import tls_context
 
 HOST = "127.0.0.1"
 PYTHON = (sys.executable, "-P", "-m")  # -P: a folder of the run must not be importable
@@ -168,7 +168,7 @@ def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
     sharing = ["--environments", str(len(config.parts()))] if config.env.mixture else []
     return ServiceSpec(
         "api",
-        [*PYTHON, "lachesis.rollout_api", "--port", str(port), *batches, *sharing],
+        [*PYTHON, "lachesis.rollout_api.app", "--port", str(port), *batches, *sharing],
         log=folder.log("api"),
         cwd=folder.path,
         port=port,
@@ -234,7 +234,7 @@ class _Environment:
         }
         return ServiceSpec(
             self.service,
-            [*_python(self.file), "lachesis.environment", "run", self.file, "serve", "--config", str(self.config_file)],
+            [*_python(self.file), "lachesis.env_process", "run", self.file, "serve", "--config", str(self.config_file)],
             log=self.folder.log(self.service),
             cwd=self.folder.path,
             env={**_data_hub(self.config), **_wandb(env.use_wandb), **chosen(), **place, **signed},
@@ -253,7 +253,7 @@ class _Environment:
         file = self.folder.path / f"evaluate_{which}{self.ending}.yaml"
         spec = ServiceSpec(
             f"evaluate-{which}{self.ending}",
-            [*_python(self.file), "lachesis.environment", "run", self.file, "evaluate", "--config", str(file)],
+            [*_python(self.file), "lachesis.env_process", "run", self.file, "evaluate", "--config", str(file)],
             log=self.folder.logs / f"evaluate_{which}{self.ending}_{self.folder.path.name}.log",
             cwd=self.folder.path,
             env={**_data_hub(self.config), **chosen()},
@@ -278,7 +278,7 @@ def make_probe(
     local = Path(asked["tokenizer_name"]).is_dir()
     probe = ServiceSpec(
         "environment",
-        [*_python(file), "lachesis.environment", "probe", file, str(spec_file), "process", "--config", str(config_file)],
+        [*_python(file), "lachesis.env_process", "probe", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
@@ -301,7 +301,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
     config_file = folder / "check.yaml"
     check = ServiceSpec(
         "environment",
-        [*_python(file), "lachesis.environment", "check", file, class_name, str(out), "--config", str(config_file)],
+        [*_python(file), "lachesis.env_process", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
         env={**_data_hub(config), **chosen(), **_wandb_of_test(False), MARK: mark(folder)},

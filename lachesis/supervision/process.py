@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lachesis.errors import PortInUseError
+from lachesis.base.errors import PortInUseError
 
 Question = Callable[[], str]
 """Asks a service whether it is ready: "" when it is, else what it answered."""

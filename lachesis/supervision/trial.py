@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lachesis import config as configuration
-from lachesis.config import RunConfig
-from lachesis.errors import LachesisError, StageError
-from lachesis.files import write_private
-from lachesis.stages import NAMES
+from lachesis.base.errors import LachesisError, StageError
+from lachesis.base.files import write_private
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.env_process.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import MAX_PRINTED, printed_too_much, wait_healthy
 from lachesis.supervision.plan import Plan, make_base_server, make_check

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from lachesis import config as configuration
-from lachesis.config import RunConfig
-from lachesis.errors import LachesisError, ModelNotFoundError, PortInUseError
-from lachesis.guard import Guard
-from lachesis.metrics import WandbSink
-from lachesis.runs import RunDir, RunStore
+from lachesis.base.errors import LachesisError, ModelNotFoundError, PortInUseError
+from lachesis.base.http_guard import Guard
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.metrics import WandbSink
+from lachesis.runs.store import RunDir, RunStore
 
 if TYPE_CHECKING:
     from lachesis.trainer.evaluations import Evaluations
@@ -116,11 +116,11 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
 
 
 async def _serve_base(config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event) -> None:
-    from lachesis.trainer import inference_app
+    from lachesis.trainer import inference_server
     from lachesis.trainer.policy import Policy
 
     policy = await Policy.of_base_model(config)
-    app = inference_app.create_app(policy, tokenizer, config, inference_app.TrainerState(phase="serving the base model"))
+    app = inference_server.create_app(policy, tokenizer, config, inference_server.TrainerState(phase="serving the base model"))
     async with serving(guarded(app, config), sock):
         await stop.wait()
     await policy.close("success")
@@ -129,16 +129,16 @@ async def _serve_base(config: RunConfig, sock: socket.socket, tokenizer: Any, st
 async def _train(
     config: RunConfig, args: argparse.Namespace, folder: Path, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
 ) -> None:
-    from lachesis.trainer import inference_app
-    from lachesis.trainer.atropos import Atropos
-    from lachesis.trainer.checkpoints import Checkpoints
-    from lachesis.trainer.keeper import Keeper
+    from lachesis.runs.checkpoints import Checkpoints
+    from lachesis.trainer import inference_server
+    from lachesis.trainer.checkpoint_manager import Keeper
     from lachesis.trainer.loop import Trainer, unless
     from lachesis.trainer.policy import Policy
+    from lachesis.trainer.rollout_client import Atropos
 
     checkpoints = Checkpoints(folder / "checkpoints")
     newest = checkpoints.to_resume() if args.resume else None
-    state = inference_app.TrainerState(step=newest.step if newest else 0)
+    state = inference_server.TrainerState(step=newest.step if newest else 0)
     if newest:
         log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
     policy = await unless(stop, Policy.create(config, resume_from=newest.state if newest else None))
@@ -166,13 +166,13 @@ async def _train(
 
 async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool) -> None:
     """From the first question to the Atropos API to the last answer of the inference server."""
-    from lachesis.trainer import inference_app
+    from lachesis.trainer import inference_server
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
     config, state = trainer.config, trainer.state
     try:
         await trainer.atropos.register(config, first_step=state.step, checkpoint_dir=trainer.keeper.checkpoints.folder)
-        app = inference_app.create_app(trainer.policy, trainer.tokenizer, config, state)
+        app = inference_server.create_app(trainer.policy, trainer.tokenizer, config, state)
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
         async with serving(guarded(app, config), sock):
             await trainer.run(stop)

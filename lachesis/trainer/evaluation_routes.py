@@ -15,9 +15,9 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from lachesis.config import RunConfig
+from lachesis.config.run_config import RunConfig
 from lachesis.trainer.evaluations import EvaluationOver
-from lachesis.trainer.inference_app import Inference, Json, Sample, TrainerState, router_of, to_samples, until_hang_up
+from lachesis.trainer.inference_server import Inference, Json, Sample, TrainerState, router_of, to_samples, until_hang_up
 from lachesis.trainer.policy import Policy
 
 

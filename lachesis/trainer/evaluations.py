@@ -1,7 +1,7 @@
 """Schedule held-out evaluations during training, keep the weights that they see, and collect their results.
 
 The trainer decides when an evaluation is due: after each step that is a multiple of `steps_per_eval`, step 0
-included. Environments ask for it (see `lachesis.environment.scheduled_evaluation`) and work beside training,
+included. Environments ask for it (see `lachesis.env_process.scheduled_evaluation`) and work beside training,
 so no step waits. All environments of a run evaluate the same weights; the next evaluation begins when they
 have ended, so that at most one older version of the weights is held.
 """
@@ -20,10 +20,10 @@ from typing import Any
 
 import tinker
 
-from lachesis.files import storage_errors
-from lachesis.held_out import HeldOutPoint, is_evaluation_key, to_point
-from lachesis.runs import now
-from lachesis.tally import is_score
+from lachesis.base.files import storage_errors
+from lachesis.env_process.counters import is_score
+from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
+from lachesis.runs.store import now
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)

@@ -9,23 +9,23 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lachesis.config import RunConfig
-from lachesis.files import write_private
-from lachesis.held_out import is_evaluation_key, to_point
-from lachesis.metrics import MetricsFile, WandbSink
-from lachesis.runs import RunDir
+from lachesis.base.files import write_private
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.held_out import is_evaluation_key, to_point
+from lachesis.runs.metrics import MetricsFile, WandbSink
+from lachesis.runs.store import RunDir
 from lachesis.trainer.advantages import learning_rate
-from lachesis.trainer.atropos import Atropos, Group
 from lachesis.trainer.batch import Batch, Recipe, add_kl_penalty, to_batch
-from lachesis.trainer.canary import MOST_TOKENS, Canary
-from lachesis.trainer.inference_app import TrainerState
-from lachesis.trainer.keeper import Keeper
-from lachesis.trainer.ledger import Clock, Ledger
-from lachesis.trainer.missing import fill
+from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollouts import RolloutFile
+from lachesis.trainer.recompute_logprobs import fill
+from lachesis.trainer.rollout_client import Atropos, Group
+from lachesis.trainer.rollout_log import RolloutFile
+from lachesis.trainer.step_metrics import Clock, Ledger
 from lachesis.trainer.supervised import batches, read
 from lachesis.trainer.usage import rollout_metrics
+from lachesis.trainer.weight_sync_check import MOST_TOKENS, Canary
 
 T = TypeVar("T")
 Fetched = tuple[list[Group], Batch]

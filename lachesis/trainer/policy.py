@@ -16,9 +16,9 @@ import numpy as np
 import tinker
 from tinker.lib.base_url import resolve_base_url
 
-from lachesis.config import RunConfig
-from lachesis.errors import CheckpointError, MissingKeyError, ServerDownError
-from lachesis.files import write_private
+from lachesis.base.errors import CheckpointError, MissingKeyError, ServerDownError
+from lachesis.base.files import write_private
+from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import Array, Batch, Datum, spread
 from lachesis.trainer.supervised import Example
 

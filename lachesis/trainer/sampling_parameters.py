@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lachesis.errors import shorten
+from lachesis.base.errors import shorten
 
 Json = dict[str, Any]
 MOST_SAMPLES = 512

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.errors import ConfigError, shorten
-from lachesis.json_lines import split_lines
+from lachesis.base.errors import ConfigError, shorten
+from lachesis.base.json_lines import split_lines
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.prices import Tokens
+from lachesis.config.prices import Tokens
 from lachesis.trainer.batch import IGNORED, pieces
 
 MOST_SEQUENCES = 65_536

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis.agent.desk import Desk
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call
-from lachesis.runs import RunRecord, RunStore
+from lachesis.config import run_config as configuration
+from lachesis.runs.store import RunRecord, RunStore
 
 Json = dict[str, Any]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.desk import Desk
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call, as_text
-from lachesis.inference_tests import InferenceRequest, InferenceTest, InferenceTests
-from lachesis.runs import RunRecord
+from lachesis.runs.store import RunRecord
+from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTests
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]
@@ -144,7 +144,7 @@ def test_the_result_of_a_test(ask: Ask, make_test: Callable[..., InferenceTest],
 def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: Desk) -> None:
     ask("rl_select_environment", name="arithmetic")
     with desk.session.change() as state:
-        from lachesis.sessions import AskedTest
+        from lachesis.agent.session_store import AskedTest
 
         asked = {**state.draft.model_dump(), "num_steps": 3, "group_size": 16}  # type: ignore[union-attr]
         asked |= dict.fromkeys(("models", "prompts", "max_tokens", "temperature"))

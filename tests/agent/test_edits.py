@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lachesis.agent.desk import Desk
+from lachesis.agent.session import Desk
 
 Json = dict[str, Any]
 NAMES = [

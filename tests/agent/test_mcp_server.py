@@ -13,12 +13,12 @@ import pytest
 from mcp import Client, MCPError
 from pydantic import BaseModel, Field
 
-from lachesis.agent.desk import Desk
 from lachesis.agent.mcp_server import create_server
 from lachesis.agent.schema_outline import outline_schema
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE
-from lachesis.metrics import KEY_METRICS, MetricsFile
-from lachesis.runs import RunRecord, RunStore
+from lachesis.runs.metrics import KEY_METRICS, MetricsFile
+from lachesis.runs.store import RunRecord, RunStore
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import yaml
 
 from lachesis.agent.reference import reference
 from lachesis.agent.tools import TABLE
-from lachesis.errors import LachesisError
+from lachesis.base.errors import LachesisError
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILL = ROOT / "skills" / "rl-training" / "SKILL.md"

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from lachesis import __version__
 from lachesis.agent import rest
 from lachesis.agent.token import own_token
-from lachesis.runs import RunRecord
+from lachesis.runs.store import RunRecord
 
 Json = dict[str, Any]
 

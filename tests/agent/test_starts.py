@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lachesis import launcher, prefect_api
-from lachesis.agent.desk import Desk
-from lachesis.runs import RunRecord, RunStore
+from lachesis.agent.session import Desk
+from lachesis.orchestration import launcher, prefect_api
+from lachesis.runs.store import RunRecord, RunStore
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]
@@ -29,7 +29,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
 
     monkeypatch.setattr(launcher, "submit", submit)
-    monkeypatch.setattr("lachesis.resuming.flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr("lachesis.orchestration.resuming.flow_run_to_resume", lambda record: None)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return ids
 

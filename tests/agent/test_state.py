@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.desk import Desk
-from lachesis.runs import RunRecord
+from lachesis.agent.session import Desk
+from lachesis.runs.store import RunRecord
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lachesis.agent import tools
-from lachesis.agent.desk import Desk
+from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call
-from lachesis.errors import LachesisError
-from lachesis.metrics import MetricsFile
-from lachesis.runs import RunRecord, RunStore
+from lachesis.base.errors import LachesisError
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]

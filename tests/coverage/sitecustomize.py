@@ -1,6 +1,6 @@
 """Measure every Python process that has this folder in PYTHONPATH, services and their children included.
 
-`make coverage` puts it there. Services get only the variables that `lachesis.child` allows, so Coverage's own
+`make coverage` puts it there. Services get only the variables that `lachesis.base.secrets` allows, so Coverage's own
 way into child processes, by variables of its own, would not reach them.
 """
 

@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from wandb.proto import wandb_internal_pb2
 
-from lachesis.models import tokenizer
+from lachesis.tiny_model.build import tokenizer
 
 Json = dict[str, Any]
 STEPS = 60

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.metrics import MetricsFile
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
 from tests.e2e.test_lifecycle import record, steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

@@ -22,7 +22,7 @@ import pytest
 from flows.monitor import prune
 from lachesis.monitor.learning import judge
 from lachesis.monitor.tick import Monitor
-from lachesis.runs import RunStore, now
+from lachesis.runs.store import RunStore, now
 from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

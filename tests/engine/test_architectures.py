@@ -21,14 +21,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from lachesis.base.errors import UnsupportedModelError
 from lachesis.engine.lora import LoraSpec, Snapshot, parameters
 from lachesis.engine.model import BaseModel
-from lachesis.engine.requests import PromptQuestions, Sampled, SampleRequest
+from lachesis.engine.protobuf_messages import Datum
+from lachesis.engine.sample_request import PromptQuestions, Sampled, SampleRequest
 from lachesis.engine.sampler import Job, Sampler
 from lachesis.engine.training import Trained, TrainingModel
-from lachesis.engine.wire import Datum
-from lachesis.errors import UnsupportedModelError
-from lachesis.models import tokenizer
+from lachesis.tiny_model.build import tokenizer
 
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
 CONFIGS = {

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench import families
+from lachesis.base.errors import UnsupportedModelError
 from lachesis.engine.model import BaseModel
-from lachesis.errors import UnsupportedModelError
-from lachesis.models import tokenizer
+from lachesis.tiny_model.build import tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about tied weights
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lachesis.base.errors import EngineRequestError
 from lachesis.engine import losses
-from lachesis.errors import EngineRequestError
 
 LP = np.array([-1.0, -0.5, -2.0, -0.1])
 Q = np.array([-1.2, -1.5, -1.0, 0.0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from lachesis.base.errors import EngineRequestError
 from lachesis.engine import losses
-from lachesis.errors import EngineRequestError
 from tests.properties import examples
 
 BY_RATIO = ["importance_sampling", "ppo", "cispo", "gspo"]

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from tinker.lib import api_future_impl
 
 from lachesis.engine import app
-from lachesis.engine.core import Engine
-from lachesis.engine.worker import ModelThread
+from lachesis.engine.engine import Engine
+from lachesis.engine.model_thread import ModelThread
 from tests.engine.test_contract import datums, ids
 from tests.patience import deadline
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from lachesis.engine import app
-from lachesis.engine.core import Engine
+from lachesis.engine.engine import Engine
 
 
 def test_a_client_of_a_full_engine_is_told_to_come_later(

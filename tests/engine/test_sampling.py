@@ -12,7 +12,7 @@ import pytest
 import tinker
 import torch
 
-from lachesis.engine.choose import Settings, choose
+from lachesis.engine.token_choice import Settings, choose
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
 END = 258
@@ -109,7 +109,7 @@ def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler: tinker.Samplin
 
 def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> None:
     """A byte-level vocabulary spells every word over several tokens."""
-    from lachesis.models import tokenizer
+    from lachesis.tiny_model.build import tokenizer
 
     free = sample(sampler, n=200, max_tokens=12, seed=11)
     texts = [tokenizer().decode(one.tokens) for one in free]

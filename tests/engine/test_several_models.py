@@ -11,14 +11,14 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
-from lachesis import models
+from lachesis.tiny_model import build
 from tests.engine.test_contract import PROMPT, datums, ids, step
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
-    recipe = models.Recipe(steps=0, layers=1, hidden_size=96, seed=5)
-    return str(models.build(recipe, tmp_path_factory.mktemp("teacher")))
+    recipe = build.Recipe(steps=0, layers=1, hidden_size=96, seed=5)
+    return str(build.build(recipe, tmp_path_factory.mktemp("teacher")))
 
 
 @pytest.fixture(scope="module")

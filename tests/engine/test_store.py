@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lachesis.base.errors import EngineRequestError
 from lachesis.engine.weights import CheckpointPath, WeightsStore
-from lachesis.errors import EngineRequestError
 
 PATH = CheckpointPath("run", "weights", "name")
 CHANGES = 24

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as public
 
-from lachesis.engine import wire
-from lachesis.engine.requests import Continuation, PromptAnswers, Sampled
-from lachesis.errors import EngineRequestError
+from lachesis.base.errors import EngineRequestError
+from lachesis.engine import protobuf_messages
+from lachesis.engine.sample_request import Continuation, PromptAnswers, Sampled
 
 
 def request_with(**tensors: public.Tensor) -> bytes:
@@ -30,10 +30,10 @@ def test_a_request_of_the_sdk_is_read() -> None:
     body = request_with(
         advantages=dense(np.array([0.0, 1.5, -2.0], "<f4"), 1), target_tokens=dense(np.array([1, 2, 3], "<i8"), 2)
     )
-    request = wire.parse_forward_backward(body)
+    request = protobuf_messages.parse_forward_backward(body)
     assert (request.model_id, request.seq_id, request.loss_fn, request.forward_only) == ("s:train:0", 7, "ppo", True)
     assert request.loss_config == {"clip_low_threshold": 0.7}
-    (datum,) = wire.decode_data(request)
+    (datum,) = protobuf_messages.decode_data(request)
     assert datum.tokens.tolist() == [0, 1, 2]
     assert datum.inputs["advantages"].tolist() == [0.0, 1.5, -2.0]
     assert datum.inputs["target_tokens"].tolist() == [1, 2, 3]
@@ -46,32 +46,32 @@ def test_sparse_tensors_are_filled_with_zeros() -> None:
         col_indices=np.array([1, 0], "<i8").tobytes(),
     )
     body = request_with(weights=public.Tensor(sparse_csr=sparse, dtype=1, shape=[3, 2]))
-    (datum,) = wire.decode_data(wire.parse_forward_backward(body))
+    (datum,) = protobuf_messages.decode_data(protobuf_messages.parse_forward_backward(body))
     assert datum.inputs["weights"].tolist() == [[0.0, 5.0], [0.0, 0.0], [7.0, 0.0]]
 
 
 def test_a_tensor_that_does_not_fill_its_shape_is_refused() -> None:
     body = request_with(advantages=public.Tensor(dense=b"\0" * 8, dtype=1, shape=[3]))
     with pytest.raises(EngineRequestError, match=r"advantages does not fill its shape \(3,\)"):
-        wire.decode_data(wire.parse_forward_backward(body))
+        protobuf_messages.decode_data(protobuf_messages.parse_forward_backward(body))
 
 
 def test_an_image_is_refused() -> None:
     message = public.ForwardBackwardRequest(data=[public.Datum(model_input=[public.Chunk(image=public.ImageChunk(data=b"x"))])])
     with pytest.raises(EngineRequestError, match="trains on text tokens only"):
-        wire.decode_data(wire.parse_forward_backward(message.SerializeToString()))
+        protobuf_messages.decode_data(protobuf_messages.parse_forward_backward(message.SerializeToString()))
 
 
 def test_a_body_that_is_no_message_is_refused() -> None:
     with pytest.raises(EngineRequestError, match="not a ForwardBackwardRequest"):
-        wire.parse_forward_backward(b"\xff\xff\xff")
+        protobuf_messages.parse_forward_backward(b"\xff\xff\xff")
 
 
 def test_answers_are_read_by_the_sdk() -> None:
     """Ragged logprobs of two ranks, in the order of the datums."""
     arrays = [np.array([-1.0, -2.0]), np.array([-3.0]), np.array([[-4.0, -5.0]])]
     output = public.ForwardBackwardOutput()
-    output.ParseFromString(wire.encode_forward_backward(arrays, {"loss:sum": 2.5}))
+    output.ParseFromString(protobuf_messages.encode_forward_backward(arrays, {"loss:sum": 2.5}))
     assert dict(output.metrics) == {"loss:sum": 2.5}
     first, second = output.loss_fn_outputs
     assert (first.num_datums, second.num_datums) == (2, 1)
@@ -81,7 +81,7 @@ def test_answers_are_read_by_the_sdk() -> None:
     top_k = np.array([[1, 7], [2, 9]]), np.array([[-0.5, -1.5], [-0.25, -3.0]])
     prompt = PromptAnswers(logprobs=np.array([np.nan, -2.0]), top_k=top_k, targets=np.array([[-4.0]]), alternatives=top_k)
     one, other = Continuation([1, 2], [-0.5, -0.25], True, top_k), Continuation([3], [-1.0], False)
-    sampled.ParseFromString(wire.encode_sample(Sampled([one, other], prompt)))
+    sampled.ParseFromString(protobuf_messages.encode_sample(Sampled([one, other], prompt)))
     assert [one.stop_reason for one in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
     assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])
@@ -95,7 +95,7 @@ def test_answers_are_read_by_the_sdk() -> None:
 
 def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
     body = {"shape": [2, 2], "data": [5], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [1], "dtype": "int64"}
-    assert wire.tensor_of_json("target", body).tolist() == [[-1, -1], [-1, 5]]
+    assert protobuf_messages.tensor_of_json("target", body).tolist() == [[-1, -1], [-1, 5]]
     for wrong in ({}, {**body, "shape": [2**40, 2**40]}, {**body, "sparse_col_indices": [7]}, {"shape": [3], "data": [1]}):
         with pytest.raises(EngineRequestError, match="target is no tensor"):
-            wire.tensor_of_json("target", wrong)
+            protobuf_messages.tensor_of_json("target", wrong)

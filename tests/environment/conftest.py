@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from atroposlib.envs.base import APIServerConfig
 
-from lachesis import models
 from lachesis.environment import TaskEnv, jail
+from lachesis.tiny_model import build
 from tests.patience import POLL_S
 
 LOGPROB = -0.25
@@ -94,14 +94,14 @@ class Generate(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    models.tokenizer().save_pretrained(folder)
+    build.tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     return folder
 
 
 @pytest.fixture
 def generator() -> Iterator[Generator]:
-    with Generator(models.tokenizer()) as server:
+    with Generator(build.tokenizer()) as server:
         threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server
         server.shutdown()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis import discovery, stages
+from lachesis.catalog import describe
+from lachesis.env_process import stages
 from lachesis.environment import Chat, ConversationEnv, Invalid, Item
 from lachesis.environment.conversation import TOO_LONG
 from lachesis.environment.toolcalls import Call, MalformedCall, Tool, described, read
@@ -199,7 +200,7 @@ def test_half_a_call_is_malformed() -> None:
 
 
 async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
-    found = discovery.find("guess_number")
+    found = describe.find("guess_number")
     env = made(stages.load(Path(found.file_path), found.class_name), group_size=1)
     await env.setup()
     game = {"game": 0, "number": 6}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.environment.lazy_modules import LazyModule, load_when_used
+from lachesis.env_process.lazy_modules import LazyModule, load_when_used
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_is_loaded_or_missing_is_left_alone(package: str) -> None:
 def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model: str) -> None:
     program = (
         "import sys\n"
-        "from lachesis.environment.lazy_modules import load_when_used, load_tokenizers_without_torch\n"
+        "from lachesis.env_process.lazy_modules import load_when_used, load_tokenizers_without_torch\n"
         "load_when_used('torch', 'wandb')\n"
         "import atroposlib.envs.base\n"
         "load_tokenizers_without_torch()\n"

@@ -15,15 +15,15 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from transformers import PreTrainedTokenizerBase
 
-from lachesis import models
-from lachesis.environment import mending
+from lachesis.env_process import atropos_patches
+from lachesis.tiny_model import build
 from tests.endpoint import serving
 
 
 def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template)
-    mending.restore_template_default()
-    tokenizer, messages = models.tokenizer(), [{"role": "user", "content": "a"}]
+    atropos_patches.restore_template_default()
+    tokenizer, messages = build.tokenizer(), [{"role": "user", "content": "a"}]
     assert tokenizer.apply_chat_template(messages) == tokenizer.encode("<|user|>a<|end|>")
     assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
 
@@ -34,7 +34,7 @@ def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(monkey
     configs = [APIServerConfig(base_url="http://127.0.0.1:9/v1", api_key="k", model_name="m", health_check=False)] * 2
     with pytest.raises(KeyError, match="SLURM_JOB_NODELIST"):
         ServerManager(configs, slurm=True)
-    mending.ignore_slurm()
+    atropos_patches.ignore_slurm()
     for manager in (ServerManager(configs, slurm=True), ServerManager(configs, APIServer, True), ServerManager(configs)):
         assert [server.config.base_url for server in manager.servers] == ["http://127.0.0.1:9/v1"] * 2
 
@@ -72,7 +72,7 @@ async def test_a_checkpoint_comes_whenever_it_is_due(
     monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int], due: list[int]
 ) -> None:
     monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
-    mending.save_checkpoints_when_due()
+    atropos_patches.save_checkpoints_when_due()
     env = Stepping(every)
     await env.see(*steps)
     assert env.saved == [step // every * every for step in due]
@@ -80,7 +80,7 @@ async def test_a_checkpoint_comes_whenever_it_is_due(
 
 async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "asyncio", asyncio)
-    mending.begin_at_once()
+    atropos_patches.begin_at_once()
     begun = asyncio.Event()
 
     class Manager:
@@ -94,13 +94,13 @@ async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch:
             return AsyncMock()
 
     manager = asyncio.create_task(BaseEnv.env_manager(Manager()))  # type: ignore[arg-type]
-    await asyncio.wait_for(begun.wait(), mending.OTHERS_S - 1)
+    await asyncio.wait_for(begun.wait(), atropos_patches.OTHERS_S - 1)
     await asyncio.wait({manager})
 
 
 async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseEnv, "collect_trajectories", BaseEnv.collect_trajectories)
-    mending.keep_logprobs()
+    atropos_patches.keep_logprobs()
     made = iter(range(10))
 
     class Single:
@@ -137,7 +137,7 @@ async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.
     with serving() as ours, serving() as other:
         monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
         monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
-        assert mending.send_token() == (ours.url.removesuffix("/v1"), "run-token")
+        assert atropos_patches.send_token() == (ours.url.removesuffix("/v1"), "run-token")
         configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
         for server in ServerManager(configs).servers:
             await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])

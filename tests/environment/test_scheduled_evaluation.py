@@ -17,9 +17,9 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis import tally
-from lachesis.environment import scheduled_evaluation as module
-from lachesis.environment.scheduled_evaluation import (
+from lachesis.env_process import counters
+from lachesis.env_process import scheduled_evaluation as module
+from lachesis.env_process.scheduled_evaluation import (
     EvaluationRun,
     count_items,
     count_texts,
@@ -72,7 +72,9 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
 
     async def work(env: Env) -> None:
         own, other = manager.servers
-        seen.append((own.config.base_url, own.sem is before[0].sem, own.sem.max_val, other is before[1], tally.uncounted.get()))
+        seen.append(
+            (own.config.base_url, own.sem is before[0].sem, own.sem.max_val, other is before[1], counters.uncounted.get())
+        )
         await asyncio.gather(
             *(asyncio.create_task(manager.servers[1].chat_completion(messages=chat("1+1="))) for _ in range(2))
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lachesis import stages
+from lachesis.env_process import stages
 from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, clock, zero
 from lachesis.environment.task import Rollout, as_group
 from lachesis.trainer.batch import Recipe, to_batch

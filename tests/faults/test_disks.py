@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.errors import StorageError
+from lachesis.base.errors import StorageError
 from tests.faults.world import INTERVAL, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]

@@ -14,11 +14,11 @@ import httpx
 import psutil
 import pytest
 
-from lachesis.errors import LachesisError
-from lachesis.invalid_groups import BATCHES
+from lachesis.base.errors import LachesisError
 from lachesis.monitor.tick import Monitor
-from lachesis.prefect_api import PrefectApi
-from lachesis.runs import now
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.invalid_groups import BATCHES
+from lachesis.runs.store import now
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
 

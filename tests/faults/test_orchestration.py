@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from lachesis.prefect_api import PrefectApi, server_file
+from lachesis.orchestration.prefect_api import PrefectApi, server_file
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.prefect_api import api_url
-from lachesis.runs import RunRecord
-from lachesis.suspension import SUSPENDED
+from lachesis.orchestration.prefect_api import api_url
+from lachesis.orchestration.suspension import SUSPENDED
+from lachesis.runs.store import RunRecord
 from tests.faults.world import Run, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]

@@ -16,15 +16,16 @@ from typing import Any
 
 import httpx
 
-from lachesis import cleanup, models
-from lachesis.errors import LachesisError
-from lachesis.metrics import MetricsFile
-from lachesis.prefect_api import server_file
-from lachesis.runs import RunDir, RunRecord
+from lachesis.base.errors import LachesisError
+from lachesis.orchestration.prefect_api import server_file
+from lachesis.runs import cleanup
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir, RunRecord
 from lachesis.service import Launch, Service
-from lachesis.supervision.policy import DEATHS
 from lachesis.supervision.process import free_ports
-from lachesis.trainer.checkpoints import Checkpoints
+from lachesis.supervision.restart_policy import DEATHS
+from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import ROOT, processes_under
 
@@ -46,7 +47,7 @@ class World:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.model = str(models.tiny_path(models.Recipe(), home))
+        self.model = str(build.tiny_path(build.Recipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.port = free_ports(1)[0]
         self.current: Run | None = None

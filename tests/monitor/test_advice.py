@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis import discovery, models, paths
+from lachesis.base import paths
+from lachesis.base.errors import RunStateError
+from lachesis.catalog import describe
 from lachesis.cli.main import parser
-from lachesis.errors import RunStateError
-from lachesis.fields import parse_assignment
-from lachesis.metrics import MetricsFile
+from lachesis.config import run_config as configuration
+from lachesis.config.edits import parse_assignment
 from lachesis.monitor.judgement import judge_look
-from lachesis.monitor.look import look_at_files
-from lachesis.monitor.memory import Memory
-from lachesis.runs import RunRecord, RunStore, now
+from lachesis.monitor.observe import look_at_files
+from lachesis.monitor.watched import Memory
+from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore, now
 from lachesis.service import Launch, Service
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
+from lachesis.tiny_model import build
 
 RUN = "0123abcd"
 NAMES = [["env"], ["train"], ["resume"], ["test"], ["status"], ["results"], ["logs"], ["weights"], ["report"], ["model"],
@@ -74,7 +76,7 @@ def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRecord:
-    tiny = str(models.tiny_path(models.Recipe(), store.home))
+    tiny = str(build.tiny_path(build.Recipe(), store.home))
     model = tiny if profile == "embedded" else "Qwen/Qwen3-8B"
     if profile == "embedded":
         Path(tiny).mkdir(parents=True, exist_ok=True)
@@ -119,17 +121,17 @@ def require_works(command: str, service: Service) -> None:
         assert service.report(run)
         WORKED.add(command)
     elif args.command == "test":
-        launch = Launch(discovery.adopt(args.environment), args.profile, model=(args.model or [None])[0])
+        launch = Launch(describe.adopt(args.environment), args.profile, model=(args.model or [None])[0])
         assert service.describe(launch)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
         edits = tuple(parse_assignment(text) for text in args.edits)
-        service.preview(Launch(discovery.adopt(args.environment), args.profile, edits, args.model, start_from=args.start_from))
+        service.preview(Launch(describe.adopt(args.environment), args.profile, edits, args.model, start_from=args.start_from))
     elif args.command == "model":
-        assert [discovery.find(name) for name in args.environments]
+        assert [describe.find(name) for name in args.environments]
     else:
         assert (args.command, args.action) == ("env", "check")
-        assert discovery.find(discovery.adopt(args.environment))
+        assert describe.find(describe.adopt(args.environment))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.look import Look
+from lachesis.monitor.observe import Look
 from lachesis.monitor.stalls import TIMES, find_stall
-from lachesis.runs import RunRecord, RunStore, ServiceRecord
+from lachesis.runs.store import RunRecord, RunStore, ServiceRecord
 
 NOW = time.time()
 ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}

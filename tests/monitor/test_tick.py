@@ -16,17 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from lachesis import config as configuration
-from lachesis import launcher, resuming
-from lachesis.errors import ServerDownError
-from lachesis.host_clock import boot_id
-from lachesis.metrics import MetricsFile
+from lachesis.base.errors import ServerDownError
+from lachesis.base.host_clock import boot_id
+from lachesis.config import run_config as configuration
 from lachesis.monitor import tick
-from lachesis.monitor.memory import load_memory
 from lachesis.monitor.tick import Monitor
-from lachesis.runs import RunRecord, RunStore, ServiceRecord, now
+from lachesis.monitor.watched import load_memory
+from lachesis.orchestration import launcher, resuming
+from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now
 from lachesis.service import Service
-from lachesis.supervision.leftovers import MARK, mark
 from lachesis.trainer.advantages import learning_rate
 from tests.patience import deadline
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis import requirements
-from lachesis.errors import RequirementsError
+from lachesis.base.errors import RequirementsError
+from lachesis.catalog import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "environments" / "verifiers_environment.py"

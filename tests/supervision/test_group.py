@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import HealthTimeoutError, ProcessExitedError
+from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end, http_question, wait_healthy
 from lachesis.supervision.process import ServiceSpec, free_ports

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis.config import RunConfig
-from lachesis.errors import ConfigError
-from lachesis.runs import RunRecord, RunStore
+from lachesis.base.errors import ConfigError
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.plan import make_base_server, make_plan
 
 

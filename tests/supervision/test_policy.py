@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.supervision.plan import ORDER
-from lachesis.supervision.policy import DEATHS, Restarts
+from lachesis.supervision.restart_policy import DEATHS, Restarts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from lachesis.child import child_environment, chosen, redact, secrets
-from lachesis.errors import PortInUseError
+from lachesis.base.errors import PortInUseError
+from lachesis.base.secrets import child_environment, chosen, redact, secrets
 from lachesis.supervision.process import check_port, free_ports
 
 

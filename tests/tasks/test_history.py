@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.forecast import Planned
-from lachesis.metrics import MetricsFile, Step
-from lachesis.runs import RunRecord, RunStore
+from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.store import RunRecord, RunStore
+from lachesis.validation.forecast import Planned
 from tasks.history import LEAST_STEPS, earlier_pace
 
 SIZES: dict[str, Any] = {

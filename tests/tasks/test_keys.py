@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis.inference_tests import InferenceRequest, InferenceTests
-from lachesis.runs import RunRecord, RunStore
+from lachesis.config import run_config as configuration
+from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_plan
+from lachesis.validation.tests import InferenceRequest, InferenceTests
 from tasks.inference import Bench, ask_model
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables

@@ -15,9 +15,9 @@ from prefect.exceptions import TerminationSignal
 
 from flows import launch
 from flows.wanted import RUNNER_GONE
-from lachesis import config as configuration
-from lachesis.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
-from lachesis.runs import RunDir, RunRecord, RunStore
+from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
+from lachesis.config import run_config as configuration
+from lachesis.runs.store import RunDir, RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_plan
 from lachesis.supervision.process import ServiceSpec

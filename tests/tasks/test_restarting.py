@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from flows import restarting
-from lachesis.errors import ProcessExitedError
-from lachesis.runs import RunRecord, RunStore
+from lachesis.base.errors import ProcessExitedError
+from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import start_service, wait_for_service

@@ -15,16 +15,16 @@ import yaml
 from prefect.exceptions import Pause
 
 from flows.validate import validate
-from lachesis import config as configuration
-from lachesis import models
-from lachesis import stages as child_stages
-from lachesis import tally as tallies
-from lachesis.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
-from lachesis.inference_tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
-from lachesis.stages import NAMES
+from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
+from lachesis.config import run_config as configuration
+from lachesis.env_process import counters as tallies
+from lachesis.env_process import stages as child_stages
+from lachesis.env_process.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
-from lachesis.verdict import Seen, judge
+from lachesis.tiny_model import build as models
+from lachesis.validation.tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
+from lachesis.validation.verdict import Seen, judge
 from tasks import inference
 from tasks.inference import Bench, ask_model
 from tests.endpoint import Endpoint, serving

@@ -17,11 +17,11 @@ from prefect.exceptions import Pause
 
 from flows import wanted
 from flows.groups_watch import GroupsWatch
+from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.cli import show
-from lachesis.errors import InvalidGroupsError, ProcessExitedError
-from lachesis.reports import run_status
-from lachesis.runs import RunRecord, RunStore, now
-from lachesis.suspension import SUSPENDED
+from lachesis.orchestration.suspension import SUSPENDED
+from lachesis.reporting.status import run_status
+from lachesis.runs.store import RunRecord, RunStore, now
 from tests.patience import POLL_S
 
 RUN = "0123abcd"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
+from lachesis.config import run_config as configuration
 from lachesis.trainer.policy import Policy
 
 

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis import config as configuration
-from lachesis import limits
-from lachesis.metrics import MetricsFile
-from lachesis.prices import Prices
-from lachesis.runs import RunDir, RunRecord
-from lachesis.sections import LimitsSection
+from lachesis.config import run_config as configuration
+from lachesis.config.prices import Prices
+from lachesis.config.schema import LimitsSection
+from lachesis.runs import budgets
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir, RunRecord
 from lachesis.trainer.batch import Recipe, to_batch
-from lachesis.trainer.canary import Canary
-from lachesis.trainer.inference_app import TrainerState
-from lachesis.trainer.ledger import Ledger
+from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollouts import RolloutFile
+from lachesis.trainer.rollout_log import RolloutFile
+from lachesis.trainer.step_metrics import Ledger
 from lachesis.trainer.usage import Usage, rollout_metrics
+from lachesis.trainer.weight_sync_check import Canary
 
 
 def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     assert Ledger(folder, None).spent(Usage())["tokens"] == 1500
     record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)
     last = {"tokens/prefill_total": 900.0, "tokens/sampled_total": 480.0, "cost/total": 0.0057}
-    assert limits.spent(record, last).tokens == 1380
-    used = limits.spent(record, last, at_end=limits.kept(folder.spent))
+    assert budgets.spent(record, last).tokens == 1380
+    used = budgets.spent(record, last, at_end=budgets.kept(folder.spent))
     assert (used.tokens, used.cost_usd) == (1500, 0.006), "what came after the last step counts against the budget of a resume"
     folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
     assert Ledger(folder, None).total.sampled == 700, "the last line may be cut off"

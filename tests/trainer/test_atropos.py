@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from lachesis import config as configuration
-from lachesis.errors import ServerDownError
+from lachesis.base.errors import ServerDownError
+from lachesis.config import run_config as configuration
 from lachesis.supervision.process import free_ports
-from lachesis.trainer.atropos import Atropos
+from lachesis.trainer.rollout_client import Atropos
 from tests.conftest import api_process
 from tests.patience import deadline
 
@@ -147,7 +147,7 @@ async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> Non
 
 
 async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lachesis.trainer.atropos.PATIENCE_S", 0.5)
+    monkeypatch.setattr("lachesis.trainer.rollout_client.PATIENCE_S", 0.5)
     with pytest.raises(ServerDownError, match="does not answer /batch: ConnectError"):
         await Atropos(f"http://127.0.0.1:{free_ports(1)[0]}").next_batch(0)
 

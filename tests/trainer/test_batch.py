@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.errors import BatchError
+from lachesis.base.errors import BatchError
 from lachesis.trainer.batch import Recipe, add_kl_penalty, to_batch
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 

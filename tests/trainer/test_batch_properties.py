@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from lachesis.errors import BatchError
+from lachesis.base.errors import BatchError
 from lachesis.trainer.advantages import centred, kl_penalties, learning_rate, per_sequence
 from lachesis.trainer.batch import IGNORED, Batch, Datum, Recipe, add_kl_penalty, pieces, to_batch
 from lachesis.trainer.doubled_eos import collapse_doubled_eos, find_kept

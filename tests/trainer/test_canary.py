@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.errors import CanaryError
+from lachesis.base.errors import CanaryError
 from lachesis.trainer.advantages import learning_rate
 from lachesis.trainer.batch import Batch, Datum
-from lachesis.trainer.canary import Canary, Look
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.weight_sync_check import Canary, Look
 
 TOKENS = np.arange(2, 12)
 

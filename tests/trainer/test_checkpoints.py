@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.errors import CheckpointError, RunStateError, StorageError
-from lachesis.trainer.checkpoints import Checkpoints, Manifest, best
+from lachesis.base.errors import CheckpointError, RunStateError, StorageError
+from lachesis.runs.checkpoints import Checkpoints, Manifest, best
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.held_out import held_out_curve
-from lachesis.json_lines import read_json_lines
+from lachesis.base.json_lines import read_json_lines
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.held_out import held_out_curve
 from lachesis.trainer import evaluations as module
-from lachesis.trainer.checkpoints import Checkpoints
 from lachesis.trainer.evaluations import EvaluationOver, Evaluations
 from tests.trainer.test_exact_resume import Run
 

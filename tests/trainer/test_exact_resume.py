@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
-from lachesis.metrics import MetricsFile
-from lachesis.runs import RunRecord, RunStore
+from lachesis.config import run_config as configuration
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_healthy
 from lachesis.supervision.plan import make_plan, trainer_health
-from lachesis.trainer.checkpoints import Checkpoints
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(600)

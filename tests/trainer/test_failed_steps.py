@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lachesis import config as configuration
-from lachesis.config import RunConfig
-from lachesis.metrics import MetricsFile
-from lachesis.runs import RunDir
+from lachesis.config import run_config as configuration
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir
 from lachesis.trainer import loop
-from lachesis.trainer.atropos import Atropos, Group
-from lachesis.trainer.checkpoints import Checkpoints, Manifest
-from lachesis.trainer.inference_app import TrainerState
-from lachesis.trainer.keeper import Keeper
+from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.rollout_client import Atropos, Group
 from tests.conftest import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.held_out import HeldOutPoint
-from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest, best
+from lachesis.runs.checkpoints import Checkpoints, HeldOut, Manifest, best
+from lachesis.runs.held_out import HeldOutPoint
+from lachesis.trainer.checkpoint_manager import Keeper
 from lachesis.trainer.evaluations import Evaluations
-from lachesis.trainer.keeper import Keeper
 
 
 class Policy:
@@ -102,7 +102,7 @@ async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lachesis.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full}))
+    monkeypatch.setattr("lachesis.base.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full}))
     keeper.note_held_out(point(10, 0.75))
     assert "the checkpoint of step 10 has no held-out result" in caplog.text
 

@@ -17,10 +17,10 @@ from atroposlib.envs.server_handling.sglang_server import SGLangServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from transformers import AutoTokenizer
 
-from lachesis import config as configuration
+from lachesis.config import run_config as configuration
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.__main__ import listener, serving
-from lachesis.trainer.inference_app import TrainerState, create_app
+from lachesis.trainer.inference_server import TrainerState, create_app
 from lachesis.trainer.policy import Policy
 from tests.patience import deadline
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from lachesis import config as configuration
+from lachesis.config import run_config as configuration
 from lachesis.supervision.process import free_ports
-from lachesis.trainer.inference_app import TrainerState, create_app
+from lachesis.trainer.inference_server import TrainerState, create_app
 from tests.conftest import end, wait_http
 from tests.fuzz import fuzz, refusals, routes
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tinker
 
-from lachesis.errors import StorageError
-from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.trainer.keeper import Keeper
+from lachesis.base.errors import StorageError
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.trainer.checkpoint_manager import Keeper
 from lachesis.trainer.policy import Policy
 from tests.conftest import RunningEngine
 

@@ -14,17 +14,17 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from lachesis import config as configuration
-from lachesis.errors import BatchError
-from lachesis.metrics import MetricsFile
-from lachesis.runs import RunDir
-from lachesis.trainer import atropos, evaluations, loop, policy
-from lachesis.trainer.atropos import Atropos
-from lachesis.trainer.checkpoints import Checkpoints
-from lachesis.trainer.inference_app import TrainerState
-from lachesis.trainer.keeper import Keeper
+from lachesis.base.errors import BatchError
+from lachesis.config import run_config as configuration
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir
+from lachesis.trainer import evaluations, loop, policy, rollout_client
+from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.loop import Trainer
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.rollout_client import Atropos
 
 Make = Callable[..., Any]
 
@@ -118,7 +118,7 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
 
         monkeypatch.setattr(module, name, watched)
 
-    work = {atropos: ["read_batch_json"], loop: ["to_batch", "rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
+    work = {rollout_client: ["read_batch_json"], loop: ["to_batch", "rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
     for module, names in work.items():
         for name in names:
             watch(module, name)

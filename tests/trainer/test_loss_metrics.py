@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis import config as configuration
+from lachesis.config import run_config as configuration
 from lachesis.engine import losses
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.policy import RATIO_BOUNDS, loss_metrics

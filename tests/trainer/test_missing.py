@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from lachesis.trainer.batch import Recipe, to_batch
-from lachesis.trainer.missing import Filled, fill
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.recompute_logprobs import Filled, fill
 
 RECIPE = Recipe(max_tokens=8, eos_id=None)
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lachesis import weights
-from lachesis.errors import CheckpointError
+from lachesis.base.errors import CheckpointError
+from lachesis.runs import export
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
@@ -61,7 +61,7 @@ def test_the_examples_were_learned_first(run: Run) -> None:
 
 
 def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
-    note = weights.export(run.record, run.folder, tmp_path / "out", merged=True)
+    note = export.export(run.record, run.folder, tmp_path / "out", merged=True)
     assert note["verified"] is True
     for parity in (note["parity"], note["parity_merged"]):
         assert parity["largest"] < 1e-3
@@ -77,20 +77,20 @@ def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_pa
 
 
 def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
-    local = weights.adapter_folder(run.folder, weights.Checkpoints(run.folder.checkpoints).to_resume())  # type: ignore[arg-type]
+    local = export.adapter_folder(run.folder, export.Checkpoints(run.folder.checkpoints).to_resume())  # type: ignore[arg-type]
     assert local is not None
     copy = tmp_path / "adapter"
     copy.mkdir()
     tensors = load_file(local / "adapter_model.safetensors")
     save_file({key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors")
     (copy / "adapter_config.json").write_text((local / "adapter_config.json").read_text())
-    manifest = weights.Checkpoints(run.folder.checkpoints).to_resume()
+    manifest = export.Checkpoints(run.folder.checkpoints).to_resume()
     assert manifest is not None
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    found, _, _ = weights.parity.check_adapter(run.record.base_model, copy, texts, None)
+    found, _, _ = export.parity.check_adapter(run.record.base_model, copy, texts, None)
     assert not found.verified
     assert found.largest > 1e-3
     with pytest.raises(CheckpointError, match="holds no text to compare with"):
-        weights.parity.check_adapter(run.record.base_model, copy, [], None)
+        export.parity.check_adapter(run.record.base_model, copy, [], None)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        weights.parity.check_adapter(run.record.base_model, tmp_path, texts, None)
+        export.parity.check_adapter(run.record.base_model, tmp_path, texts, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis import config as configuration
+from lachesis.config import run_config as configuration
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.__main__ import parse_args, read_config
 

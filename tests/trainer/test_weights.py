@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from lachesis import weights
+from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.cli import show
 from lachesis.cli.main import main
-from lachesis.errors import CheckpointError, RunStateError
-from lachesis.runs import RunDir, RunRecord
-from lachesis.trainer.checkpoints import Checkpoints, HeldOut, Manifest
+from lachesis.runs import export
+from lachesis.runs.checkpoints import Checkpoints, HeldOut, Manifest
+from lachesis.runs.store import RunDir, RunRecord
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
@@ -59,7 +59,7 @@ def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
 
 
 def adapter(folder: RunDir, manifest: Manifest) -> Path:
-    place = weights.adapter_folder(folder, manifest)
+    place = export.adapter_folder(folder, manifest)
     assert place is not None
     return place
 
@@ -78,31 +78,31 @@ def add_noise(folder: RunDir, step: int) -> None:
 def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_path: Path) -> None:
     for step, percent_correct in ((2, 0.4), (4, 0.6)):
         rewrite(folder, step, held_out=HeldOut(percent_correct=percent_correct, items=50, step=step))
-    last = weights.export(trained.record, folder, tmp_path / "last", verify=False)
+    last = export.export(trained.record, folder, tmp_path / "last", verify=False)
     assert last["step"] == STEPS
     assert last["better"] == {"step": 4, "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result"}
-    best = weights.export(trained.record, folder, tmp_path / "best", checkpoint="best")
+    best = export.export(trained.record, folder, tmp_path / "best", checkpoint="best")
     assert (best["step"], best["verified"]) == (4, True)
     assert best["held_out"] == {"percent_correct": 0.6, "items": 50, "step": 4}
     assert "better" not in best
-    assert weights.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)["step"] == 2
+    assert export.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)["step"] == 2
     files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("last", "best", "two")]
     assert len(set(files)) == 3
     with pytest.raises(RunStateError, match="no whole checkpoint '3'; allowed: best, last, 2, 4, 6"):
-        weights.export(trained.record, folder, tmp_path / "three", checkpoint="3")
+        export.export(trained.record, folder, tmp_path / "three", checkpoint="3")
     assert not (tmp_path / "three").exists()
 
 
 def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: RunDir) -> None:
     for step, reward in ((2, 0.9), (4, 0.5), (6, 0.25)):
         rewrite(folder, step, reward=reward)
-    found = weights.find_weights(folder)
+    found = export.find_weights(folder)
     assert found.step == STEPS
     assert found.best is not None
     assert (found.best.step, found.best.reason) == (2, "mean reward 0.900 instead of mean reward 0.250")
     assert found.best.adapter == str(adapter(folder, Checkpoints(folder.checkpoints).select("2")))
     rewrite(folder, 6, reward=0.95)
-    assert weights.find_weights(folder).best is None
+    assert export.find_weights(folder).best is None
 
 
 def test_the_command_takes_a_checkpoint(
@@ -149,11 +149,11 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
         target.mkdir()
     record = damage(trained.record, folder)
     with pytest.raises(CheckpointError, match=message):
-        weights.export(record, folder, target, merged=True)
+        export.export(record, folder, target, merged=True)
     assert list(place.rglob("*")) == [target] * exists
-    note = weights.export(record, folder, target, verify=False)
+    note = export.export(record, folder, target, verify=False)
     assert json.loads((target / "lachesis.json").read_text())["sha256"] == note["sha256"]
-    assert {one.name for one in target.iterdir()} == {*weights.FILES, "lachesis.json"}
+    assert {one.name for one in target.iterdir()} == {*export.FILES, "lachesis.json"}
     assert list(place.iterdir()) == [target]
 
 
@@ -161,7 +161,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder:
     """The largest difference of a token is far above what float32 may have."""
     add_noise(folder, STEPS)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
-    note = weights.export(cloud, folder, tmp_path / "cloud", merged=True)
+    note = export.export(cloud, folder, tmp_path / "cloud", merged=True)
     for parity in (note["parity"], note["parity_merged"]):
         assert parity["largest"] > 1e-2
         assert 5e-3 < parity["mean"] < 2e-2
@@ -172,7 +172,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder:
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
     with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"):
-        weights.export(trained.record, folder, tmp_path / "embedded")
+        export.export(trained.record, folder, tmp_path / "embedded")
 
 
 def test_an_empty_adapter_is_not_verified_where_training_changed_little(
@@ -196,7 +196,7 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     empty = {key: 0 * value if "lora_B" in key else value for key, value in tensors.items()}
     replace_adapter(folder, STEPS, empty)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
-    note = weights.export(cloud, folder, tmp_path / "out", merged=True)
+    note = export.export(cloud, folder, tmp_path / "out", merged=True)
     assert json.loads((tmp_path / "out" / "lachesis.json").read_text())["verified"] is None
     assert note["verified"] is None
     assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
@@ -216,4 +216,4 @@ def test_wrong_weights_of_a_server_in_bfloat16_are_refused(trained: Run, folder:
     replace_adapter(folder, STEPS, wrong)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
     with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* on average \(allowed: 0\.05\)"):
-        weights.export(cloud, folder, tmp_path / "out")
+        export.export(cloud, folder, tmp_path / "out")

@@ -1,0 +1,47 @@
+"""Where things lie: the home folder with runs and models, and the checkout with flows and environments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from lachesis.base.errors import MissingDependencyError
+
+
+def home() -> Path:
+    """`$LACHESIS_HOME`, by default the user's data folder. Not created here."""
+    chosen = os.environ.get("LACHESIS_HOME")
+    return Path(chosen).expanduser().resolve() if chosen else Path(platformdirs.user_data_dir("lachesis"))
+
+
+def runs_dir(root: Path | None = None) -> Path:
+    return (root or home()) / "runs"
+
+
+def models_dir(root: Path | None = None) -> Path:
+    return (root or home()) / "models"
+
+
+def checkout() -> Path:
+    """The source checkout, which holds `flows/`, `tasks/`, `deployments/` and `environments/`.
+
+    `$LACHESIS_CHECKOUT` if set, else the folder that this package was loaded from.
+    Raises MissingDependencyError when that folder has no `deployments/up.py`.
+    """
+    root = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
+    if not (root / "deployments" / "up.py").is_file():
+        raise MissingDependencyError(
+            f"{root} is not a Lachesis checkout (it has no deployments/up.py); the flows live in the checkout, "
+            "not in the installed package: clone the repository and set LACHESIS_CHECKOUT to it"
+        )
+    return root
+
+
+def environment_dirs() -> list[Path]:
+    """The places that are searched for environments: the checkout's own folder, then the folders and files in
+    `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`)."""
+    own = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2]) / "environments"
+    named = [Path(p).expanduser() for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep) if p]
+    return [place for place in (own, *named) if place.is_dir() or place.suffix == ".py"]

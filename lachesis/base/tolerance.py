@@ -1,0 +1,33 @@
+"""How far apart log-probabilities of the same weights may be, in nats per token.
+
+Two programs that compute in float32 differ by rounding only, about 1e-6. In bfloat16, which keeps 8 bits of a number, the same
+weights give log-probabilities that differ by about 1e-2 on average, and by several times as much on single tokens. So a limit
+on the largest difference means something in float32 only; elsewhere the mean is compared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class Tolerance(BaseModel):
+    """A limit for the largest or for the mean difference of a token's log-probability, in nats."""
+
+    measure: Literal["largest", "mean"]
+    limit: float
+
+
+FLOAT32 = Tolerance(measure="largest", limit=1e-3)
+BFLOAT16 = Tolerance(measure="mean", limit=0.05)
+"""The weight-sync check allows at least as much between sampler and trainer; see
+`lachesis.trainer.weight_sync_check`."""
+
+
+def of_profile(profile: str) -> Tolerance:
+    """Return the tolerance for weights that were trained on this profile, compared on this machine in float32.
+
+    The embedded engine computes in float32. What another server computes in is not known.
+    """
+    return FLOAT32 if profile == "embedded" else BFLOAT16

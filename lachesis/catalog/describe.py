@@ -1,0 +1,209 @@
+"""One environment: by its name or its file, and what it says about itself in a child process.
+
+Whatever an environment does when it is imported (crash, hang, print) happens in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, run_bounded
+from lachesis.base.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
+from lachesis.base.files import storage_errors, write_private
+from lachesis.base.secrets import child_environment, chosen, redact
+from lachesis.catalog.fingerprint import fingerprint
+from lachesis.catalog.requirements import interpreter
+from lachesis.catalog.scan import OWN_BASES, ROOT_CLASS, Environment, scan
+
+SCHEMA_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the environment itself says about its configuration. `properties` is pydantic's JSON schema per field, `values`
+    what `config_init()` gave. `checks` is true when its class has validators of its own, which that schema does not show.
+    `warning` tells why it is Atropos' general configuration instead, if it is."""
+
+    properties: dict[str, Any]
+    definitions: dict[str, Any]
+    values: dict[str, Any]
+    checks: bool = False
+    warning: str | None = None
+
+
+def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
+    """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that file does not parse."""
+    result = scan(folders)
+    for environment in result.environments:
+        if environment.name == name:
+            return environment
+    for file, reason in result.problems.items():
+        if Path(file).stem == name:
+            raise EnvironmentLoadError(f"{file} does not parse: {reason}")
+    available = [environment.name for environment in result.environments]
+    raise UnknownEnvironmentError(
+        f"there is no environment {shorten(repr(name), 80)}; available: {', '.join(available) or 'none'} "
+        f"(searched {', '.join(map(str, paths.environment_dirs())) or 'no folder'}; more folders: LACHESIS_ENVIRONMENTS)",
+        available=available,
+    )
+
+
+def adopt(text: str) -> str:
+    """The name of an environment that a person gave by its name or by its file, which is found by it from here on in this
+    process. Raises UnknownEnvironmentError for a file that is not there or holds none, EnvironmentLoadError for one that does
+    not parse."""
+    if not text.endswith(".py"):
+        if Path(f"{text}.py").is_file() and text not in {one.name for one in scan().environments}:
+            raise UnknownEnvironmentError(f"there is no environment {text!r}; the file is given as {text}.py", available=[])
+        return text
+    file = Path(text).expanduser().resolve()
+    if not file.is_file():
+        raise UnknownEnvironmentError(f"there is no file {file}", available=[])
+    searched = os.environ.get("LACHESIS_ENVIRONMENTS", "")
+    if str(file) not in searched.split(os.pathsep):
+        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(filter(None, (searched, str(file))))
+    found = scan()
+    if str(file) in found.problems:
+        raise EnvironmentLoadError(f"{file} does not parse: {found.problems[str(file)]}")
+    names = [one.name for one in found.environments if one.file_path == str(file)]
+    if not names:
+        bases = ", ".join((ROOT_CLASS, *sorted(OWN_BASES)))
+        raise UnknownEnvironmentError(f"{file} holds no class that inherits from one of {bases}", available=[])
+    return names[-1]
+
+
+def find_word(name: str, file: str | None = None) -> str:
+    """Return by what a later command finds an environment: its name, or the file that it was given by, or was in then."""
+    adopted = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
+    for environment in scan().environments:
+        if environment.name == name and file in (None, environment.file_path):
+            return environment.file_path if environment.file_path in adopted else name
+    return file or name
+
+
+def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Schema:
+    """The environment's configuration, from a child process; cached until the file changes.
+
+    Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
+    """
+    cache = _cache_file(environment, "")
+    kept = _kept(cache)
+    if kept is not None:
+        return kept
+    answer = _ask_child("describe", environment, {}, timeout_s)
+    result = Schema(**answer["schema"])
+    if result.warning is None:
+        _remember(cache, answer["schema"])
+    return result
+
+
+def _kept(cache: Path) -> Schema | None:
+    """What was learnt before; None when it is absent or damaged, and has to be learnt again."""
+    try:
+        found = Schema(**json.loads(cache.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    properties = found.properties.values() if isinstance(found.properties, dict) else [None]
+    parts = (found.definitions, found.values, *properties)
+    return found if all(isinstance(one, dict) for one in parts) else None
+
+
+def check_values(
+    environment: Environment, schema: Schema, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S
+) -> list[dict[str, str]]:
+    """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
+    itself or "". Empty when it takes them. The answer is kept until the file changes."""
+    if not values or not schema.checks:  # then the schema says all there is to say
+        return []
+    cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
+        return kept
+    errors: list[dict[str, str]] = _ask_child("describe", environment, values, timeout_s)["errors"]
+    _remember(cache, {"errors": errors})
+    return errors
+
+
+def _cache_file(environment: Environment, question: str) -> Path:
+    """Named after all that the answer depends on."""
+    file = Path(environment.file_path)
+    about = (environment.file_path, environment.class_name, interpreter(file), _versions(), question)
+    key = hashlib.sha256(f"{fingerprint(file)} {about!r}".encode()).hexdigest()[:32]
+    return paths.home() / "cache" / "schemas" / f"{key}.json"
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return (sys.version, *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")), "with checks")
+
+
+def _remember(cache: Path, content: Any) -> None:
+    with storage_errors(cache.parent):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+    write_private(cache, json.dumps(content, default=str))
+
+
+def examples(
+    environment: Environment, values: dict[str, Any], *, count: int, share: float, seed: int = 0, timeout_s: float = 600.0
+) -> list[list[dict[str, Any]]]:
+    """Conversations of the environment to warm a model up with, a share of them right. Raises as `schema` does."""
+    request = {"values": values, "count": count, "share": share, "seed": seed}
+    found: list[list[dict[str, Any]]] = _ask_child("examples", environment, request, timeout_s, loads=True)["examples"]
+    return found
+
+
+def _ask_child(
+    question: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, loads: bool = False
+) -> dict[str, Any]:
+    """Run `lachesis.env_process` and read the file it writes; its output may hold anything, and be without end. Only who
+    `loads` the data set may ask the hub."""
+    file = environment.file_path
+    with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
+        out = Path(folder) / "answer.json"
+        command = [
+            interpreter(Path(file)),
+            "-P",
+            "-m",
+            "lachesis.env_process",
+            question,
+            file,
+            environment.class_name,
+            str(out),
+        ]
+        env = child_environment({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **chosen(), "WANDB_MODE": "disabled"})
+        ended = run_bounded(command, request=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
+        if ended.end == "time":
+            raise EnvironmentTimeoutError(
+                f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
+                "at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its output ends:"
+                f"\n{redact(ended.last_lines(15))}"
+            )
+        if ended.end == "output":
+            raise EnvironmentLoadError(
+                f"{file} was ended while it was imported, because it printed more than {MAX_OUTPUT_BYTES // 1_000_000} MB; "
+                f"its last line: {shorten(redact(ended.last_lines(1)), 80)!r}"
+            )
+        if not out.is_file():
+            raise EnvironmentLoadError(
+                f"{file} ended the process (exit code {ended.code}) while it was imported:\n{redact(ended.last_lines(15))}"
+            )
+        answer: dict[str, Any] = json.loads(out.read_text())
+    if "traceback" in answer:
+        reason = redact(answer["error"])
+        if answer.get("advice"):  # a package that is missing needs no traceback
+            raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
+        traceback = redact(answer["traceback"])
+        raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback)
+    return answer

@@ -1,0 +1,138 @@
+"""Which code an environment is: a hash over its file and the modules beside it that it imports; and how it is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from lachesis.base.errors import EnvironmentLoadError
+
+REPOSITORY_MARKS = (".git", "pyproject.toml", "setup.py")
+LIBRARY = "atroposlib"
+"""The installed one is used also where the repository holds its source."""
+OWN_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def root(file: Path) -> Path:
+    """Return the folder that the file's imports start from: its own, or the one that holds its package. A file with relative
+    imports belongs to a package also where no folder has an `__init__.py`."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    if folder == file.parent and (level := _relative_level(file)) and level < len(file.parents):
+        names = [parent.name for parent in file.parents[:level]]
+        if all(name.isidentifier() for name in names) and _is_free(names[-1]):
+            return file.parents[level]
+    return folder
+
+
+def _is_free(name: str) -> bool:
+    """Return whether a folder of this name can be imported as a package: no installed module has the name."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec
+        return False
+    return spec is None or spec.origin is None  # a folder without `__init__.py` takes others of its name in
+
+
+def search_path(file: Path, installed: Sequence[str]) -> list[str]:
+    """Return where a child that runs the file looks for modules: first in its own root, then among what is installed, last in
+    the other folders, which must not hide an installed package."""
+    own = root(file)
+    is_usual = own == file.parent or (file.parent / "__init__.py").is_file()
+    goes_first = is_usual and not (own / LIBRARY).is_dir()
+    others = [str(folder) for folder in further_roots(file)]
+    return [str(own), *installed, *others] if goes_first else [*installed, str(own), *others]
+
+
+def further_roots(file: Path) -> list[Path]:
+    """Return the other folders that upstream files import from: the file's own one and the root of its repository."""
+    folders = (file.parent, repository(file))
+    return [folder for folder in dict.fromkeys(folders) if folder is not None and folder != root(file)]
+
+
+def repository(file: Path) -> Path | None:
+    """Return the nearest folder above the file that is the root of a repository or project."""
+    return next((folder for folder in file.parents if any((folder / mark).exists() for mark in REPOSITORY_MARKS)), None)
+
+
+def _relative_level(file: Path) -> int:
+    """Return the largest number of dots in an import of the file; 0 for a file that cannot be read."""
+    try:
+        stat = file.stat()
+        return _parsed_level(file, stat.st_mtime_ns, stat.st_size)
+    except (SyntaxError, ValueError, OSError):
+        return 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed_level(file: Path, changed_ns: int, size: int) -> int:
+    imports = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom))
+    return max((node.level for node in imports), default=0)
+
+
+def module_name(file: Path) -> str | None:
+    """The dotted name of a module of a package; None for a file that stands alone."""
+    place = file.relative_to(root(file)).with_suffix("")
+    return ".".join(place.parts) if len(place.parts) > 1 else None
+
+
+def fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
+    """16 hexadecimal digits that change when the environment's file changes, or a module in its folder or package that it
+    imports, directly or through others; also those that one of the values of its fields names, as FILE.py or FILE.py:NAME.
+    Raises EnvironmentLoadError when the file cannot be read."""
+    digest = hashlib.sha256()
+    for one in sorted(files(file.resolve()).union(*map(files, _named(values)))):
+        try:
+            digest.update(one.name.encode() + b"\0" + one.read_bytes() + b"\0")
+        except OSError as error:
+            raise EnvironmentLoadError(f"{one} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()[:16]
+
+
+def _named(values: Mapping[str, object]) -> list[Path]:
+    texts = [value for value in values.values() if isinstance(value, str)]
+    places = [Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser() for text in texts]
+    return [place.resolve() for place in places if place.suffix == ".py" and place.is_absolute() and place.is_file()]
+
+
+def files(file: Path) -> set[Path]:
+    """The file, and the modules of its folder, package or repository that it imports, directly or through others."""
+    found: set[Path] = set()
+    todo = [file]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += _imported(one, (root(file), *further_roots(file)))
+    return found
+
+
+def _imported(file: Path, folders: Sequence[Path]) -> list[Path]:
+    """The files below these folders that this one imports by name; a name that is not there comes from elsewhere."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return []  # its bytes are part of the hash all the same
+    places: list[Path] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            places += [start / Path(*alias.name.split(".")) for alias in node.names for start in (*folders, file.parent)]
+        elif isinstance(node, ast.ImportFrom):
+            starts = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else [*folders, file.parent]
+            bases = [start / Path(*(node.module or "").split(".")) for start in starts]
+            places += [*bases, *(base / alias.name for base in bases for alias in node.names)]
+    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if place.name]
+    return [path for path in dict.fromkeys(candidates) if _is_below(path, folders) and path.is_file()]
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    """Return whether a module belongs to one of the folders, and neither to this program nor to what it builds on."""
+    if path.is_relative_to(OWN_PACKAGE) or LIBRARY in path.parts:
+        return False
+    return any(path.is_relative_to(folder) for folder in folders)

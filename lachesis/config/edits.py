@@ -1,0 +1,215 @@
+"""The fields of an environment as a person or an agent sees them, and edits to them.
+
+A field is named bare (`group_size`) or with its section (`tinker.learning_rate`). A bare name that several sections have
+means the one that can be edited, `env` before `tinker`. The environment's own fields come from its own configuration class.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+from pydantic import ValidationError
+
+from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
+from lachesis.base.typed_values import read_as
+from lachesis.catalog.describe import Schema
+from lachesis.config.run_config import PROFILES, RunConfig, build, priced
+from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
+
+SECTIONS: dict[str, type[Section]] = {
+    "env": EnvSection,
+    "tinker": TinkerSection,
+    "openai": OpenAISection,
+    "limits": LimitsSection,
+}
+TOP = "run"
+"""The section of the fields that stand in no section of the YAML."""
+MOST_CHARACTERS = 10_000
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field. `locked` is the reason why it cannot be changed in this profile, or None."""
+
+    section: str
+    name: str
+    schema: dict[str, Any]
+    default: Any
+    description: str
+    locked: str | None
+
+    @property
+    def type(self) -> str:
+        kinds = self.schema.get("anyOf") or self.schema.get("oneOf") or [self.schema]
+        words = []
+        for kind in kinds:
+            if "enum" in kind or "const" in kind:
+                words.append(" | ".join(map(str, kind.get("enum", [kind.get("const")]))))
+            else:
+                words.append(str(kind.get("type") or kind.get("$ref", "any").rsplit("/", 1)[-1]))
+        return " | ".join(words)
+
+
+class Fields:
+    """All fields of one environment under one profile.
+
+    `by_owner` opens those that are locked for agents only.
+    """
+
+    def __init__(self, profile: str, schema: Schema | None = None, *, by_owner: bool = False) -> None:
+        self.definitions: dict[str, Any] = {}
+        self.by_name: dict[str, Field] = {}
+        self.own: dict[str, Any] = {}
+        """The environment's schema, which may be narrower than ours for fields of both."""
+        unlocked = PROFILES[profile].unlocked
+        for section, model in SECTIONS.items():
+            ours = model.model_json_schema()
+            self.definitions.update(ours.get("$defs", {}))
+            for name, info in model.model_fields.items():
+                locks = [mark for mark in info.metadata if isinstance(mark, Locked)]
+                marks = [lock.reason for lock in locks if not (by_owner and lock.for_agents)]
+                locked = marks[0] if marks and f"{section}.{name}" not in unlocked else None
+                field = Field(section, name, ours["properties"][name], info.default, info.description or "", locked)
+                self.by_name[f"{section}.{name}"] = field
+        for name in ("slurm", "testing"):
+            info = RunConfig.model_fields[name]
+            one = {"type": "boolean", "enum": [False]}
+            field = Field(TOP, name, one, False, info.description or "", INFRASTRUCTURE.reason)
+            self.by_name[f"{TOP}.{name}"] = field
+        if schema is not None:
+            self._add_own(schema)
+
+    def _add_own(self, schema: Schema) -> None:
+        self.definitions.update(schema.definitions)
+        self.own = schema.properties
+        for name, one in schema.properties.items():
+            reference = str(one.get("$ref", "")).rsplit("/", 1)[-1]
+            one = {**self.definitions.get(reference, {}), **{key: value for key, value in one.items() if key != "$ref"}}
+            if f"env.{name}" not in self.by_name:
+                default = schema.values.get(name)
+                self.by_name[f"env.{name}"] = Field("env", name, one, default, one.get("description", ""), None)
+
+    def find(self, name: str) -> Field:
+        """Raises UnknownFieldError with the fields that can be edited."""
+        names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP)))
+        found = [self.by_name[one] for one in names if one in self.by_name]
+        if found:
+            return next((field for field in found if field.locked is None), found[0])
+        available = [field.name for field in self.by_name.values() if field.locked is None]
+        raise UnknownFieldError(
+            f"there is no field {shorten(repr(name))}; fields that can be edited: {', '.join(available)}",
+            available_fields=available,
+        )
+
+    def edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[Field, Any]:
+        """The field and the checked value. Raises UnknownFieldError, LockedFieldError or FieldValueError."""
+        field = self.find(name)
+        if field.locked is not None:
+            section = current if field.section == TOP else getattr(current, field.section, None)
+            held = getattr(section, field.name, field.default)
+            raise LockedFieldError(
+                f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); rl_get_current_config or "
+                "`lachesis envs NAME` shows what can be edited",
+                locked_value=held,
+            )
+        return field, self._checked(field, value)
+
+    def read(self, field: Field, value: Any) -> Any:
+        """Read a text as the type of the field, without a check of the value; see `typed_values`."""
+        schema = field.schema
+        if field.section == "env":  # its own schema of a field of both is the narrower one
+            schema = self.own.get(field.name, schema)
+        return read_as(schema, value, self.definitions)
+
+    def _checked(self, field: Field, value: Any) -> Any:
+        try:
+            value = self.read(field, value)
+            _plain(value)
+            jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
+            if field.section == "env":
+                jsonschema.validate(value, {**self.own.get(field.name, {}), "$defs": self.definitions})
+            model = SECTIONS[field.section]
+            if field.name in model.model_fields:
+                return getattr(model.model_validate({field.name: value}), field.name)
+        except (jsonschema.ValidationError, ValidationError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else getattr(error, "message", str(error))
+            shown = shorten(repr(value))
+            raise FieldValueError(
+                f"{field.section}.{field.name} is {shown}: {shorten(reason.removeprefix('Value error, '))}; "
+                f"allowed: {allowed(field.schema)}"
+            ) from error
+        return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
+
+
+def editable(config: RunConfig) -> dict[str, Any]:
+    """The values of the fields that the configuration's profile does not lock."""
+    free = [field for field in Fields(config.profile).by_name.values() if field.locked is None]
+    values = {field.name: getattr(getattr(config, field.section), field.name) for field in free}
+    return {**values, **(config.env.model_extra or {})}
+
+
+def with_limits(config: RunConfig, limits: dict[str, Any], instead: str = "") -> RunConfig:
+    """Return the configuration with other limits.
+
+    Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value that is not allowed.
+    """
+    fields = Fields(config.profile)
+    values = config.model_dump()
+    for name, value in limits.items():
+        if name.removeprefix("limits.") not in values["limits"]:
+            allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
+            raise ConfigError(
+                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: {allowed_names}{instead}"
+            )
+        field, checked = fields.edit(f"limits.{name.removeprefix('limits.')}", value)
+        values["limits"][field.name] = checked
+    return priced(build(values))
+
+
+def _plain(value: Any) -> None:
+    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters, a
+    text that is a document."""
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _plain(one)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it is not a finite number")
+    if isinstance(value, str) and any(ord(one) < 32 and one not in "\n\t" for one in value):
+        raise ValueError("it has control characters")
+    if isinstance(value, str) and any(0xD800 <= ord(one) <= 0xDFFF for one in value):
+        raise ValueError("it is not Unicode text (half of a surrogate pair, or bytes outside UTF-8)")
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+
+
+def allowed(schema: dict[str, Any]) -> str:
+    """A field's type and limits in words."""
+    limits = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+        "minLength": "length at least",
+        "pattern": "matching",
+        "enum": "one of",
+    }
+    kinds = []
+    for one in schema.get("anyOf") or [schema]:
+        words = [str(one.get("type") or one.get("$ref", "a value").rsplit("/", 1)[-1])]
+        words += [f"{text} {one[key]}" for key, text in limits.items() if key in one]
+        kinds.append(", ".join(words))
+    return " or ".join(kinds)
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """Split `field=value` from a command line; the value stays the text that was typed.
+
+    `Fields.edit` reads it as the type of its field. Raises FieldValueError.
+    """
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        shown = shorten(repr(text))
+        raise FieldValueError(f"{shown} is not an assignment; allowed: field=value, as in group_size=8")
+    return name.strip(), value

@@ -1,0 +1,195 @@
+"""The model thread: whatever touches weights runs here. Operations run one after the other, in arrival order.
+
+Samples are drawn between the passes of an operation: they read frozen snapshots, so the order between the two changes nothing.
+While both wait, each gets about half of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future as ConcurrentFuture
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lachesis.base.errors import EngineRequestError, LachesisError
+from lachesis.engine.futures import Future, Payload
+from lachesis.engine.lora import Snapshot
+from lachesis.engine.protobuf_messages import encode_sample
+from lachesis.engine.sample_request import Sampled, SampleRequest
+from lachesis.engine.sampler import Sampler
+from lachesis.engine.sampling_job import Job
+
+log = logging.getLogger(__name__)
+CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
+Work = Callable[[], Payload | Generator[None, None, Payload]]
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class _Operation:
+    future: Future
+    call: Work
+    passes: Generator[None, None, Payload] | None = None
+    has_begun: bool = False
+
+
+class ModelThread:
+    """Start it once; `submit` and `sample` may be called from the event loop only."""
+
+    def __init__(self, samplers: Sequence[Sampler], loop: asyncio.AbstractEventLoop) -> None:
+        self._samplers, self._loop = samplers, loop
+        self._operations: deque[_Operation] = deque()
+        self._jobs: deque[tuple[Sampler, Job]] = deque()
+        self._short: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    def submit(self, future: Future, call: Work) -> None:
+        """Run `call` when its turn comes; its result, or its error, becomes the future's."""
+        with self._wake:
+            self._operations.append(_Operation(future, call))
+            self._wake.notify()
+
+    def call_soon(self, call: Callable[[], Result]) -> ConcurrentFuture[Result]:
+        """Run a short call between two passes, before all operations; return its future.
+
+        A call whose future is cancelled before its turn is not run.
+        """
+        future: ConcurrentFuture[Result] = ConcurrentFuture()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # a result for it would raise an error, which would end this thread
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            self._short.append(run)
+            self._wake.notify()
+        return future
+
+    def drop(self, future: Future) -> bool:
+        """Take the operation of a future out of the queue.
+
+        Returns:
+            False if it has begun: it runs to its end then. True if it will not run, or if the
+            future is not that of an operation.
+        """
+        with self._wake:
+            for operation in self._operations:
+                if operation.future is future:
+                    if operation.has_begun:
+                        return False
+                    self._operations.remove(operation)
+                    return True
+        return True
+
+    def sample(
+        self,
+        future: Future,
+        sampler: Sampler,
+        snapshot: Snapshot | None,
+        request: SampleRequest,
+    ) -> None:
+        """Draw the samples of a checked request with one of the samplers."""
+
+        def done(found: Sampled | Exception) -> None:
+            self._finish(future, refusal(found) if isinstance(found, Exception) else encode_sample(found))
+
+        with self._wake:
+            self._jobs.append((sampler, Job(request, snapshot, done)))
+            self._wake.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Requests for samples that have not begun."""
+        return len(self._jobs) + sum(sampler.waiting for sampler in self._samplers)
+
+    def stop(self) -> None:
+        """End after the work in progress; what still waits is dropped."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._has_work)
+                if self._stopping:
+                    return
+                while self._jobs:
+                    sampler, job = self._jobs.popleft()
+                    sampler.add(job)
+                operation = self._operations[0] if self._operations else None
+                if operation:
+                    operation.has_begun = True
+                short, self._short = self._short, deque()
+            for call in short:
+                call()
+            started = time.perf_counter()
+            if operation and self._advance(operation):
+                with self._wake:
+                    self._operations.popleft()
+            until = 2 * time.perf_counter() - started
+            while self._is_sampling:
+                self._draw()
+                if time.perf_counter() >= until or self._stopping:
+                    break
+
+    def _has_work(self) -> bool:
+        return bool(self._operations or self._jobs or self._short or self._is_sampling or self._stopping)
+
+    @property
+    def _is_sampling(self) -> bool:
+        return any(sampler.busy for sampler in self._samplers)
+
+    def _advance(self, operation: _Operation) -> bool:
+        """Run the next part of an operation; whether it has ended."""
+        try:
+            if operation.passes is None:
+                found = operation.call()
+                if isinstance(found, bytes | dict):
+                    self._finish(operation.future, found)
+                    return True
+                operation.passes = found
+            next(operation.passes)
+        except StopIteration as end:
+            self._finish(operation.future, end.value)
+        except Exception as error:
+            self._finish(operation.future, refusal(error))
+        else:
+            return False
+        return True
+
+    def _draw(self) -> None:
+        for sampler in self._samplers:
+            if not sampler.busy:
+                continue
+            try:
+                sampler.step()
+            except Exception as error:
+                for job in sampler.clear():
+                    job.done(error)
+
+    def _finish(self, future: Future, payload: Payload) -> None:
+        self._loop.call_soon_threadsafe(future.finish, payload)
+
+
+def refusal(error: Exception) -> Payload:
+    """An error as the protocol shows one: the client's fault, or ours."""
+    if isinstance(error, EngineRequestError):
+        return {"error": str(error), "category": "user"}
+    if isinstance(error, LachesisError):
+        return {"error": str(error), "category": "server"}
+    log.error("the model thread failed at a request", exc_info=error)
+    return {"error": f"{type(error).__name__}: {error}", "category": "server"}

@@ -1,0 +1,271 @@
+"""The protobuf half of the Tinker protocol: forward-backward requests, and the answers to them and to sampling.
+
+Message and field numbers are those of the public Tinker SDK 0.38. They are declared here under a package name of our
+own, because two descriptions of one file name cannot live in the same process (a test has the SDK beside the engine).
+Tensors travel as little-endian bytes with a dtype and a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from lachesis.base.errors import EngineRequestError
+from lachesis.engine.sample_request import Sampled
+
+Array = np.ndarray[Any, Any]
+
+MOST_CELLS = 2**27
+_PACKAGE = "lachesis_wire"
+# message -> "number name type [* repeated | ? explicit presence | a oneof's name]"
+_SCHEMA: dict[str, list[str]] = {
+    "EncodedTextChunk": ["1 tokens bytes"],
+    "ImageChunk": ["1 data bytes"],
+    "Chunk": ["1 encoded_text .EncodedTextChunk kind", "2 image .ImageChunk kind", "3 dmel .ImageChunk kind"],
+    "SparseCsr": ["1 values bytes", "2 crow_indices bytes", "3 col_indices bytes"],
+    "Tensor": ["1 dense bytes kind", "2 sparse .SparseCsr kind", "3 dtype int32", "4 shape int64 *"],
+    "TensorEntry": ["1 key string", "2 value .Tensor"],
+    "Datum": ["1 model_input .Chunk *", "2 loss_fn_inputs .TensorEntry *"],
+    "LossConfigValue": ["1 number double kind", "2 text string kind"],
+    "NumberEntry": ["1 key string", "2 value double"],
+    "ConfigEntry": ["1 key string", "2 value .LossConfigValue"],
+    "ForwardBackwardRequest": [
+        "1 model_id string",
+        "2 seq_id int32",
+        "3 data .Datum *",
+        "4 loss_fn string",
+        "5 loss_fn_config .NumberEntry *",
+        "6 forward_only bool",
+        "7 loss_fn_config_v2 .ConfigEntry *",
+    ],
+    "BatchedTensor": ["1 data bytes", "2 offsets bytes", "3 dtype int32", "4 trailing_shape int64 *"],
+    "BatchedEntry": ["1 key string", "2 value .BatchedTensor"],
+    "ArrayRecord": ["1 type_tag string", "2 fields .BatchedEntry *", "3 num_datums int64"],
+    "ForwardBackwardOutput": [
+        "1 loss_fn_output_type string",
+        "2 loss_fn_outputs .ArrayRecord *",
+        "3 metrics .NumberEntry *",
+    ],
+    "TopkLogprobs": ["1 token_ids bytes", "2 logprobs bytes", "3 k uint32", "4 length uint32"],
+    "PromptAltTokens": ["1 tokens .Tensor", "2 logprobs .Tensor"],
+    "SampledSequence": ["1 stop_reason int32", "2 tokens bytes", "3 logprobs bytes ?", "4 topk_sampled_logprobs .TopkLogprobs"],
+    "SampleResponse": [
+        "1 sequences .SampledSequence *",
+        "2 prompt_logprobs bytes ?",
+        "3 topk_prompt_logprobs .TopkLogprobs",
+        "4 prompt_cache_hit_tokens int32",
+        "5 target_prompt_logprobs .Tensor",
+        "6 prompt_alt_tokens .PromptAltTokens",
+    ],
+}
+_FLOAT32, _INT64, _INT32 = 1, 2, 3
+_DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4")}
+
+
+def _add_field(message: Any, declaration: str) -> None:
+    number, name, kind, *flag = declaration.split()
+    proto = descriptor_pb2.FieldDescriptorProto
+    entry = message.field.add(name=name, number=int(number), label=proto.LABEL_OPTIONAL)
+    if kind.startswith("."):
+        entry.type, entry.type_name = proto.TYPE_MESSAGE, f".{_PACKAGE}{kind}"
+    else:
+        entry.type = getattr(proto, f"TYPE_{kind.upper()}")
+    if flag == ["*"]:
+        entry.label = proto.LABEL_REPEATED
+    elif flag:
+        union = f"_{name}" if flag == ["?"] else flag[0]
+        names = [one.name for one in message.oneof_decl]
+        if union not in names:
+            message.oneof_decl.add(name=union)
+            names.append(union)
+        entry.oneof_index = names.index(union)
+        entry.proto3_optional = flag == ["?"]
+
+
+def _build() -> dict[str, Any]:
+    # A protobuf map is, on the wire, a repeated message with key 1 and value 2; the *Entry messages are just that.
+    file = descriptor_pb2.FileDescriptorProto(name="lachesis/wire.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for declaration in fields:
+            _add_field(message, declaration)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _SCHEMA}
+
+
+_MESSAGES = _build()
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training sequence: `tokens` (N,) int64, and the loss inputs by name, each (N,) or (N, K)."""
+
+    tokens: Array
+    inputs: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ForwardBackward:
+    """A forward or forward-backward request; `datums` are decoded by `decode_data`."""
+
+    model_id: str
+    seq_id: int
+    datums: Sequence[Any]
+    loss_fn: str
+    forward_only: bool
+    loss_config: dict[str, float | str] = field(default_factory=dict)
+
+
+def parse_forward_backward(body: bytes) -> ForwardBackward:
+    """Parse the body of `POST /forward_backward`. Tensors stay encoded until the work is done, so that a bad one fails its
+    own future and does not leave a hole in the client's sequence of requests.
+
+    Raises EngineRequestError when the body is no such message.
+    """
+    message = _MESSAGES["ForwardBackwardRequest"]()
+    try:
+        message.ParseFromString(body)
+    except Exception as error:
+        raise EngineRequestError(f"the body ({len(body)} bytes) is not a ForwardBackwardRequest: {error}") from error
+    config: dict[str, float | str] = {entry.key: entry.value for entry in message.loss_fn_config}
+    for entry in message.loss_fn_config_v2:
+        config[entry.key] = entry.value.text if entry.value.WhichOneof("kind") == "text" else entry.value.number
+    return ForwardBackward(
+        model_id=message.model_id,
+        seq_id=message.seq_id,
+        datums=message.data,
+        loss_fn=message.loss_fn,
+        forward_only=message.forward_only,
+        loss_config=config,
+    )
+
+
+def decode_data(request: ForwardBackward) -> list[Datum]:
+    """The request's datums as arrays. Raises EngineRequestError for images, audio and malformed tensors."""
+    return [_datum(message) for message in request.datums]
+
+
+def _datum(message: Any) -> Datum:
+    tokens = [_text_tokens(chunk) for chunk in message.model_input]
+    return Datum(
+        tokens=np.concatenate(tokens).astype(np.int64) if tokens else np.zeros(0, np.int64),
+        inputs={entry.key: _tensor(entry.key, entry.value) for entry in message.loss_fn_inputs},
+    )
+
+
+def _text_tokens(chunk: Any) -> Array:
+    kind = chunk.WhichOneof("kind")
+    if kind != "encoded_text":
+        raise EngineRequestError(f"a model input holds a chunk of kind {kind}; this engine trains on text tokens only")
+    return np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4"))
+
+
+def _tensor(name: str, tensor: Any) -> Array:
+    dtype = _DTYPES.get(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if dtype is None:
+        raise EngineRequestError(f"loss input {name} has dtype {tensor.dtype}; allowed: float32, int64, int32")
+    try:
+        if tensor.WhichOneof("kind") == "sparse":
+            return _from_csr(tensor.sparse, dtype, shape)
+        return np.frombuffer(tensor.dense, dtype).reshape(shape)
+    except (ValueError, IndexError) as error:
+        raise EngineRequestError(f"loss input {name} does not fill its shape {shape}: {error}") from error
+
+
+def _from_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    _check_size(shape)
+    dense = np.zeros(shape, dtype)
+    starts = np.frombuffer(sparse.crow_indices, np.int64)
+    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    dense[rows, np.frombuffer(sparse.col_indices, np.int64)] = np.frombuffer(sparse.values, dtype)
+    return dense
+
+
+def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, float]) -> bytes:
+    """The answer: per datum the log-probability of every target, (N,) or (N, K) float32, and the metrics, whose keys carry
+    the client's reduction (`loss:sum`)."""
+    output = _MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
+    start = 0
+    while start < len(logprobs_D):
+        trailing = logprobs_D[start].shape[1:]
+        stop = start
+        while stop < len(logprobs_D) and logprobs_D[stop].shape[1:] == trailing:
+            stop += 1
+        _add_record(output, logprobs_D[start:stop], trailing)
+        start = stop
+    for key, value in metrics.items():
+        output.metrics.add(key=key, value=value)
+    return bytes(output.SerializeToString())
+
+
+def _add_record(output: Any, arrays: Sequence[Array], trailing: tuple[int, ...]) -> None:
+    blobs = [np.ascontiguousarray(array, np.dtype("<f4")).tobytes() for array in arrays]
+    record = output.loss_fn_outputs.add(num_datums=len(blobs))
+    entry = record.fields.add(key="logprobs")
+    entry.value.data = b"".join(blobs)
+    entry.value.offsets = np.cumsum([0, *map(len, blobs)]).astype("<i8").tobytes()
+    entry.value.dtype = _FLOAT32
+    entry.value.trailing_shape.extend(trailing)
+
+
+def encode_sample(found: Sampled) -> bytes:
+    """The answer to a sampling request."""
+    response = _MESSAGES["SampleResponse"]()
+    for one in found.sequences:
+        sequence = response.sequences.add(
+            stop_reason=0 if one.stopped else 1,
+            tokens=np.asarray(one.tokens, "<i4").tobytes(),
+            logprobs=np.asarray(one.logprobs, "<f4").tobytes(),
+        )
+        if one.top_k is not None:
+            _fill_top_k(sequence.topk_sampled_logprobs, one.top_k)
+    prompt = found.prompt
+    if prompt.logprobs is not None:
+        response.prompt_logprobs = np.asarray(prompt.logprobs, "<f4").tobytes()
+    if prompt.top_k is not None:
+        _fill_top_k(response.topk_prompt_logprobs, prompt.top_k)
+    if prompt.targets is not None:
+        _fill_tensor(response.target_prompt_logprobs, prompt.targets, _FLOAT32)
+    if prompt.alternatives is not None:
+        _fill_tensor(response.prompt_alt_tokens.tokens, prompt.alternatives[0], _INT32)
+        _fill_tensor(response.prompt_alt_tokens.logprobs, prompt.alternatives[1], _FLOAT32)
+    return bytes(response.SerializeToString())
+
+
+def _fill_top_k(message: Any, top_k: tuple[Array, Array]) -> None:
+    ids, logprobs = top_k
+    message.token_ids, message.logprobs = np.asarray(ids, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
+    message.length, message.k = ids.shape
+
+
+def _fill_tensor(message: Any, array: Array, dtype: int) -> None:
+    message.dense, message.dtype = np.ascontiguousarray(array, _DTYPES[dtype]).tobytes(), dtype
+    message.shape.extend(array.shape)
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    """Rows that are left out cost nothing on the wire. Raises ValueError."""
+    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MOST_CELLS:
+        raise ValueError(f"a sparse tensor has two axes and at most {MOST_CELLS} cells")
+
+
+def tensor_of_json(name: str, body: Any) -> Array:
+    """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows (`sparse_crow_indices`, `sparse_col_indices`)
+    whose other entries are -1. Raises EngineRequestError."""
+    try:
+        shape, values = tuple(body["shape"]), np.asarray(body["data"], np.int64)
+        if body.get("sparse_crow_indices") is None:
+            return values.reshape(shape)
+        _check_size(shape)
+        dense = np.full(shape, -1, np.int64)
+        rows = np.repeat(np.arange(len(body["sparse_crow_indices"]) - 1), np.diff(body["sparse_crow_indices"]))
+        dense[rows, np.asarray(body["sparse_col_indices"], np.int64)] = values
+        return dense
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise EngineRequestError(f"{name} is no tensor of whole numbers: {type(error).__name__}: {error}") from error

@@ -1,0 +1,178 @@
+"""What Atropos 0.4.0 does wrong for good, mended in the child that runs an environment and nowhere else: its library is
+archived, and no file of it is touched.
+
+    chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
+    the server's key  is printed to the log with the configuration, so the environment gets another one
+    checkpoints       are left out when the step goes on by more than one, or at every step
+    the first group   is begun five seconds late, in case that other environments register meanwhile
+    log-probabilities are dropped by the method that gathers single rollouts
+    Slurm             an environment that asks for the servers of a Slurm job fails where there is no such job
+
+Evaluations are made when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`): Atropos leaves them out when
+the step goes on by more than one, stops training meanwhile, and does not say that one has raised.
+
+Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config.run_config`), the API is reset before it is
+registered with (`lachesis.trainer.rollout_client`), guarded against groups that would block it (`lachesis.rollout_api.app`), and writes
+to a file (`lachesis.supervision`); scores that are no numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that
+end twice are mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import types
+from typing import Any
+
+from lachesis.env_process import lazy_modules
+
+
+def mend() -> None:
+    """All of it but the key, which only a run has."""
+    lazy_modules.load_tokenizers_without_torch()
+    restore_template_default()
+    ignore_slurm()
+    save_checkpoints_when_due()
+    keep_logprobs()
+    begin_at_once()
+
+
+def restore_template_default() -> None:
+    """Make `return_dict=False` the default of `apply_chat_template`, as before transformers 5."""
+    from transformers import PreTrainedTokenizerBase
+
+    original = PreTrainedTokenizerBase.apply_chat_template
+
+    @functools.wraps(original)
+    def apply_chat_template(self: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("return_dict", False)
+        return original(self, *args, **options)
+
+    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+
+
+def ignore_slurm() -> None:
+    """Use the servers of the configuration, whatever an environment's class says about Slurm.
+
+    Upstream files have `slurm=True` as a default of their class. Atropos' commands replace it by their configuration's value;
+    a check makes the object itself. No service of a run is at an address that Slurm would name.
+    """
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    start = ServerManager.__init__
+    parameters = inspect.signature(start)
+
+    @functools.wraps(start)
+    def without_slurm(*values: Any, **options: Any) -> None:
+        bound = parameters.bind(*values, **options)
+        bound.arguments["slurm"] = False
+        start(*bound.args, **bound.kwargs)
+
+    ServerManager.__init__ = without_slurm
+
+
+def send_token() -> tuple[str, str] | None:
+    """Send the token to the run's inference server and to no other.
+
+    It is set on the client, as environments print and log their configuration.
+
+    Returns:
+        The address of that server and its token, or None for a process that has none.
+    """
+    url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
+    if not token:
+        return None
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    start = ServerManager.__init__
+
+    @functools.wraps(start)
+    def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
+        def signed(one: Any) -> Any:
+            ours = str(getattr(one, "base_url", None)).startswith(f"{url}/")
+            return one.model_copy(update={"api_key": token}) if ours else one
+
+        start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
+
+    ServerManager.__init__ = with_token
+    return url, token
+
+
+def sign_groups(name: str) -> None:
+    """Let each group say which of several environments it comes from."""
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv._send_scored_data_to_api
+
+    @functools.wraps(original)
+    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+        for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+            group["group_overrides"] = {**(group.get("group_overrides") or {}), "environment": name}
+        return await original(self, scored_data)
+
+    BaseEnv._send_scored_data_to_api = _send_scored_data_to_api
+
+
+def save_checkpoints_when_due() -> None:
+    """Save whenever a multiple of the checkpoints' interval was reached or passed since the last look."""
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv.env_step_checks
+
+    @functools.wraps(original)
+    async def env_step_checks(self: Any) -> None:
+        before, now = self.curr_step, self.status_dict["current_step"]
+        await original(self)
+        if _forgotten(before, now, self.checkpoint_interval):
+            self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
+
+    BaseEnv.env_step_checks = env_step_checks
+
+
+OTHERS_S = 5
+"""That pause, which is told from the others by its length."""
+
+
+def begin_at_once() -> None:
+    """Leave out the pause for others to register: of a run's environments the API knows how many there will be."""
+    from atroposlib.envs import base
+
+    class Asyncio(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            await asyncio.sleep(0 if seconds == OTHERS_S else seconds)
+
+    setattr(base, "asyncio", Asyncio("asyncio"))  # noqa: B010 - what the module imports is not declared
+
+
+PER_ROLLOUT = ("advantages", "ref_logprobs", "inference_logprobs", "messages", "images")
+
+
+def keep_logprobs() -> None:
+    """Gather the rollouts of `collect_trajectory` with all that they hold, and leave out what they do not."""
+    from atroposlib.envs.base import BaseEnv, ScoredDataGroup
+
+    async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
+        results = await asyncio.gather(*(self.collect_trajectory(item) for _ in range(self.config.group_size)))
+        rollouts = [one for one, _ in results]
+        if not all(isinstance(one, dict) for one in rollouts):
+            raise ValueError("collect_trajectory() must give a ScoredDataItem for each rollout")
+        group = ScoredDataGroup(**{name: [one[name] for one in rollouts] for name in ("tokens", "masks", "scores")})
+        for name in PER_ROLLOUT:
+            if all(one.get(name) is not None for one in rollouts):
+                group[name] = [one[name] for one in rollouts]
+        group["overrides"] = [one.get("overrides") or {} for one in rollouts]
+        group["group_overrides"] = {key: value for one in rollouts for key, value in (one.get("group_overrides") or {}).items()}
+        return group, [left for _, backlog in results for left in backlog]
+
+    BaseEnv.collect_trajectories = collect_trajectories
+
+
+def _forgotten(before: int, now: int, every: int) -> bool:
+    """Whether something is due between two steps that Atropos, which compares remainders, does not see."""
+    return every > 0 and now // every > before // every and not before % every > now % every

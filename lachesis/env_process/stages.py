@@ -1,0 +1,164 @@
+"""In a child: the stages of a validation that need no model.
+
+    import             the file is imported and holds its class
+    config             `config_init()` and this launch's values make a configuration
+    dataset            `setup()` ends, and `get_next_item()` gives items
+    model-free check   answers that are known to be right score as right, spoilt ones as wrong
+
+For the last one an environment offers `gold(item)` and `corrupt(item)`, each a text, and `score_answer(item, answer)`; each may
+be a coroutine. Right is a score above 0, or of at least `solved` where the class says so, and a spoilt answer must score
+lower than the right one. An environment that does not offer them passes, and the result says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lachesis.base.failure_reasons import describe_exception
+from lachesis.catalog import fingerprint, requirements
+from lachesis.env_process.counters import is_score
+
+NAMES = ("import", "config", "dataset", "model-free check")
+MOST_ITEMS = 16
+ROUNDING = 1e-9
+"""Parts of a reward may add up to a little less than the whole."""
+Json = dict[str, Any]
+
+
+class StageFailed(Exception):
+    """What is wrong with the environment, in words for its author."""
+
+
+def load(file: Path, class_name: str) -> Any:
+    """The class, from the file imported as a module, of its package where it is part of one."""
+    name = fingerprint.module_name(file)
+    if name is not None:
+        return getattr(importlib.import_module(name), class_name)
+    spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, class_name)
+
+
+def run(file: Path, *, class_name: str, out: Path, config: Path) -> None:
+    """Go through the stages until one fails; one JSON line per stage is appended to `out`."""
+    state: Json = {"file": file, "class": class_name, "yaml": yaml.safe_load(config.read_text())}
+    steps: list[Callable[[Json], Any]] = [_import, _config, _dataset, _model_free]
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    for name, step in zip(NAMES, steps, strict=True):
+        started = time.monotonic()
+        line: Json = {"stage": name, "ok": True}
+        try:
+            found = step(state)
+            line["detail"] = loop.run_until_complete(found) if inspect.isawaitable(found) else found
+        except StageFailed as error:
+            line |= {"ok": False, "error": str(error)}
+        except BaseException as error:  # an environment may raise SystemExit at import
+            told = filter(None, [describe_exception(error, str(file)), requirements.import_advice(file, error)])
+            line |= {"ok": False, "error": "\n".join(told)}
+            traceback.print_exc()
+        line["seconds"] = round(time.monotonic() - started, 2)
+        with out.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+        if not line["ok"]:
+            break
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that the environment has started must not keep the child
+
+
+def _import(state: Json) -> Json:
+    state["cls"] = load(state["file"], state["class"])
+    return {"class": state["class"]}
+
+
+def _config(state: Json) -> Json:
+    first = state["cls"].config_init()[0]
+    state["config"] = type(first)(**{**first.model_dump(), **state["yaml"]["env"]})
+    return {"config_class": type(first).__name__}
+
+
+async def _dataset(state: Json) -> Json:
+    from atroposlib.envs.base import APIServerConfig
+
+    servers = [APIServerConfig(**one) for one in state["yaml"]["openai"]]
+    env = state["env"] = state["cls"](state["config"], servers)
+    await env.setup()
+    items: list[Any] = []
+    for _ in range(MOST_ITEMS):
+        try:
+            item = await env.get_next_item()
+        except Exception as error:
+            if not items:
+                place = describe_exception(error, str(state["file"]))
+                raise StageFailed(f"get_next_item() raised {place}") from error
+            break
+        if item is None:
+            break
+        items.append(item)
+    if not items:
+        raise StageFailed("the data set is empty: get_next_item() gave None at once")
+    state["items"] = items
+    answers = getattr(env, "evaluation_answers", None)
+    evaluation = {"evaluation_answers": int(answers())} if callable(answers) else {}
+    return {"items": len(items), "distinct": len({repr(item) for item in items}), **evaluation}
+
+
+async def _model_free(state: Json) -> Json:
+    env = state["env"]
+    missing = [name for name in ("gold", "corrupt", "score_answer") if not callable(getattr(env, name, None))]
+    if not getattr(env, "scores_texts", True):  # one of lachesis.environment that scores conversations
+        missing.append("score_answer")
+    if missing:
+        return {"offered": False, "missing": missing, "faults": []}
+    faults: list[str] = []
+    right = wrong = 0
+    for item in state["items"]:
+        good, bad = await _value(env.gold(item)), await _value(env.corrupt(item))
+        high, low = await _score(env, item, good), await _score(env, item, bad)
+        right += _is_right(env, high)
+        wrong += low < high
+        if not _is_right(env, high) and len(faults) < 3:
+            faults.append(f"gold() gave {good!r} to {item!r}, which scores {high}; it must give a right answer"[:300])
+        elif low >= high and len(faults) < 3:
+            told = f"corrupt() gave {bad!r}, which scores {low}, and gold() {good!r}, which scores {high}, to {item!r}"
+            faults.append(f"{told[:240]}; what corrupt() gives must score less")
+    count = len(state["items"])
+    return {"offered": True, "items": count, "gold_right": right, "corrupt_wrong": wrong, "faults": faults}
+
+
+async def _score(env: Any, item: Any, answer: str) -> float:
+    """What the answer is worth, as training would have it. Raises StageFailed when it is no number."""
+    if hasattr(env, "score_text"):  # one of lachesis.environment
+        outcome = await env.score_text(item, answer)
+        if outcome.reward is None:
+            raise StageFailed(f"{answer!r}"[:200] + f" could not be scored: {outcome.reason}")
+        return float(outcome.reward)
+    score = await _value(env.score_answer(item, answer))
+    if not is_score(score):
+        raise StageFailed(f"score_answer() gave {score!r} for {answer!r}; a score is a finite number")
+    return float(score)
+
+
+def _is_right(env: Any, score: float) -> bool:
+    return score > 0 if getattr(env, "solved", None) is None else score >= env.solved * (1 - ROUNDING)
+
+
+async def _value(found: Any) -> Any:
+    return await found if inspect.isawaitable(found) else found

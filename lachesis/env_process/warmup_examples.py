@@ -1,0 +1,46 @@
+"""In a child: conversations of an environment to warm a model up with, of which a share is right."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from pathlib import Path
+from typing import Any
+
+from lachesis.env_process import stages
+from lachesis.tiny_model import build
+
+Json = dict[str, Any]
+
+
+class NoExamples(Exception):
+    """The environment does not offer any, and what is missing."""
+
+
+def make(file: Path, class_name: str, request: Json) -> list[list[Json]]:
+    """`count` conversations on training items, `share` of them right; the same ones for the same request. `values` are the
+    environment's fields. Raises NoExamples, and what the environment raises."""
+    cls = stages.load(file, class_name)
+    if not hasattr(cls, "example"):
+        raise NoExamples(f"{class_name} offers no example(item, right=…); a TaskEnv with gold() and corrupt() does")
+    first = cls.config_init()[0]
+    env = cls.__new__(cls)  # there is no server to ask
+    env.config = type(first)(**{**first.model_dump(), **request.get("values", {})})
+    env.tokenizer = build.tokenizer()
+    random.seed(request["seed"])  # corrupt() may draw
+    return asyncio.run(_made(env, request))
+
+
+async def _made(env: Any, request: Json) -> list[list[Json]]:
+    await env.load()
+    draw = random.Random(request["seed"])
+    found = []
+    for _ in range(request["count"]):
+        item = await env.get_next_item()
+        try:
+            one = env.example(item, right=draw.random() < request["share"])
+        except AttributeError as error:
+            raise NoExamples(f"{type(env).__name__} offers no {error.name}(item), which examples are made of") from error
+        found.append(await one if inspect.isawaitable(one) else one)
+    return found

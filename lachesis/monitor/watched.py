@@ -1,0 +1,90 @@
+"""What one look at a run leaves for the next, in the run's `monitor.json`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lachesis.base.errors import StorageError
+from lachesis.base.files import write_private
+from lachesis.base.host_clock import boot_id, is_same_boot
+from lachesis.monitor.trend import Trend
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunDir, RunRecord, seconds_of
+
+
+class Memory(BaseModel):
+    """What is remembered of one run and one attempt."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    flow_run_id: str | None = None
+    attempt: int = 1
+    """Another flow run or attempt is looked at with an empty memory; one flow run may have several
+    attempts."""
+    silent_since: dict[str, float] = {}
+    """Since when a service has not answered."""
+    stalled: str | None = None
+    """The part of the stall that was told already."""
+    judged: str | None = None
+    trend: Trend = Trend()
+    """The sums over the run's steps."""
+    held_since: float | None = None
+    ahead_s: float | None = None
+    """The time of day minus the monotonic clock, at the look before."""
+    set_at: float | None = None
+    """When, by the monotonic clock, that was seen to change."""
+    boot: str | None = None
+    """The boot of the host that `held_since`, `ahead_s` and `set_at` belong to."""
+    artifacts: dict[str, str] = {}
+    published_at: float = 0.0
+    final: bool = False
+    """It has ended, its last report is out, and nothing of it is left."""
+
+
+def load_memory(folder: RunDir, record: RunRecord | None = None) -> Memory:
+    """Return what the last look has left; with `record` nothing of another attempt."""
+    boot = boot_id()
+    try:
+        memory = Memory.model_validate_json(_file(folder).read_bytes())
+    except (OSError, ValidationError):
+        memory = Memory(boot=boot)
+    if memory.boot is None or not is_same_boot(memory.boot, boot):  # its clock began anew
+        memory.held_since, memory.ahead_s, memory.set_at, memory.boot = None, None, None, boot
+    if record is None:
+        return memory
+    attempt = (record.flow_run_id, record.attempt)
+    if (memory.flow_run_id, memory.attempt) == attempt:
+        return memory
+    return Memory(flow_run_id=record.flow_run_id, attempt=record.attempt, boot=boot)
+
+
+def save_memory(folder: RunDir, memory: Memory) -> None:
+    """Keep the memory; a disk that refuses it costs the next look some reading."""
+    with contextlib.suppress(StorageError):
+        write_private(_file(folder), memory.model_dump_json())
+
+
+def follow(trend: Trend, folder: RunDir, record: RunRecord) -> Trend:
+    """Return the sums with the steps that were made since the last look.
+
+    Only new lines are read. Where an earlier step was made again, all are read anew, so that those
+    behind it count no more.
+    """
+    metrics, since = MetricsFile(folder.metrics), seconds_of(record.started_at or record.created_at)
+    try:
+        steps, position = metrics.read_from(trend.position)
+        if position < trend.position or (steps and steps[0]["step"] <= trend.last_step):
+            trend = Trend()
+            steps, position = metrics.read_from(0)
+    except OSError:  # the look itself reports files that cannot be read
+        return trend
+    trend.add(steps, since=since)
+    trend.position = position
+    return trend
+
+
+def _file(folder: RunDir) -> Path:
+    return folder.path / "monitor.json"

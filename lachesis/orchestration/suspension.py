@@ -1,0 +1,91 @@
+"""Runs that were suspended on their page in Prefect.
+
+A suspended run is stopped with a checkpoint. Its flow run stays suspended, and is the one that goes
+on when somebody resumes it, on that page or by `lachesis resume`; so two of them give one attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.store import RunRecord, RunStore
+
+SUSPENDED = "suspended in Prefect"
+"""The stop reason of a run whose flow run waits to be resumed."""
+WILL_RUN = frozenset({"SCHEDULED", "PENDING"})
+"""Types of the states in which a flow run waits for its process."""
+_MESSAGE = "training stops with a checkpoint; Resume goes on from it"
+Json = dict[str, Any]
+
+
+def is_suspended(record: RunRecord) -> bool:
+    """Return whether the attempt was ended, or is being ended, by a suspension."""
+    return record.stop_reason == SUSPENDED
+
+
+def suspended_error(run_id: str) -> str:
+    """Return what the record of a suspended run gives as the reason of its end."""
+    return f"{SUSPENDED}; Resume on its page, or `lachesis resume {run_id}`, goes on with it"
+
+
+def note_suspended(store: RunStore, record: RunRecord) -> RunRecord:
+    """Write into the record that this attempt was suspended, unless it had a reason to end before."""
+    if record.stop_reason is not None:
+        return record
+    changes = {"stop_reason": SUSPENDED, "resume_wanted": False}
+    return store.update(record.run_id, if_attempt=record.attempt, **changes)
+
+
+def note_unsuspended(store: RunStore, record: RunRecord, reason: str) -> RunRecord:
+    """Write into the record of a suspended run that its flow run cannot be resumed any more, and why."""
+    ours = suspended_error(record.run_id)
+    error = (record.error or ours).replace(ours, reason)
+    return store.update(record.run_id, if_attempt=record.attempt, stop_reason=reason, error=error)
+
+
+def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
+    """Let a flow run that is paused now stay suspended until somebody resumes it.
+
+    The dialog in Prefect gives every suspension a time limit, 5 minutes if nobody changes it, after
+    which the flow run fails and cannot be resumed. A pause without `pause_reschedule` expects a
+    process that waits, which there is none of. The state is read here, at the last moment, because
+    a resume since an earlier look must not be overwritten.
+
+    Returns:
+        Whether it is paused.
+
+    Raises:
+        ServerDownError: The server does not answer.
+    """
+    state = (api.flow_run(flow_run_id) or {}).get("state") or {}
+    if state.get("type") != "PAUSED":
+        return False
+    details = state.get("state_details") or {}
+    if details.get("pause_timeout") or not details.get("pause_reschedule"):
+        api.suspend(flow_run_id, _MESSAGE)
+    return True
+
+
+def flow_run_to_resume(record: RunRecord) -> Json | None:
+    """Return the run's flow run when a resume goes on with it, or None when it needs a new one.
+
+    Raises:
+        ServerDownError: It cannot be asked about.
+    """
+    flow_run = PrefectApi().flow_run(record.flow_run_id) if record.flow_run_id else None
+    state = ((flow_run or {}).get("state") or {}).get("type")
+    resumed = state in WILL_RUN or (state == "RUNNING" and is_suspended(record))
+    return flow_run if resumed or state == "PAUSED" else None
+
+
+def resume_flow_run(flow_run: Json) -> bool:
+    """Resume a suspended flow run. Return False when Prefect refuses. Raises ServerDownError."""
+    if flow_run["state"]["type"] != "PAUSED":
+        return True  # somebody else has resumed it
+    api = PrefectApi()
+    keep_resumable(api, str(flow_run["id"]))
+    if api.resume(str(flow_run["id"])):
+        return True
+    state = ((api.flow_run(str(flow_run["id"])) or {}).get("state") or {}).get("type")
+    return state in WILL_RUN or state == "RUNNING"

@@ -1,0 +1,362 @@
+"""What is told about a run: its status, its results, and what a launch would do. The same for every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lachesis.base.files import tail
+from lachesis.config.prices import Tokens
+from lachesis.env_process import counters as tallies
+from lachesis.runs.budgets import KINDS, kept, spent
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.evaluation_results import accuracies, accuracy_intervals, evaluation_failures, newest_accuracy, run_curve
+from lachesis.runs.export import Weights, find_weights
+from lachesis.runs.held_out import HeldOutPoint
+from lachesis.runs.metrics import Step, history, key_metrics
+from lachesis.runs.store import RunDir, RunRecord, lasted_s, seconds_between, seconds_of, short_name
+from lachesis.validation.forecast import Actual, Forecast, compare
+
+Json = dict[str, Any]
+REWARD_STEPS = 5
+"""The first and the last reward of a run are means over this many steps at most; one step has few prompts."""
+PACE_STEPS = 20
+"""The time that is left is estimated from the pace of this many last steps."""
+
+
+class Report(BaseModel):
+    """A typed answer. What is not known is absent from its JSON; null says that there is no value."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    def payload(self) -> Json:
+        """The answer as plain JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Progress(Report):
+    step: int
+    """Training steps done."""
+    total: int
+    """Training steps of the whole run."""
+    eta_seconds: float | None
+    """Estimated seconds to the last step; null before the second step and after the end."""
+
+
+class QueuePlace(Report):
+    place: int
+    """1 is the next to start."""
+    running: int
+    """Runs on this host now."""
+    limit: int
+    """Most runs at once on this host."""
+
+
+class LastError(Report):
+    message: str
+    service: str | None
+    """The process that died first, when one did."""
+    log: str | None
+    """Its log file."""
+    log_tail: str
+    """The last lines of that log."""
+
+
+class StatusMetrics(Report):
+    step: int
+    reward_mean: float | None
+    """Mean score of the last step's rollouts."""
+    percent_correct: float | None
+    """Share of the last step's rollouts with a score above 0, from 0 to 1."""
+    eval_percent_correct: float | None
+    """Newest share of correct answers on held-out items, from 0 to 1."""
+    loss: float | None
+    """Loss of the last step per trained token."""
+    state: str
+    """The status of the run, as in `status`."""
+
+
+class RunStatus(Report):
+    """How a run is doing."""
+
+    run_id: str
+    status: str
+    """pending, starting, running, stopping, stopped, completed or failed."""
+    phase: str
+    """What the run is doing inside that status, in words."""
+    environment: str
+    profile: str
+    running_time_minutes: float
+    processes: dict[str, str]
+    """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running or exited (code)."""
+    progress: Progress
+    queue: QueuePlace | None = None
+    """While the run waits for a free place on this host."""
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    wandb_error: str | None = None
+    checkpoints: list[int]
+    """Steps of those that can be gone on from."""
+    resumed: Json | None = None
+    """What this attempt went on from."""
+    forked_from: str | None = None
+    """RUN@STEP, the checkpoint of another run that this one has begun from."""
+    logs: dict[str, str]
+    metrics: StatusMetrics
+    held_out_curve: list[HeldOutPoint]
+    """Results on held-out items by step, during training and at its ends."""
+    evaluation: Json | None = None
+    """Evaluations during training that failed: how many, and why the last one did."""
+    rollouts: Json | None = None
+    """Of this attempt's environment, once there is something to say: `scored` and `invalid` rollouts, the reasons of invalid
+    ones (`invalid_reasons`) and of rewards of 0 that have one (`zero_reasons`), each with its count."""
+    dead_environments: dict[str, str] | None = None
+    """Of several environments those whose groups were all invalid, for which the others wait, each
+    with what is wrong."""
+    health: Json | None
+    """The monitor's last verdict; null before it has looked."""
+    error: str | None = None
+    last_error: LastError | None = None
+    ui_url: str | None
+    """The run's page in the Prefect UI."""
+    next_steps: list[str]
+    warning: str | None = None
+    """What keeps this report from being up to date."""
+
+
+class RunResults(Report):
+    """What came of a run."""
+
+    run_id: str
+    status: str
+    environment: str
+    base_model: str
+    wandb_project: str
+    wandb_run_name: str
+    wandb_url: str | None = None
+    wandb_dir: str | None = None
+    """Where W&B's offline files are, when the run was not online."""
+    reward: dict[str, float | None]
+    """First and last mean reward, each over five steps, or over half of the steps of a shorter run."""
+    held_out: dict[str, float | None]
+    """Accuracy on held-out items before and after training."""
+    held_out_intervals: dict[str, Json]
+    """For each of these accuracies its number of items and its 95 % interval: `items`, `low`, `high`."""
+    held_out_curve: list[HeldOutPoint]
+    """Results on held-out items by step, during training and at its ends."""
+    evaluation: Json | None = None
+    """Evaluations during training that failed: how many, and why the last one did."""
+    weights: Weights
+    final_metrics: Json
+    history: list[Json]
+    """The chief metrics of at most ten steps, evenly spread, first and last among them."""
+    metrics_file: str
+    """Every step, one JSON object per line."""
+    forecast: Json | None = None
+    """What a validation of the same code expected of the whole run: tokens, hours and US dollars as ranges."""
+    actual: Json | None = None
+    """What it took until now, and the ratio to the forecast for the steps that were made."""
+    health: Json | None = None
+    """The last judgement of the monitor."""
+    rollouts: Json | None = None
+    """As in the status: which rollouts could not be scored, and which rewards of 0 have a reason."""
+    error: str | None = None
+    next_steps: list[str]
+
+
+COMMANDS = {
+    "status": "lachesis status {run}",
+    "logs": "lachesis logs {run} {service}",
+    "stop": "lachesis stop {run}",
+    "resume": "lachesis resume {run}",
+    "results": "lachesis results {run}",
+    "weights": "lachesis weights {run} --to DIR",
+    "report": "lachesis report {run}",
+}
+"""How a person does what comes next; another surface has its own words for the same keys."""
+
+
+def run_status(
+    record: RunRecord,
+    folder: RunDir,
+    steps: list[Step],
+    *,
+    ui_url: str | None,
+    queue: Mapping[str, int] | None,
+    warning: str | None,
+    words: Mapping[str, str] = COMMANDS,
+) -> RunStatus:
+    checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
+    steps = _of_this_attempt(record, steps, checkpoints)
+    last, curve = steps[-1] if steps else {}, run_curve(record, folder, steps)
+    minutes = (lasted_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
+    known: Json = {
+        "queue": QueuePlace(**queue) if queue else None,
+        **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
+        "dead_environments": record.dead_environments,
+        "last_error": _last_error(record, folder),
+        "rollouts": _rollouts(record, folder),
+        "evaluation": evaluation_failures(folder),
+        "warning": warning,
+    }
+    return RunStatus(
+        run_id=record.run_id,
+        status=record.status,
+        phase=f"waiting for place {queue['place']} in the queue" if queue else record.phase,
+        environment=record.environment,
+        profile=record.profile,
+        running_time_minutes=round(minutes, 2),
+        processes=_processes(record),
+        progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        checkpoints=checkpoints,
+        logs=run_logs(record, folder),
+        metrics=_status_metrics(record, last, curve),
+        held_out_curve=curve,
+        health=record.health,
+        ui_url=ui_url,
+        next_steps=_next_steps(record, words),
+        **{key: value for key, value in known.items() if value},
+    )
+
+
+def _status_metrics(record: RunRecord, last: Step, curve: list[HeldOutPoint]) -> StatusMetrics:
+    """Return the numbers of the contract."""
+    return StatusMetrics(
+        step=last.get("step", 0),
+        reward_mean=last.get("reward/mean"),
+        percent_correct=last.get("train/percent_correct"),
+        eval_percent_correct=newest_accuracy(curve),
+        loss=last.get("train/loss"),
+        state=record.status,
+    )
+
+
+def _of_this_attempt(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
+    """Without those after the checkpoint that the attempt begins with, until it makes them again."""
+    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < seconds_of(record.queued_at)
+    return [one for one in steps if one["step"] <= max(checkpoints, default=0)] if again else steps
+
+
+def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
+    known: Json = {
+        **_forecast(record, folder, steps),
+        "health": record.health,
+        "rollouts": _rollouts(record, folder),
+        "evaluation": evaluation_failures(folder),
+        "wandb_url": record.wandb_url,
+        "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
+        "error": record.error,
+    }
+    return RunResults(
+        run_id=record.run_id,
+        status=record.status,
+        environment=record.environment,
+        base_model=record.base_model,
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        reward=_first_and_last_reward(steps),
+        held_out=accuracies(record),
+        held_out_intervals=accuracy_intervals(record),
+        held_out_curve=run_curve(record, folder, steps),
+        weights=find_weights(folder),
+        final_metrics=steps[-1] if steps else {},
+        history=[key_metrics(one) for one in history(steps)],
+        metrics_file=str(folder.metrics),
+        next_steps=[one for one in _next_steps(record, words) if one != words.get("results", "").format(run=record.run_id)],
+        **{key: value for key, value in known.items() if value},
+    )
+
+
+def _offline_run(folder: RunDir) -> str | None:
+    """The newest of W&B's offline folders; `wandb sync` sends it."""
+    found = sorted((folder.path / "wandb").glob("offline-run-*"))
+    return str(found[-1]) if found else None
+
+
+def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
+    """The forecast that the run was started with, and what came of it."""
+    last, end = steps[-1] if steps else {}, kept(folder.spent)  # the evaluations before and after come after the last step
+    tokens = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in KINDS})
+    took = spent(record, last, at_end=end)
+    training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
+    actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
+    try:
+        made = Forecast.model_validate(record.forecast) if record.forecast else None
+    except ValidationError:
+        made = None
+    if made is None or not steps:
+        return {"actual": actual.model_dump(mode="json")} if steps else {}
+    actual.ratio = compare(made, steps=last["step"], tokens=tokens, training_hours=training, cost_usd=took.cost_usd)
+    return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
+
+
+def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
+    """What is worth doing with the run now, as the commands or calls in `words`."""
+    if record.status == "completed":
+        keys = ["results", "report", "weights"]
+    elif record.ended:
+        keys = ["logs", "resume", "results", "report"]
+    else:
+        keys = ["status", "logs", "stop"]
+    service = short_name(record.failed_service or "trainer")
+    return [words[key].format(run=record.run_id, service=service) for key in keys if key in words]
+
+
+def _processes(record: RunRecord) -> dict[str, str]:
+    """The contract's three from the first moment on."""
+    states = {short_name(name): service.state for name, service in record.services.items()}
+    return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
+
+
+def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
+    """The contract's three from the first moment on, and those of what else is started."""
+    engine = ("engine",) if record.profile == "embedded" else ()
+    names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
+    return {short_name(name): str(folder.log(name)) for name in names}
+
+
+def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
+    counted = tallies.whole(folder.tallies, since=record.attempt_since) or {}
+    reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
+    if not any(reasons.values()):
+        return None
+    return {"scored": int(counted.get("rollouts", 0)), "invalid": int(counted.get("invalid", 0)), **reasons}
+
+
+def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
+    if record.error is None:
+        return None
+    log = folder.log(record.failed_service) if record.failed_service else None
+    return LastError(
+        message=(record.error.splitlines() or ["no reason was given"])[0],
+        service=short_name(record.failed_service) if record.failed_service else None,
+        log=str(log) if log else None,
+        log_tail=tail(log) if log else "",
+    )
+
+
+def _eta(record: RunRecord, steps: list[Step]) -> float | None:
+    begun = seconds_of(record.started_at or record.created_at)
+    recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
+    if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
+        return None
+    made = recent[-1]["step"] - recent[0]["step"]
+    pace = (recent[-1]["time"] - recent[0]["time"]) / max(1, made)
+    return round(float(max(0, record.total_steps - recent[-1]["step"]) * pace), 1)
+
+
+def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
+    if not steps:
+        return {}
+    count = max(1, min(REWARD_STEPS, len(steps) // 2))  # no step is in both
+    return {"first": _mean_reward(steps[:count]), "last": _mean_reward(steps[-count:])}
+
+
+def _mean_reward(steps: list[Step]) -> float | None:
+    known = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
+    return round(sum(known) / len(known), 4) if known else None

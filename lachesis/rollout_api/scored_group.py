@@ -1,0 +1,119 @@
+"""Check the shape of a scored group: the G rollouts of one prompt as an environment sends them.
+
+The rollout API refuses a group with a fault; the trainer checks again and leaves such a group out of its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lachesis.env_process.counters import is_score
+
+PER_TOKEN = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
+"""Lists with one row per rollout, and in it one entry per token."""
+NUMBERS = ("tokens", "masks", "inference_logprobs", "ref_logprobs", "advantages", "distill_logprobs")
+NOT_PER_TOKEN = ("overrides", "group_overrides", "generation_params", "messages", "images")
+
+
+def find_fault(group: Any) -> str | None:
+    """Return why this group cannot be trained on, or None when nothing is wrong with its shape.
+
+    Only the number of entries is compared, not the value of each: that would take as long as training on them.
+    """
+    if not isinstance(group, Mapping) or not all(_is_list(group.get(key)) for key in ("tokens", "masks", "scores")):
+        return "a group is an object with the lists tokens, masks and scores"
+    tokens = group["tokens"]
+    if not len(tokens) or not all(map(_is_list, tokens)):
+        return "a group has at least one rollout, and each is a list of token ids"
+    return _find_score_fault(group) or _find_row_fault(group) or _find_extra_fault(group)
+
+
+def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
+    """Return which list holds a number that is not finite, or None.
+
+    The API could not write such a number as JSON, and would lose the whole batch with it.
+    """
+    for name in NUMBERS:
+        try:
+            if group.get(name) is not None and not _is_finite(group[name]):
+                return f"{name} holds a number that is not finite"
+        except (TypeError, OverflowError, RecursionError):
+            return f"{name} holds something other than lists of numbers of usual size"
+    for name in NOT_PER_TOKEN:
+        try:
+            json.dumps(group.get(name), allow_nan=False)
+        except (ValueError, RecursionError):
+            return f"{name} holds a number that is not finite, or is nested too deeply"
+    return None
+
+
+def _is_finite(values: Any) -> bool:
+    """Return whether nested lists hold finite numbers alone. The sum is not finite if one is not.
+
+    Raises TypeError for anything but lists and numbers: an object, say, has no first entry.
+    """
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} is no list")
+    if values and isinstance(values[0], list):
+        return all(map(_is_finite, values))
+    return math.isfinite(sum(values))
+
+
+def _find_score_fault(group: Mapping[str, Any]) -> str | None:
+    if len(group["scores"]) != len(group["tokens"]):
+        return f"a group has {len(group['tokens'])} rollouts and {len(group['scores'])} scores"
+    for score in group["scores"]:
+        if not is_score(score):
+            return f"a score is {_show(score)}; allowed: finite numbers of usual size"
+    return None
+
+
+def _find_row_fault(group: Mapping[str, Any]) -> str | None:
+    """Compare the lists per token with the tokens."""
+    lengths = [len(row) for row in group["tokens"]]
+    for name in PER_TOKEN:
+        rows = group.get(name)
+        if rows is None or (_is_list(rows) and not len(rows) and name != "masks"):
+            continue  # environments send an empty list for what they do not have
+        if not _is_list(rows) or len(rows) != len(lengths):
+            return f"a group has {len(lengths)} rollouts and {_count(rows)} {name}; one list for each rollout is needed"
+        for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            if not _is_list(row) or len(row) != length:
+                return f"rollout {index} has {length} tokens and {_count(row)} {name}; one entry for each token is needed"
+    return None
+
+
+def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
+    """Check what an environment may leave out."""
+    for name, kind, needed in (("overrides", list, "a list"), ("group_overrides", Mapping, "an object")):
+        if group.get(name) is not None and not isinstance(group[name], kind):
+            return f"{name} is {_show(group[name])}; {needed} or null is needed"
+    number = group.get("env_id")
+    if number is not None and (type(number) is not int or number < 0):
+        return f"env_id is {_show(number)}; the number of a registered environment or null is needed"
+    if bool(_count(group.get("distill_token_ids"))) != bool(_count(group.get("distill_logprobs"))):
+        return "distill_token_ids and distill_logprobs are needed together"
+    return None
+
+
+def _show(value: Any) -> str:
+    """Return the beginning of a value for a message.
+
+    Python cannot write lists that are nested too deeply.
+    """
+    try:
+        return ascii(value)[:40]
+    except RecursionError:
+        return "a value that is nested too deeply"
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether a value is a list, or an array of one dimension or more."""
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
+
+
+def _count(value: Any) -> int:
+    return len(value) if _is_list(value) else 0

@@ -1,0 +1,22 @@
+"""Read what Atropos' `evaluate` command has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lachesis.base.errors import RunStateError
+from lachesis.env_process.counters import is_score
+
+
+def read_evaluation(folder: Path) -> dict[str, float]:
+    """The metrics of `folder`/metrics.json. What is no finite number is left out. Raises RunStateError when the
+    environment wrote none."""
+    file = folder / "metrics.json"
+    try:
+        found = json.loads(file.read_text())["results"]["all"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunStateError(
+            f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
+        ) from error
+    return {key: float(value) for key, value in found.items() if isinstance(value, int | float) and is_score(value)}

@@ -1,0 +1,219 @@
+"""Hand over a run's weights: as a PEFT adapter, and as one model with the base, compared with what
+was trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.base.errors import CheckpointError, RunStateError
+from lachesis.base.files import storage_errors, whole_folder
+from lachesis.base.tolerance import of_profile
+from lachesis.runs import parity
+from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, best
+from lachesis.runs.store import RunDir, RunRecord, now
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+MERGED = "merged"
+"""The subfolder of the whole model."""
+
+
+def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
+    """Where the embedded engine has put the checkpoint's adapter; None when another server holds it."""
+    local = folder.engine / manifest.sampler_weights.removeprefix("tinker://")
+    return local if (local / FILES[0]).is_file() else None
+
+
+class BetterCheckpoint(BaseModel):
+    """A checkpoint that is better than the newest one."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    step: int
+    sampler_weights: str
+    """Tinker path for sampling."""
+    state: str
+    """Tinker path for training on, with the optimizer."""
+    adapter: str | None
+    """A PEFT folder on this machine; null when another server holds the weights."""
+    reason: str
+    """What it is better in."""
+
+
+class Weights(BaseModel):
+    """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+    step: int | None = None
+    sampler_weights: str | None = None
+    """Tinker path for sampling."""
+    state: str | None = None
+    """Tinker path for training on, with the optimizer."""
+    adapter: str | None = None
+    """A PEFT folder on this machine; null when another server holds the weights."""
+    best: BetterCheckpoint | None = None
+    """An older checkpoint that is better than the newest one, by held-out result or else by mean reward."""
+    warning: str | None = None
+
+
+def find_weights(folder: RunDir) -> Weights:
+    """Return where the weights of a run's newest checkpoint are, and of a better one if there is one."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    newest = checkpoints.newest()
+    if newest is None:
+        return Weights()
+    known = {"best": better} if (better := _better(folder, newest)) else {}
+    return Weights(
+        step=newest.step,
+        sampler_weights=newest.sampler_weights,
+        state=newest.state,
+        warning=checkpoints.passed_over(newest),
+        adapter=_text(adapter_folder(folder, newest)),
+        **known,
+    )
+
+
+def _better(folder: RunDir, manifest: Manifest) -> BetterCheckpoint | None:
+    other = best(Checkpoints(folder.checkpoints).all())
+    if other is None or other.step == manifest.step:
+        return None
+    return BetterCheckpoint(
+        step=other.step,
+        sampler_weights=other.sampler_weights,
+        state=other.state,
+        adapter=_text(adapter_folder(folder, other)),
+        reason=f"{_score(other)} instead of {_score(manifest, like=other)}",
+    )
+
+
+def _score(manifest: Manifest, like: Manifest | None = None) -> str:
+    """Return what a checkpoint is judged by, in words."""
+    if (like or manifest).held_out is None:
+        return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
+    result = manifest.held_out
+    return f"held-out accuracy {result.percent_correct:.3f} on {result.items} items" if result else "no held-out result"
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None
+
+
+def export(
+    record: RunRecord, folder: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool = False, verify: bool = True
+) -> dict[str, Any]:
+    """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which is also written there.
+
+    Args:
+        record: The run.
+        folder: Its folder.
+        target: A new or empty folder. It is filled as a whole or not at all.
+        checkpoint: "last" for the newest whole checkpoint, "best" for the one with the best held-out result, or else the
+            highest mean reward, or a step.
+        merged: Write also the whole model into the subfolder of that name.
+        verify: Load what was written, and compare what it gives for some texts with what the trained model gave.
+
+    Raises:
+        RunStateError: If there is no such checkpoint, or the target is taken.
+        CheckpointError: If the files cannot be had or loaded, or are not the trained weights.
+        MissingDependencyError: If nothing is installed that loads them.
+    """
+    try:
+        manifest = Checkpoints(folder.checkpoints).select(checkpoint)
+    except RunStateError as error:
+        raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunStateError(f"{target} exists already and is not an empty folder; choose another one")
+    with whole_folder(target) as place:
+        note = _write(record, folder, manifest, place, target, merged=merged, verify=verify)
+        if checkpoint == LAST and (warning := Checkpoints(folder.checkpoints).passed_over(manifest)):
+            note["warning"] = warning
+        if better := _better(folder, manifest):
+            note["better"] = {"step": better.step, "reason": better.reason}
+        with storage_errors(target):
+            (place / "lachesis.json").write_text(json.dumps(note, indent=2))
+    return {**note, "path": str(target.resolve())}
+
+
+def _write(
+    record: RunRecord, folder: RunDir, manifest: Manifest, place: Path, target: Path, *, merged: bool, verify: bool
+) -> dict[str, Any]:
+    """Write the files of a checkpoint to `place`, which will be called `target`, and return their note."""
+    local = adapter_folder(folder, manifest)
+    if local is None:
+        _download(manifest, place)
+    else:
+        with storage_errors(target):
+            for name in FILES:
+                shutil.copyfile(local / name, place / name)
+    note = {
+        "run_id": record.run_id,
+        "environment": record.environment,
+        "base_model": record.base_model,
+        "step": manifest.step,
+        "sampler_weights": manifest.sampler_weights,
+        "reward": manifest.reward,
+        "held_out": manifest.held_out.model_dump() if manifest.held_out else None,
+        "exported_at": now(),
+        "load": recipe(record.base_model, target),
+    }
+    if verify:
+        note |= _verify(record, place, manifest, merged=merged)
+        if merged:
+            note["merged"] = str(target / MERGED)
+    files = sorted(file for file in place.rglob("*") if file.is_file())
+    note["sha256"] = {str(file.relative_to(place)): _sha256(file) for file in files}
+    return note
+
+
+def recipe(base_model: str, target: Path) -> list[str]:
+    """Three lines of Python that load the adapter."""
+    return [
+        "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), {str(target.resolve())!r})",
+        f"tokenizer = AutoTokenizer.from_pretrained({base_model!r})",
+    ]
+
+
+def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+    """Return the measured differences and whether these are the trained weights: None where they
+    cannot be told from the base model. Raise CheckpointError if they are others."""
+    texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
+    whole = place / MERGED if merged else None
+    tolerance = of_profile(record.profile)
+    adapter, model, revision = parity.check_adapter(record.base_model, place, texts, whole, tolerance)
+    results = {"parity": adapter} | ({"parity_merged": model} if model else {})
+    for name, result in results.items():
+        if result.verified is False:
+            what = "adapter" if name == "parity" else "merged model"
+            raise CheckpointError(
+                f"the {what} of step {manifest.step} is NOT the trained weights: {result.describe()}. Nothing was written; "
+                f"`lachesis weights {record.run_id} --checkpoint {manifest.step} --to DIR --no-verify` writes it all the same"
+            )
+    verified = None if any(result.verified is None for result in results.values()) else True
+    measured = {name: result.model_dump() for name, result in results.items()}
+    return {"base_revision": revision, **measured, "verified": verified}
+
+
+def _download(manifest: Manifest, target: Path) -> None:
+    """From the server that trained it, by the `tinker` command, with the key in the environment."""
+    command = [sys.executable, "-m", "tinker.cli", "checkpoint", "download", manifest.state, "--output", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    for found in target.rglob(FILES[0]):
+        for file in found.parent.iterdir():
+            if file.parent != target:
+                shutil.move(str(file), target / file.name)
+    if done.returncode != 0 or not (target / FILES[0]).is_file():
+        raise CheckpointError(f"{manifest.state} could not be downloaded: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

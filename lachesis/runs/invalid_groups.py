@@ -1,0 +1,80 @@
+"""Whether an environment gives only groups that training cannot use, and the error that says so.
+
+The counts are those that the environment's process writes about itself; see `lachesis.env_process.counters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base.errors import InvalidGroupsError
+
+BATCHES = 3
+"""An environment is called dead when its first groups, as many as make so many batches, are all invalid."""
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeadEnvironment:
+    """An environment all of whose groups were invalid."""
+
+    name: str
+    file: str
+    log: Path
+    groups: int
+    """How many there were."""
+    reasons: Mapping[str, int]
+    """An example of each kind of failure, with its count."""
+
+    def describe(self) -> str:
+        """Return how many groups were invalid, the most frequent reason, and where to look."""
+        reason, count = max(self.reasons.items(), key=lambda item: item[1], default=("", 0))
+        example = f", most often by: {reason} ({count} times)" if reason else ""
+        return (
+            f"all of the first {self.groups} groups of {self.name} were invalid{example}; `lachesis env check {self.file}` "
+            f"runs it without training, and its log is {self.log}"
+        )
+
+
+def has_usable_groups(counts: Json) -> bool:
+    """Return whether an environment gave a usable rollout, or left out a group itself."""
+    return bool(counts.get("rollouts") or counts.get("empty"))
+
+
+def count_invalid_groups(counts: Json, group_size: int) -> int:
+    """Return how many groups of an environment were invalid, or 0 unless all of them were.
+
+    A group that the environment left out itself is not invalid. A request for samples to which no
+    answer came spoils one group at most; so many groups are not the environment's fault, and are
+    left out. A request that the server has refused is the environment's own fault.
+
+    Args:
+        counts: What the environment's process has counted.
+        group_size: Rollouts per group.
+    """
+    if has_usable_groups(counts):
+        return 0
+    invalid = int(counts.get("raised") or 0) + int(counts.get("invalid") or 0) // group_size
+    return max(0, invalid - int(counts.get("lost_requests") or 0))
+
+
+def is_dead(counts: Json | None, *, group_size: int, batch_size: int) -> bool:
+    """Return whether the groups of the first three batches were all invalid."""
+    return counts is not None and count_invalid_groups(counts, group_size) * group_size >= BATCHES * batch_size
+
+
+def require_usable_groups(dead: Sequence[DeadEnvironment], environments: int) -> None:
+    """Check that some environment of the run may still give usable groups.
+
+    Args:
+        dead: Its environments that are dead.
+        environments: How many environments it has.
+
+    Raises:
+        InvalidGroupsError: All are dead.
+    """
+    if len(dead) == environments:
+        raise InvalidGroupsError("; ".join(environment.describe() for environment in dead))

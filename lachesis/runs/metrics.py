@@ -1,0 +1,254 @@
+"""Metrics of a run: one JSON line per step in `metrics.jsonl`, and W&B beside it when asked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lachesis.base.files import storage_errors, write_private
+from lachesis.base.json_lines import JsonObject, parse_json_lines
+from lachesis.env_process.counters import is_score
+from lachesis.runs.held_out import is_evaluation_key
+
+log = logging.getLogger(__name__)
+
+Step = dict[str, Any]
+INIT_TIMEOUT_S = 30.0
+"""W&B may take so long to answer before a run is logged offline."""
+FAILED = "eval/failed"
+"""How many evaluations failed since the line before. It belongs to its line and does not move."""
+KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
+               "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
+               "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
+               "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
+               "cost/total")  # fmt: skip
+"""Those that a report shows; `metrics.jsonl` has them all."""
+LONGEST_LINE = 3000
+"""Bytes; a line has some sixty numbers."""
+
+
+class MetricsFile:
+    """Append-only; every line is whole once it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises StorageError."""
+        line = _as_text({"step": step, "time": round(time.time(), 3), **metrics})
+        with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(("" if self._ends_whole() else "\n") + line)
+
+    def add_evaluation(self, metrics: dict[str, float]) -> bool:
+        """Add a held-out result to the last step, after which no line follows.
+
+        A result that is there already moves to the line before, and so on. The first line keeps the
+        one of step 0, from which a curve begins; where every line has a result, the one of the
+        earliest later step is left out. The changed lines are added behind the others, all of them
+        or none: readers take the last line of a step, and no later step that stands before it.
+
+        Returns:
+            Whether there was a step.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        steps = self.read()
+        if not steps:
+            return False
+        with storage_errors(self.path):
+            content = self.path.read_text(encoding="utf-8", errors="replace")
+        gap = "" if content.endswith("\n") else "\n"
+        added = "".join(map(_as_text, _with_evaluation(steps, metrics)))
+        write_private(self.path, content + gap + added)
+        return True
+
+    def _ends_whole(self) -> bool:
+        """False after a line that a kill has cut off."""
+        size = self.path.stat().st_size
+        if size == 0 or not self.path.is_file():
+            return True
+        with self.path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read() == b"\n"
+
+    def read(self) -> list[Step]:
+        """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
+        return _in_order(self.path.read_bytes()) if self.path.is_file() else []
+
+    def tail(self, count: int) -> list[Step]:
+        """At least the last `count` steps, where there are as many, without reading a long file as a whole."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - count * LONGEST_LINE))
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        return _in_order(content[content.find(b"\n") + 1 :] if len(content) < size else content)
+
+    def read_from(self, position: int) -> tuple[list[Step], int]:
+        """Return the steps in the whole lines behind `position` (bytes), in order, and the position after them. A file that is
+        shorter than that was written anew: its size comes back without steps."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(min(position, size))
+                content = file.read()
+        except FileNotFoundError:
+            return [], 0
+        whole = content[: content.rfind(b"\n") + 1]
+        return _in_order(whole), min(position, size) + len(whole)
+
+    def head(self, count: int) -> list[Step]:
+        """At most the first `count` lines, as long as no earlier step was made again after them."""
+        try:
+            with self.path.open("rb") as file:
+                content = b"".join(itertools.islice(file, count))
+        except FileNotFoundError:
+            return []
+        return _in_order(content)
+
+
+def _as_text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line) + "\n"
+
+
+def _with_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list[Step]:
+    """Return the lines that change if the last one gets a further result; see `add_evaluation`."""
+    moving, changed = dict(metrics), []
+    last = dict(steps[-1])
+    if failed := moving.pop(FAILED, 0):
+        last[FAILED] = (last.get(FAILED) or 0) + failed
+    for line in (last, *reversed(steps[:-1])):
+        present = {key: line[key] for key in line if is_evaluation_key(key) and key != FAILED}
+        if present.keys().isdisjoint(moving):
+            changed.append({**line, **moving})
+            return changed[::-1]
+        if len(changed) == len(steps) - 1 > 0 and _is_of_step_0(present):
+            break
+        changed.append({**{key: line[key] for key in line if key not in present}, **moving})
+        moving = present
+    log.warning("no line of the metrics is left for the evaluation %s", json.dumps(moving))
+    return changed[::-1]
+
+
+def _is_of_step_0(evaluation: Mapping[str, Any]) -> bool:
+    return any(value == 0 for key, value in evaluation.items() if key.endswith("eval/step"))
+
+
+def _in_order(content: bytes) -> list[Step]:
+    steps: list[Step] = []
+    for line in parse_json_lines(content):
+        one = _step(line)
+        if one is None:
+            continue
+        while steps and steps[-1]["step"] >= one["step"]:
+            steps.pop()
+        steps.append(one)
+    return steps
+
+
+def _step(line: JsonObject) -> Step | None:
+    """Return the step and the numbers of a line, or None if it has no step. A value that is not a finite number, such as a
+    diverged loss, becomes None."""
+    if type(line.get("step")) is not int or not is_score(line["step"]):
+        return None
+    return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in line.items()}
+
+
+def history(steps: list[Step], samples: int = 10) -> list[Step]:
+    """Return at most `samples` steps, evenly spread, first and last among them."""
+    if len(steps) <= samples:
+        return steps
+    return [steps[round(index * (len(steps) - 1) / (samples - 1))] for index in range(samples)]
+
+
+def key_metrics(step: Step) -> Step:
+    """Return the step with its time and the metrics that a report shows."""
+    return {name: step[name] for name in ("step", "time", *KEY_METRICS) if name in step}
+
+
+class WandbSink:
+    """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up training.
+
+    Online with WANDB_API_KEY, else, or when W&B does not answer, offline into the run's folder. The entity is W&B's own default
+    for the key.
+    """
+
+    def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
+        self.url: str | None = None
+        self.error: str | None = None
+        self._folder = folder
+        self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
+        self._queue: list[tuple[int, dict[str, float]] | None] = []
+        self._wake = threading.Condition()
+        self._ended = False
+        """Whether the thread takes nothing more from the queue."""
+        self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Queue the metrics of a step. They are dropped if logging has stopped."""
+        self._put((step, metrics))
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Send what is queued, for at most `timeout_s` seconds."""
+        self._put(None)
+        self._thread.join(timeout_s)
+
+    def _put(self, item: tuple[int, dict[str, float]] | None) -> None:
+        with self._wake:
+            if not self._ended:
+                self._queue.append(item)
+                self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            run = self._begin()
+            self.url = getattr(run, "url", None)
+            run.define_metric("eval/*", step_metric="eval/step")  # a result is that of the weights it was made with
+            while (item := self._next()) is not None:
+                run.log(item[1], step=item[0])
+            run.finish()
+        except Exception as error:  # W&B is a copy; metrics.jsonl is the record
+            self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
+            log.warning(self.error)
+        finally:
+            with self._wake:
+                self._ended = True
+                self._queue.clear()
+
+    def _begin(self) -> Any:
+        """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile wait in the queue."""
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        about: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
+        # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed try online.
+        same: dict[str, Any] = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
+        try:
+            return wandb.init(mode=mode, settings=_quiet(), **same, **about)
+        except wandb.errors.Error as error:  # no answer, or a key that it does not know
+            self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
+            log.warning(self.error)
+            return wandb.init(mode="offline", settings=_quiet(), **about)
+
+    def _next(self) -> tuple[int, dict[str, float]] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: bool(self._queue))
+            return self._queue.pop(0)
+
+
+def _quiet() -> Any:
+    """Settings of W&B for one call: it writes what it has chosen into them."""
+    import wandb
+
+    return wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)

@@ -1,0 +1,166 @@
+"""Whether exported weights are those that were trained: load them with `transformers` and `peft`, and compare what they say of
+some texts with what the server said that made the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.base.errors import CheckpointError, MissingDependencyError
+from lachesis.base.tolerance import FLOAT32, Tolerance
+
+CHANCE = 1.25
+"""The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
+little, the rounding of the server decides which of them is nearer."""
+NEARER = 0.5
+"""Weights whose mean difference is at most this share of that of the base model can be told from
+it. Farther away, there may be nothing but rounding, or an adapter of a much earlier step."""
+
+
+class Parity(BaseModel):
+    """Differences of log-probabilities, in nats, between two ways to the same weights."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    texts: int
+    tokens: int
+    largest: float
+    mean: float
+    base_mean: float | None = None
+    """Mean difference of the base model without the trained weights."""
+    measure: Literal["largest", "mean"] = "largest"
+    """Which difference has to be within the limit."""
+    limit: float = FLOAT32.limit
+    verified: bool | None
+    """True for the trained weights, false for others, and null where the comparison cannot tell:
+    the difference is within the limit, but not clearly below that of the base model."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether these are the trained weights, in words."""
+        if self.verified is None:
+            return "not verified, as the base model is less than twice as far from what was trained"
+        return "verified" if self.verified else "not the trained weights"
+
+    def describe(self) -> str:
+        """Return the measured differences and what is allowed, in words."""
+        limit = f" (allowed: {self.limit:g})"
+        text = (
+            f"log-probabilities of {self.tokens} tokens differ by {self.mean:.1e} nats on average"
+            f"{limit if self.measure == 'mean' else ''} and by {self.largest:.1e} at most"
+            f"{limit if self.measure == 'largest' else ''}"
+        )
+        return text if self.base_mean is None else f"{text}; those of the base model by {self.base_mean:.1e} on average"
+
+
+Texts = Sequence[tuple[list[int], list[float]]]
+"""Token ids (T,), and the log-probabilities (T - 1,) of all but the first."""
+
+
+def check_adapter(
+    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance = FLOAT32
+) -> tuple[Parity, Parity | None, str]:
+    """Compare the adapter on its base model; with `merged`, write both as one model to that folder and compare that, as it is
+    loaded from there. The third result is the revision of the base model. Raises MissingDependencyError, or CheckpointError
+    when something cannot be loaded or there is no text."""
+    if not any(logprobs for _, logprobs in texts):
+        raise CheckpointError("the checkpoint holds no text to compare with; it cannot be verified")
+    try:
+        import torch
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"comparing needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+        ) from error
+    try:
+        base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+        revision = _revision(base_model, base.config)
+        _untie(base)
+        model = PeftModel.from_pretrained(base, str(adapter)).eval()
+        with model.disable_adapter():
+            base_mean = float(_differences(model, texts).mean())
+        found = _judge(_differences(model, texts), texts, base_mean, tolerance)
+        if merged is None:
+            return found, None, revision
+        model.merge_and_unload().save_pretrained(merged)
+        AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
+        whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+        return found, _judge(_differences(whole, texts), texts, base_mean, tolerance), revision
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the weights in {adapter} cannot be loaded on {base_model}: {error}") from error
+
+
+def _untie(model: Any) -> None:
+    """An adapter of the output layer must not reach the embedding, which may be the same tensor."""
+    import torch
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = False
+        model.config.tie_word_embeddings = False
+
+
+def _differences(model: Any, texts: Texts) -> Any:
+    """Return the absolute differences of all texts' log-probabilities, as one tensor."""
+    import torch
+
+    differences = []
+    for tokens, logprobs in texts:
+        ids = torch.tensor([tokens])
+        with torch.inference_mode():
+            values = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1)
+        differences.append((values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs())
+    return torch.cat(differences)
+
+
+def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
+    largest, mean = float(differences.max()), float(differences.mean())
+    return Parity(
+        texts=len(texts),
+        tokens=len(differences),
+        largest=largest,
+        mean=mean,
+        base_mean=base_mean,
+        measure=tolerance.measure,
+        limit=tolerance.limit,
+        verified=judge(largest, mean, base_mean, tolerance),
+    )
+
+
+def judge(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -> bool | None:
+    """Return whether weights are the trained ones, or None where that cannot be told.
+
+    Training often moves log-probabilities by less than the limit, so that the base model is within
+    it too. A difference that is NaN is never within a limit.
+
+    Args:
+        largest: The largest difference of the weights from what the server computed.
+        mean: Their mean difference from it.
+        base_mean: The mean difference of the base model from it.
+        tolerance: Which difference has to be within which limit.
+    """
+    if tolerance.measure == "largest":
+        within = largest <= tolerance.limit
+    else:
+        within = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32.limit
+    if not within:
+        return False
+    return True if mean <= NEARER * base_mean else None
+
+
+def _revision(name: str, config: Any) -> str:
+    """The commit on the Hub, or for a folder the SHA-256 of its weights."""
+    commit = getattr(config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    whole = hashlib.sha256()
+    for file in sorted(Path(name).expanduser().glob("*.safetensors")):
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256:{whole.hexdigest()}"

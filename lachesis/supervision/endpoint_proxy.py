@@ -1,0 +1,133 @@
+"""A server on loopback that holds the key of a model's endpoint, so that the environment which samples there does not.
+
+    python -m lachesis.supervision.endpoint_proxy --port PORT
+
+It forwards `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models` to the address in
+$LACHESIS_ENDPOINT_URL and nowhere else. Clients send the token in $LACHESIS_PROXY_TOKEN, made for one test; the endpoint gets
+the key in $LACHESIS_ENDPOINT_KEY. No answer holds the key, whatever the endpoint echoes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lachesis.base.http_guard import Guard
+
+MAX_REQUEST_BYTES = 32_000_000
+MAX_ANSWER_BYTES = 500_000_000
+TIMEOUT = httpx.Timeout(600.0, connect=30.0)
+KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
+"""Headers of the endpoint's answer that its clients act on."""
+
+
+class AnswerError(Exception):
+    """The endpoint's answer ended early or is too large. It reaches the client as a connection that breaks."""
+
+
+def create_app(endpoint: str, key: str, token: str) -> Guard:
+    """Return the proxy as an ASGI application.
+
+    Args:
+        endpoint: Address of the endpoint, up to its `/v1` or what stands for it.
+        key: Sent to the endpoint as a bearer token; with "" none is sent.
+        token: Required of every request but `GET /health`.
+    """
+    client = httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def forward(request: Request) -> Response:
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        path = request.url.path.removeprefix("/v1")
+        query = f"?{request.url.query}" if request.url.query else ""
+        body = await request.body()
+        try:
+            outgoing = client.build_request(request.method, f"{endpoint}{path}{query}", headers=headers, content=body)
+            answer = await client.send(outgoing, stream=True, follow_redirects=False)
+        except httpx.HTTPError as error:
+            return _unreachable(endpoint, f"{type(error).__name__}: {error}")
+        if answer.is_redirect:  # the client would send its token after it
+            await answer.aclose()
+            return _unreachable(endpoint, f"it redirects with HTTP {answer.status_code}, which is not followed")
+        kept = {name: value for name in KEPT_HEADERS if (value := answer.headers.get(name)) is not None}
+        kept = {name: value.replace(key, "***") if key else value for name, value in kept.items()}
+        return StreamingResponse(_clean_body(answer, key.encode()), answer.status_code, kept)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    routes = [
+        Route("/health", health),
+        Route("/v1/chat/completions", forward, methods=["POST"]),
+        Route("/v1/completions", forward, methods=["POST"]),
+        Route("/v1/models", forward, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    where = "the proxy of a test is for its own environment"
+    open_paths = ("/health",)
+    return Guard(app, host="127.0.0.1", token=token, without_token=open_paths, most_bytes=MAX_REQUEST_BYTES, where=where)
+
+
+def _unreachable(endpoint: str, reason: str) -> JSONResponse:
+    place = httpx.URL(endpoint).copy_with(username=None, password=None)
+    message = f"the endpoint {place} could not be used: {reason}; $OPENAI_BASE_URL sets another address"
+    return JSONResponse({"error": {"message": message, "type": "endpoint_unreachable"}}, 502)
+
+
+async def _clean_body(answer: httpx.Response, key: bytes) -> AsyncIterator[bytes]:
+    """Yield the answer's body without the key, also where the key spans two pieces."""
+    rest, total = b"", 0
+    try:
+        async for piece in answer.aiter_bytes():
+            total += len(piece)
+            if total > MAX_ANSWER_BYTES:
+                raise AnswerError(f"the endpoint's answer has more than {MAX_ANSWER_BYTES} bytes")
+            whole = (rest + piece).replace(key, b"***") if key else piece
+            held = _begun(whole, key)
+            rest = whole[len(whole) - held :]
+            yield whole[: len(whole) - held]
+        yield rest
+    except httpx.HTTPError as error:
+        raise AnswerError(f"the endpoint's answer ended early: {type(error).__name__}") from None
+    finally:
+        await answer.aclose()
+
+
+def _begun(text: bytes, key: bytes) -> int:
+    """Return how many of the last bytes of the text may be the beginning of the key."""
+    return next((size for size in range(min(len(key) - 1, len(text)), 0, -1) if key.startswith(text[-size:])), 0)
+
+
+def main() -> None:
+    """Serve until the process is told to end."""
+    parser = argparse.ArgumentParser(prog="python -m lachesis.supervision.endpoint_proxy")
+    parser.add_argument("--port", type=int, required=True)
+    args = parser.parse_args()
+    # The address may hold a password, so it is no argument either.
+    endpoint, token = os.environ["LACHESIS_ENDPOINT_URL"].rstrip("/"), os.environ["LACHESIS_PROXY_TOKEN"]
+    try:
+        httpx.URL(endpoint)
+    except httpx.InvalidURL as error:
+        sys.exit(f"$OPENAI_BASE_URL is not an address: {error}")
+    app = create_app(endpoint, os.environ.get("LACHESIS_ENDPOINT_KEY", ""), token)
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning", timeout_graceful_shutdown=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started on noisy sums, or on the
+examples of another environment.
+
+It knows the form of an answer ("12" to "5+7=") and is right about one time in five; which answer is right is for
+reinforcement learning to teach. The result is an ordinary Hugging Face folder. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import random
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.errors import MissingDependencyError
+from lachesis.base.files import storage_errors
+
+USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ ('<|assistant|>' if message['role'] == 'assistant' else '<|user|>') + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+DIGEST = 8
+"""Digits at the end of the name of a model's folder, which stand for all that decides its weights."""
+Progress = Callable[[int, int], None]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the weights. A changed recipe is another model in the cache."""
+
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 512
+    largest: int = 9
+    """Sums of numbers from 0 to this."""
+    accuracy: float = 0.2
+    """Share of the training answers that are right; the others are off by 1, 2, 3 or 10."""
+    steps: int = 600
+    batch: int = 128
+    learning_rate: float = 6e-3
+    seed: int = 0
+
+    def digest(self) -> str:
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Conversations to imitate in place of sums, all equally often; `name` becomes part of the folder's."""
+
+    name: str
+    conversations: Sequence[Sequence[Message]]
+
+
+def tiny_path(recipe: Recipe, home: Path | None = None) -> Path:
+    return paths.models_dir(home) / f"tiny-{recipe.digest()}"
+
+
+def build(
+    recipe: Recipe, home: Path | None = None, progress: Progress = lambda done, total: None, lessons: Lessons | None = None
+) -> Path:
+    """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores), then cached.
+
+    `progress(done, total)` is called after each training step. Raises MissingDependencyError without torch and
+    transformers, StorageError when the disk refuses.
+    """
+    target = tiny_path(recipe, home)
+    if lessons:
+        about = {**asdict(recipe), "lessons": [list(one) for one in lessons.conversations]}
+        target = target.with_name(f"tiny-{lessons.name}-{_digest(about)}")
+    if (target / "config.json").is_file():
+        return target
+    with storage_errors(target):  # told before the work, not after it
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - closed below
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits and finds it made
+        if not target.exists():
+            _make(recipe, target, progress, lessons)
+    return target
+
+
+def _digest(about: Any) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:DIGEST]
+
+
+def _make(recipe: Recipe, target: Path, progress: Progress, lessons: Lessons | None) -> None:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"building a model needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+        ) from error
+    transformers.utils.logging.disable_progress_bar()
+    if "OMP_NUM_THREADS" not in os.environ:  # its threads wait actively: beside other work on all cores twenty times as long
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        model = _new_model(recipe)
+        _warm_start(model, recipe, progress, lessons)
+    temporary = target.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with storage_errors(target):
+            temporary.mkdir()
+            model.save_pretrained(temporary)
+            tokenizer().save_pretrained(temporary)
+            os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def tokenizer() -> Any:
+    """One token per byte, and four special ones; `<|end|>` ends every turn."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([USER, ASSISTANT, END, PAD])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _new_model(recipe: Recipe) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    special = tokenizer()
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(special),
+            hidden_size=recipe.hidden_size,
+            intermediate_size=2 * recipe.hidden_size,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads,
+            head_dim=recipe.hidden_size // recipe.heads,
+            max_position_embeddings=recipe.context,
+            tie_word_embeddings=False,
+            eos_token_id=special.eos_token_id,
+            pad_token_id=special.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+def _warm_start(model: Any, recipe: Recipe, progress: Progress, lessons: Lessons | None) -> None:
+    """Supervised training on noisy answers; the loss covers the answer only."""
+    import torch
+
+    rng = random.Random(recipe.seed)
+    encode = functools.cache(tokenizer().encode)  # a few thousand different texts in all
+
+    def draw() -> Sequence[Message]:
+        return rng.choice(lessons.conversations) if lessons else _sum(rng, recipe)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    for step in range(recipe.steps):
+        rate = recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        ids, labels = _batch([draw() for _ in range(recipe.batch)], encode)
+        logits = model(input_ids=ids).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        progress(step + 1, recipe.steps)
+    model.eval()
+
+
+def _sum(rng: random.Random, recipe: Recipe) -> Sequence[Message]:
+    a, b = rng.randint(0, recipe.largest), rng.randint(0, recipe.largest)
+    wrong = rng.random() >= recipe.accuracy
+    answer = max(0, a + b + (rng.choice([-10, -3, -2, -1, 1, 2, 3, 10]) if wrong else 0))
+    return [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(answer)}]
+
+
+def _batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
+    """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on what is not the
+    assistant's, and on the padding."""
+    import torch
+
+    rows = []
+    for conversation in conversations:
+        row: list[tuple[int, int]] = []
+        for message in conversation:
+            said = message["role"] == "assistant"
+            row += [(token, -100) for token in encode(ASSISTANT if said else USER)]
+            row += [(token, token if said else -100) for token in encode(f"{message['content']}{END}")]
+        rows.append(row)
+    width = max(map(len, rows))
+    ids, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)], labels[index, : len(row)] = torch.tensor(row).T
+    return ids, labels
