@@ -27,8 +27,8 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.catalog import describe, scan
 from lachesis.catalog.scaffold import TEMPLATE
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process import counters
 from lachesis.environment.sandbox import Sandbox
+from lachesis.runs.environment_counts import read_counts
 from lachesis.service import Launch, Service
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
@@ -148,7 +148,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         await_end(group, probe, needs=[])
         lines = read_json_lines(output)
         by_hand = ask(lines, config, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
-    made = counters.read(folder / "tally.json") or {}
+    made = read_counts(folder / "tally.json") or {}
     theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
         ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from lachesis.base.errors import InvalidGroupsError
 from lachesis.base.secrets import redact
-from lachesis.env_process import counters
 from lachesis.orchestration.prefect_api import Json
+from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.invalid_groups import (
     DeadEnvironment,
     count_invalid_groups,
@@ -108,4 +108,4 @@ class GroupsWatch:
     def _counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
         since = self.store.load(self.run_id).attempt_since
-        return counters.read(self.folder.tally_of(service), since=since)
+        return read_counts(self.folder.tally_of(service), since=since)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from flows.wanted import seldom
 from lachesis.base.errors import ProcessExitedError
-from lachesis.env_process import counters as tallies
+from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import Plan, forget_environment, registered_environments, trainer_health
@@ -39,7 +39,7 @@ class Restarting:
         problem when there is no restart for it."""
         pause_s = self.restarts.pause_s(name)
         since = self.store.load(self.run_id).attempt_since  # what an earlier attempt has counted proves nothing
-        tally = tallies.read(self.store.dir(self.run_id).tally_of(name), since=since) or {}
+        tally = read_counts(self.store.dir(self.run_id).tally_of(name), since=since) or {}
         if pause_s is None or (name in self.numbers and not tally.get("groups")):
             raise problem
         log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)

@@ -19,9 +19,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from lachesis.base.errors import LachesisError
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process import counters as tallies
 from lachesis.env_process.stages import NAMES
 from lachesis.runs import leftovers
+from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import now
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
@@ -147,7 +147,7 @@ def _error_of(future: PrefectFuture[Any]) -> str | None:
 def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | None, model_free: Json) -> Json:
     """The contract's entry of one model, judged."""
     request, started = record.test.request, time.monotonic()
-    output, counted = bench.tests.output(record.test, model), tallies.read(bench.tests.tally(record.test, model))
+    output, counted = bench.tests.output(record.test, model), read_counts(bench.tests.tally(record.test, model))
     verdict: Verdict | None = None
     if request.prompts is None:
         if error is None:

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from lachesis.base.errors import LachesisError, ServerDownError, StageError
 from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process import counters as tallies
+from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.endpoint import make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end, wait_healthy
@@ -85,7 +85,7 @@ def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
 def score_model(bench: Bench, model: str, model_free: Json) -> Verdict:
     """The verdict on the model's answers. Raises StageError when not one score can be used."""
     output = bench.tests.output(bench.test, model)
-    counted = seen(output, tallies.read(bench.tests.tally(bench.test, model)))
+    counted = seen(output, read_counts(bench.tests.tally(bench.test, model)))
     verdict = judge(counted, model_free=model_free)
     if not any(counted.scores_P):
         raise StageError("; ".join(verdict.evidence), stage="scoring")
@@ -98,7 +98,7 @@ def wandb_run(test: InferenceTest) -> str:
 
 def failure_kind(tally: Path) -> str | None:
     """Whose fault the end of a test was: transport, endpoint or environment."""
-    failure = (tallies.read(tally) or {}).get("failure")
+    failure = (read_counts(tally) or {}).get("failure")
     return failure.get("kind") if isinstance(failure, dict) else None
 
 

@@ -17,8 +17,9 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from tenacity import Future, RetryError
 
-from lachesis.env_process.counters import Tally, watch_environment, watch_servers, whole
+from lachesis.env_process.counters import Tally, watch_environment, watch_servers
 from lachesis.environment.outcome import AllInvalid
+from lachesis.runs.environment_counts import read_all_counts
 from tests.endpoint import serving
 
 
@@ -139,13 +140,13 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("environment.json", "environment-b.json", "gone.json")]
     for file, content in zip(files, (one, other), strict=False):
         file.write_text(json.dumps(content))
-    found = whole(files)
+    found = read_all_counts(files)
     assert found is not None
     assert (found["at"], found["groups"], found["invalid"]) == (5.0, 4, 2)
     assert (found["item_since"], found["group_since"], found["group_at"]) == (6.0, 3.0, 6.5)
     assert found["errors"] == {"a": 1, "b": 5}
-    assert whole(files[:1]) == one
-    assert whole(files[2:]) is None
+    assert read_all_counts(files[:1]) == one
+    assert read_all_counts(files[2:]) is None
 
 
 def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
 from lachesis.env_process import atropos_patches, counters, inference_test, lazy_modules, position, scheduled_evaluation, stages
+from lachesis.environment.endpoint_errors import list_causes
 
 
 def main() -> None:
@@ -70,7 +71,7 @@ def _run(command: str, file: Path, options: list[str]) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         traceback.print_exc()
-        causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in counters.chain(error)]
+        causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in list_causes(error)]
         causes += filter(None, [requirements.import_advice(file, error)])
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
         if counted is not None:

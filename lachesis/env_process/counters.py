@@ -13,11 +13,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.failure_reasons import count_reason, describe_exception, merge_counts, plain
+from lachesis.base.failure_reasons import count_reason, describe_exception, plain
+from lachesis.base.numbers import is_score
+from lachesis.environment.endpoint_errors import is_endpoint_error, is_lost
 
 BEAT_S = 2.0
 MOST_ERRORS, MOST_ZEROS = 5, 20
@@ -25,8 +26,6 @@ EMPTY = (
     "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
     "solves all of them or none"
 )
-LARGEST = 1e30
-"""Sums and squares of larger numbers are infinite soon."""
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 Json = dict[str, Any]
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
@@ -223,16 +222,6 @@ def _marks(group: Any, name: str) -> list[str]:
     return [str(mark[name]) for mark in marks if mark.get(name)]
 
 
-def is_score(value: Any) -> bool:
-    """Whether a value can be a reward: a finite number of usual size, of Python or of numpy or torch."""
-    if isinstance(value, str | bytes) or value is None:
-        return False
-    try:
-        return abs(float(value)) < LARGEST
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 def watch_servers(tally: Tally) -> None:
     """Count requests, tokens, and completions that were cut off.
 
@@ -277,66 +266,3 @@ def _count_answer(tally: Tally, answer: Any) -> None:
     tally.counts["sampled_tokens"] += lengths[1]
     tally.counts["completions"] += len(reasons)
     tally.counts["truncated"] += sum(reason == "length" for reason in reasons)
-
-
-def chain(error: BaseException | None) -> list[BaseException]:
-    """The error and what lies behind it, at most five. A retry that has given up says nothing of what went wrong."""
-    found: list[BaseException] = []
-    while error is not None and len(found) < 5:
-        found.append(error)
-        attempt = getattr(error, "last_attempt", None)
-        error = attempt.exception() if attempt is not None else error.__cause__
-    return found
-
-
-def is_endpoint_error(error: BaseException) -> bool:
-    """Whether the model's endpoint is at fault, and not the environment."""
-    return any(type(one).__module__.split(".")[0] in ("openai", "httpx", "httpcore", "aiohttp") for one in chain(error))
-
-
-def is_transport_error(error: BaseException) -> bool:
-    """Whether asking again may help: no connection, a time-out, an answer cut in the middle, HTTP 429 or 5xx."""
-    for one in chain(error):
-        status = getattr(one, "status_code", None) or getattr(one, "status", None)
-        if isinstance(status, int):
-            return status == 429 or status >= 500
-        if type(one).__name__ in ("APIConnectionError", "APITimeoutError"):
-            return True
-    return is_endpoint_error(error)
-
-
-def is_lost(error: BaseException) -> bool:
-    """Return whether a request failed because no answer came, and not because of what it asks."""
-    own = (TimeoutError, ConnectionError)  # of Python itself, as aiohttp raises them
-    return is_transport_error(error) or any(isinstance(one, own) for one in chain(error))
-
-
-def read(file: Path, *, since: float = 0.0) -> Json | None:
-    """Return what a tally has written, or None. What was written last before `since` (seconds since
-    1970) counts as nothing."""
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    written = found.get("at") if isinstance(found, dict) else None
-    return found if isinstance(written, int | float) and written >= since else None
-
-
-def whole(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
-    """Return what several environments have written since then as if it came from one, or None:
-    numbers are added, and the oldest sign of life and the newest group count."""
-    found = [one for file in files if (one := read(file, since=since)) is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    together: Json = {"errors": {}, "zeros": {}}
-    for one in found:
-        for key, value in one.items():
-            if key in ("errors", "zeros"):
-                merge_counts(together[key], value)
-            elif value is not None and (key == "at" or key.endswith("_since")):
-                together[key] = min(together.get(key, value), value)
-            elif value is not None and key == "group_at":
-                together[key] = max(together.get(key, value), value)
-            elif isinstance(value, int | float) and key != "pid":
-                together[key] = together.get(key, 0) + value
-    return together

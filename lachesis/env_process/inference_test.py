@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lachesis.env_process import counters as tallies
+from lachesis.env_process import counters
+from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
 MOST_EMPTY_GROUPS = 8
 MOST_SAMPLES = 6
@@ -28,19 +29,19 @@ NO_ITEM = (
 Json = dict[str, Any]
 
 
-def install(spec: Json) -> tallies.Tally:
+def install(spec: Json) -> counters.Tally:
     """Change Atropos' base class in this process, before the environment's file is run; what is counted from here on."""
     from atroposlib.envs.base import BaseEnv
 
     start = BaseEnv.cli.__func__
-    tally = tallies.Tally(Path(spec["tally"]))
+    tally = counters.Tally(Path(spec["tally"]))
     tally.per_group = []
-    tallies.watch_servers(tally)
+    counters.watch_servers(tally)
     wanted = {name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None}
     said = _follow_sampling(wanted if spec.get("prompts") else {})
 
     def cli(cls: Any) -> None:
-        tallies.watch_environment(tally, cls, give_up_after=MOST_EMPTY_GROUPS)
+        counters.watch_environment(tally, cls, give_up_after=MOST_EMPTY_GROUPS)
         if spec.get("prompts"):
             cls.process_manager = _answer_prompts(spec, said)
         else:
@@ -52,9 +53,9 @@ def install(spec: Json) -> tallies.Tally:
     return tally
 
 
-def note_failure(tally: tallies.Tally, error: BaseException) -> None:
+def note_failure(tally: counters.Tally, error: BaseException) -> None:
     """Say whose fault the end of this process is."""
-    endpoint, transport = tallies.is_endpoint_error(error), tallies.is_transport_error(error)
+    endpoint, transport = is_endpoint_error(error), is_transport_error(error)
     tally.failure = {"kind": "transport" if transport else "endpoint" if endpoint else "environment"}
     tally.write()
 

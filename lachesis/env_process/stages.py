@@ -28,8 +28,8 @@ from typing import Any
 import yaml
 
 from lachesis.base.failure_reasons import describe_exception
+from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
-from lachesis.env_process.counters import is_score
 
 NAMES = ("import", "config", "dataset", "model-free check")
 MOST_ITEMS = 16

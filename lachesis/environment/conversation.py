@@ -29,8 +29,8 @@ from typing import Any
 from pydantic import Field
 
 from lachesis.base.failure_reasons import describe_exception
-from lachesis.env_process.counters import is_endpoint_error
 from lachesis.environment.data import Item
+from lachesis.environment.endpoint_errors import is_endpoint_error
 from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
 from lachesis.environment.sampling import TooLong, between, first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 
 
 class Invalid(Exception):

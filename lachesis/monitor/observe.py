@@ -16,8 +16,8 @@ import psutil
 from lachesis.base.errors import LachesisError
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
-from lachesis.env_process import counters as tallies
 from lachesis.runs.budgets import Spent, spent
+from lachesis.runs.environment_counts import read_all_counts
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, RunStore
 
@@ -80,7 +80,7 @@ def _read(look: Look) -> None:
     look.at = time.time()
     pids = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     look.states = {name: process_state(pid) for name, pid in pids.items()}
-    look.tally = tallies.whole(look.folder.tallies, since=look.record.attempt_since)
+    look.tally = read_all_counts(look.folder.tallies, since=look.record.attempt_since)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.files import tail
 from lachesis.config.prices import Tokens
-from lachesis.env_process import counters as tallies
 from lachesis.runs.budgets import KINDS, kept, spent
 from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.environment_counts import read_all_counts
 from lachesis.runs.evaluation_results import accuracies, accuracy_intervals, evaluation_failures, newest_accuracy, run_curve
 from lachesis.runs.export import Weights, find_weights
 from lachesis.runs.held_out import HeldOutPoint
@@ -321,7 +321,7 @@ def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
 
 
 def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
-    counted = tallies.whole(folder.tallies, since=record.attempt_since) or {}
+    counted = read_all_counts(folder.tallies, since=record.attempt_since) or {}
     reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
     if not any(reasons.values()):
         return None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 
 PER_TOKEN = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
 """Lists with one row per rollout, and in it one entry per token."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from lachesis.base.errors import RunStateError
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 
 
 def read_evaluation(folder: Path) -> dict[str, float]:

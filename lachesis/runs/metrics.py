@@ -14,7 +14,7 @@ from typing import Any
 
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import JsonObject, parse_json_lines
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 from lachesis.runs.held_out import is_evaluation_key
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lachesis.base.errors import BatchError, shorten
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 from lachesis.rollout_api.scored_group import find_fault
 from lachesis.trainer.advantages import Kind, centred, kl_penalties, per_sequence
 from lachesis.trainer.doubled_eos import find_kept

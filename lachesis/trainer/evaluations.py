@@ -21,7 +21,7 @@ from typing import Any
 import tinker
 
 from lachesis.base.files import storage_errors
-from lachesis.env_process.counters import is_score
+from lachesis.base.numbers import is_score
 from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
 from lachesis.runs.store import now
 from lachesis.trainer.usage import Usage

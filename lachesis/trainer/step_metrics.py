@@ -9,8 +9,8 @@ from typing import Any
 
 from lachesis.base.files import write_private
 from lachesis.config.prices import Prices, Tokens
-from lachesis.env_process import counters as tallies
 from lachesis.runs.budgets import KINDS, kept
+from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
 from lachesis.trainer.usage import Usage
@@ -99,4 +99,4 @@ class Ledger:
         return found
 
     def _tallies(self) -> dict[Path, dict[str, Any]]:
-        return {file: counted for file in self._folder.tallies if (counted := tallies.read(file)) is not None}
+        return {file: counted for file in self._folder.tallies if (counted := read_counts(file)) is not None}

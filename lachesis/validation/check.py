@@ -22,7 +22,6 @@ from lachesis.base.files import write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.catalog.scan import Environment
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process.counters import read
 from lachesis.env_process.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
@@ -72,7 +71,7 @@ def check(environment: Environment, config: RunConfig, folder: Path, tell: Tell 
         try:
             groups, tally = _roll_out(environment, config, folder)
         except LachesisError as error:
-            told = _errors(read(folder / "tally.json") or {})
+            told = _errors(read_counts(folder / "tally.json") or {})
             known = f"{told}; the traceback is in {folder / 'rollout.log'}" if told else str(error)
             add(Line("rollout", "failed", known, time.monotonic() - started))
             return lines
@@ -111,7 +110,7 @@ def _roll_out(environment: Environment, config: RunConfig, folder: Path) -> tupl
             write_private(path, text)
         group.start(probe)
         await_end(group, probe, needs=[])
-    return read_json_lines(output), read(folder / "tally.json") or {}
+    return read_json_lines(output), read_counts(folder / "tally.json") or {}
 
 
 def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[Line]:

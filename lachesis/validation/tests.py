@@ -22,8 +22,8 @@ from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownTestError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
+from lachesis.base.numbers import is_score
 from lachesis.config.run_config import RunConfig, dump_yaml
-from lachesis.env_process.counters import is_score
 from lachesis.runs.held_out import with_interval
 from lachesis.runs.store import RunDir, now
 from lachesis.validation.forecast import Forecast, Planned, Rollouts

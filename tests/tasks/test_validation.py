@@ -16,10 +16,12 @@ from prefect.exceptions import Pause
 
 from flows.validate import validate
 from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
+from lachesis.base.numbers import is_score
 from lachesis.config import run_config as configuration
-from lachesis.env_process import counters as tallies
+from lachesis.env_process import counters
 from lachesis.env_process import stages as child_stages
 from lachesis.env_process.stages import NAMES
+from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.tiny_model import build as models
@@ -73,7 +75,7 @@ def ask(bench: Bench) -> tuple[Any, LachesisError | None]:
     except LachesisError as problem:
         error = problem
     output = bench.tests.output(bench.test, model)
-    return seen(output, tallies.read(bench.tests.tally(bench.test, model))), error
+    return seen(output, read_counts(bench.tests.tally(bench.test, model))), error
 
 
 def at_once(benches: dict[str, Bench], do: Callable[[Bench], Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert verdicts["leaves out"].zero_signal_share == 0.6667, "8 of 12 groups were left out, which is no fault"
     learnt = benches["learnable"]
     place = (learnt.test, "sometimes")
-    took = measured(learnt.tests.output(*place), tallies.read(learnt.tests.tally(*place)))
+    took = measured(learnt.tests.output(*place), read_counts(learnt.tests.tally(*place)))
     assert [(one.rollouts, one.prefill, one.sampled, one.copies) for one in took] == [(8, 5, 16, 8.0)] * 4
     first = read_samples(learnt.tests.samples(*place))[0]
     assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == ("1+1=", {("2", 1.0), ("3", 0.0)})
@@ -282,11 +284,11 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
-    counts = tallies.Tally(tmp_path / "tally.json")
+    counts = counters.Tally(tmp_path / "tally.json")
     counts.note("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
     counts.note("half an emoji \ud83d")
     counts.write()
-    known = tallies.read(tmp_path / "tally.json")
+    known = read_counts(tmp_path / "tally.json")
     assert known is not None
     assert "sk-0" not in json.dumps(known)
     assert json.dumps(known["errors"], ensure_ascii=False).encode()
@@ -304,7 +306,7 @@ def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], wo
     verdict = judge(Seen(scores_P=scores))
     assert verdict.word == word
     assert said in " ".join(verdict.evidence)
-    assert not tallies.is_score(1.7e308), "sums of such are infinite"
+    assert not is_score(1.7e308), "sums of such are infinite"
 
 
 def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
