@@ -23,6 +23,7 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.catalog.scan import Environment
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import NAMES
+from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
 from lachesis.supervision.plan import make_probe

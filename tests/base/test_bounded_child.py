@@ -14,7 +14,7 @@ from lachesis.base.bounded_child import KEPT_BYTES, Ended, run_bounded
 from lachesis.base.errors import EnvironmentLoadError
 from lachesis.catalog import describe
 from tests.patience import deadline
-from tests.test_checking import lachesis
+from tests.validation.test_check import lachesis
 
 BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.base.errors import EnvironmentLoadError
 from lachesis.catalog import describe, fingerprint, requirements
-from tests.test_requirements import wheel
+from tests.catalog.test_requirements import wheel
 
 TASK = """
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
@@ -84,7 +84,7 @@ def test_relative_imports_make_a_package_of_a_folder_whose_name_is_free(
 
 
 def test_the_shelf_is_hashed_without_the_program_around_it() -> None:
-    shelf = Path(__file__).resolve().parents[1] / "environments"
+    shelf = Path(__file__).resolve().parents[2] / "environments"
     assert fingerprint.files(shelf / "countdown.py") == {shelf / "countdown.py"}
 
 

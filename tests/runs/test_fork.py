@@ -12,7 +12,7 @@ from lachesis.config import run_config as configuration
 from lachesis.runs import fork as forks
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord, RunStore
-from tests.trainer.test_checkpoints import save
+from tests.runs.test_checkpoints import save
 
 CONFIG = configuration.resolve("arithmetic", "embedded", {}, model="m")
 RUN = "0123abcd"

@@ -32,7 +32,7 @@ from lachesis.tiny_model import build
 from lachesis.trainer import supervised
 from lachesis.trainer.__main__ import parse_args, read_config
 from lachesis.validation.tests import TestOptions
-from tests.trainer.test_checkpoints import save
+from tests.runs.test_checkpoints import save
 
 Refused = Callable[..., Any]
 OWN = '''"""Sums by another name."""

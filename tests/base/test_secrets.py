@@ -14,7 +14,7 @@ import pytest
 from lachesis.base.errors import ConfigError
 from lachesis.base.secrets import redact_log_records
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SECRET = "marked-0a1b2c3d"
 CHATTY = """
 import os, sys

@@ -14,8 +14,8 @@ from lachesis.base.errors import StorageError
 from lachesis.base.files import whole_folder
 from lachesis.runs import fork
 from lachesis.runs.store import RunStore
-from tests.test_forks import RUN, make
-from tests.trainer.test_checkpoints import save
+from tests.runs.test_checkpoints import save
+from tests.runs.test_fork import RUN, make
 
 
 def mode(path: Path) -> int:
