@@ -23,9 +23,10 @@ def test_two_environments_train_one_model(
 ) -> None:
     refused = cli("train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm)
     assert "env.mixture names calm, which is the run's own environment" in refused["error"]
-    words = ("train", "calm", "--model", "tiny", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=30")
+    words = ("train", "calm", "--model", "tiny", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=45")
     run_id = cli(*words, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 3, 150, "three steps")
+    assert cli("status", run_id)["processes"]["env-reverse_text"] == "running"
     assert cli("stop", run_id)["status"] == "stopped"
     newest = Checkpoints(served_home / "runs" / run_id / "checkpoints").newest()
     assert newest is not None
@@ -33,8 +34,6 @@ def test_two_environments_train_one_model(
 
     cli("resume", run_id)
     wait_until(lambda: steps(served_home, run_id)[-1] >= newest.step + 3, 150, "three steps more")
-    status = cli("status", run_id)
-    assert status["processes"]["env-reverse_text"] == "running"
     for service in ("environment", "environment-reverse_text"):  # each is started again
         os.kill(record(served_home, run_id)["services"][service]["pid"], signal.SIGKILL)
     wait_ended(run_id)
@@ -42,8 +41,8 @@ def test_two_environments_train_one_model(
 
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     made = [tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text")) for one in lines]
-    assert len(made) == 30
-    assert sum(pair == (16, 8) for pair in made) >= 26, f"two parts to one, but for what waited at the death: {made}"
+    assert len(made) == 45
+    assert sum(pair == (16, 8) for pair in made) >= 41, f"two parts to one, but for what waited at the death: {made}"
     means = [(2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"]) / 3 for one in lines[:2]]
     assert means == pytest.approx([one["reward/mean"] for one in lines[:2]], abs=1e-6)
     results = cli("results", run_id)
