@@ -43,6 +43,7 @@ class ScopeScheduling(LoadScopeScheduling):
         return SAME_WORKER.get(scope, scope)
 
 
+@pytest.hookimpl(optionalhook=True)  # there is none with `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeScheduling | None:
     """Use this scheduling where `--dist loadscope` asks for the one that it extends."""
     return ScopeScheduling(config, log) if config.getvalue("dist") == "loadscope" else None

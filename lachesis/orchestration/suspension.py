@@ -70,11 +70,18 @@ def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
 def flow_run_to_resume(record: RunRecord) -> Json | None:
     """Return the run's flow run when a resume goes on with it, or None when it needs a new one.
 
+    A flow run that was stopped first and suspended then is cancelled: Prefect's runner may be at its
+    cancellation still, and would end the process of whoever resumes it.
+
     Raises:
         ServerDownError: It cannot be asked about.
     """
-    flow_run = PrefectApi().flow_run(record.flow_run_id) if record.flow_run_id else None
+    api = PrefectApi()
+    flow_run = api.flow_run(record.flow_run_id) if record.flow_run_id else None
     state = ((flow_run or {}).get("state") or {}).get("type")
+    if state == "PAUSED" and record.stop_reason and not is_suspended(record):
+        api.cancel(str(record.flow_run_id), record.stop_reason)
+        return None
     resumed = state in WILL_RUN or (state == "RUNNING" and is_suspended(record))
     return flow_run if resumed or state == "PAUSED" else None
 

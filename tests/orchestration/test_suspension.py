@@ -251,3 +251,17 @@ def test_a_stop_of_a_run_that_was_resumed_in_prefect(store: RunStore) -> None:
 def test_the_first_reason_to_end_stays(store: RunStore) -> None:
     record = store.update(record_of(store).run_id, stop_reason="budget")
     assert note_suspended(store, record).stop_reason == "budget"
+
+
+def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(store: RunStore) -> None:
+    """Prefect's runner may be at the cancellation still, and would end the process of a flow run that goes on."""
+    record = record_of(store)
+    set_state(store, "RUNNING")
+    suspend(store)
+    stopped = {"status": "stopped", "stop_reason": "stopped by its user", "started_at": now(), "ended_at": now()}
+    resumed = resubmit(store, store.update(record.run_id, took_s=1.0, **stopped))
+    assert (resumed.attempt, resumed.status) == (2, "pending")
+    assert resumed.flow_run_id not in (None, record.flow_run_id)
+    earlier = PrefectApi().flow_run(record.flow_run_id or "")
+    assert earlier is not None
+    assert earlier["state"]["type"] == "CANCELLED"
