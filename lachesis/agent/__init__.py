@@ -1,0 +1,1 @@
+"""The tools for agents, over MCP, HTTP and Hermes."""

@@ -1,0 +1,1 @@
+"""The configuration of a run: its fields, profiles, edits and prices."""

@@ -1,0 +1,1 @@
+"""Serve models over the Tinker protocol on this machine."""

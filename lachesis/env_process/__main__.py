@@ -8,9 +8,10 @@
     examples FILE CLASS OUT               conversations to warm a model up with; see `lachesis.env_process.warmup_examples`
 
 With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
-With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see `lachesis.env_process.counters`. With
-LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from where training stands; see `lachesis.env_process.position`. With
-LACHESIS_ENVIRONMENT its groups carry that name, where several environments feed a run.
+With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see
+`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from
+where training stands; see `lachesis.env_process.position`. With LACHESIS_ENVIRONMENT its groups carry
+that name, where several environments feed a run.
 """
 
 from __future__ import annotations

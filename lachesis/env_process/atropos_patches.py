@@ -11,10 +11,11 @@ archived, and no file of it is touched.
 Evaluations are made when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`): Atropos leaves them out when
 the step goes on by more than one, stops training meanwhile, and does not say that one has raised.
 
-Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config.run_config`), the API is reset before it is
-registered with (`lachesis.trainer.rollout_client`), guarded against groups that would block it (`lachesis.rollout_api.app`), and writes
-to a file (`lachesis.supervision`); scores that are no numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that
-end twice are mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
+Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config.run_config`), the
+API is reset before it is registered with (`lachesis.trainer.rollout_client`), guarded against groups that
+would block it (`lachesis.rollout_api.app`), and writes to a file (`lachesis.supervision`); scores that are
+no numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that end twice are
+mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
 """
 
 from __future__ import annotations

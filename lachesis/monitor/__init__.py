@@ -1,0 +1,1 @@
+"""Judge runs from outside: does it move, does it learn, what helps."""

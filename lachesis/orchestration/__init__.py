@@ -1,0 +1,1 @@
+"""Everything that asks Prefect: submit, resume, suspend, notify and show."""

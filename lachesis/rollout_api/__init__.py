@@ -1,0 +1,1 @@
+"""The Atropos API with guards before it and shares for several environments."""

@@ -1,0 +1,1 @@
+"""Train a policy by the Tinker API on rollouts from the Atropos API."""

@@ -17,7 +17,8 @@ FLOOR = 90.0
 PURE = tuple(
     f"lachesis/{name}.py"
     for name in (
-        "trainer/batch", "trainer/advantages", "engine/losses", "limits", "fields", "verdict", "forecast",
+        "trainer/batch", "trainer/advantages", "engine/losses", "runs/budgets", "config/edits", "validation/verdict",
+        "validation/forecast",
         "monitor/stalls", "monitor/learning", "monitor/course", "monitor/signs", "monitor/trend",
     )
 )  # fmt: skip

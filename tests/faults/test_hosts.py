@@ -166,7 +166,10 @@ def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], P
     """The demo may be killed without a word; its server and runner notice."""
     home = new_home()
     place = World(home)
-    script = "import time; from lachesis.orchestration.launcher import Serving; Serving().__enter__(); print('up', flush=True); time.sleep(600)"
+    script = (
+        "import time; from lachesis.orchestration.launcher import Serving; Serving().__enter__(); "
+        "print('up', flush=True); time.sleep(600)"
+    )
     env = {**os.environ, "LACHESIS_HOME": str(home)}
     with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as process:
         try:
