@@ -179,8 +179,8 @@ async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp
     for item in range(70):
         await Failing("http://127.0.0.1:9", "none").collect_trajectories(item)
     first, second, *others = tally.errors.items()
-    assert re.fullmatch(r"KeyError at test_tally\.py:\d+: 'no city called a'", first[0])
-    assert re.fullmatch(r"KeyError at test_tally\.py:\d+: 'word 30'", second[0])
+    assert re.fullmatch(r"KeyError at test_counters\.py:\d+: 'no city called a'", first[0])
+    assert re.fullmatch(r"KeyError at test_counters\.py:\d+: 'word 30'", second[0])
     assert (first[1], second[1]) == (30, 30)
     assert others == [("the judge refused to answer", 10), ("the judge refused the key", 5)]
     assert tally.counts["invalid"] == 140
