@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import platform
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +36,34 @@ def role(service: str) -> str:
     return service.partition("-")[0]
 
 
+_RESERVED: deque[socket.socket] = deque()
+_MOST_RESERVED = 64
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now, all different."""
+    """Return ports on loopback that nobody listens on, all different, and keep them for servers of this process's children.
+
+    On Linux the sockets stay bound without listening. The system then gives the ports to no other program that asks for a free
+    port, and to no connection, while a server that sets SO_REUSEADDR (asyncio and uvicorn do) can listen on them.
+    Other systems refuse the second socket, so there the ports are only known to have been free.
+    """
     sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    _RESERVED.extend(sockets)
+    _release_ports(_MOST_RESERVED if platform.system() == "Linux" else 0)
+    return ports
+
+
+def _release_ports(keep: int = 0) -> None:
+    """Close the sockets of the ports that were chosen first, until `keep` are left."""
+    while len(_RESERVED) > keep:
+        _RESERVED.popleft().close()
+
+
+atexit.register(_release_ports)
 
 
 def check_port(port: int) -> None:

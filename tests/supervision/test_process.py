@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import socket
 
 import pytest
@@ -59,6 +61,32 @@ def test_free_ports_differ_and_are_free() -> None:
     assert len(set(ports)) == 5
     for port in ports:
         check_port(port)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
+def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
+    """Two runs that started together were given the same port, and one of them ended with port_in_use."""
+    (port,) = free_ports(1)
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as service:
+        socket.create_connection(("127.0.0.1", port)).close()
+        with pytest.raises(PortInUseError):
+            check_port(port)
+        service.accept()[0].close()
+    with socket.create_server(("127.0.0.1", port)):
+        """The service is restarted."""
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
+def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets() -> None:
+    first = free_ports(1)[0]
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        free_ports(3)
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", first))
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 99999])
