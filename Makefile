@@ -1,6 +1,7 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all tests            make lint    style, types, import direction
+# make house   measure names, sizes and sentences, and compare them with what is allowed
 # make faults  break everything that can break, and print a table (half an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
@@ -15,7 +16,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py suspension.py orchestration.py logs.py hosts.py)
 
-.PHONY: install demo test coverage faults serve lint bench families clean
+.PHONY: install demo test coverage faults serve lint house bench families clean
 
 install: $(INSTALLED)
 
@@ -42,6 +43,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+house:
+	$(PYTHON) bench/house.py
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
