@@ -1,0 +1,1 @@
+"""Homes that earlier versions made, and how a test gets one."""
