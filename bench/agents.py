@@ -94,7 +94,7 @@ def make_runs() -> str:
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
     from lachesis.agent.session import Desk
     from lachesis.agent.tools import TABLE, Call
-    from lachesis.base.errors import as_text
+    from lachesis.base.errors import to_compact_json
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
     call = Call(Desk("bench"))
@@ -116,7 +116,7 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
         for n in range(repeat):
             started = time.perf_counter()
             answer, error = TABLE[name].call(call, arguments(n))
-            as_text(answer)
+            to_compact_json(answer)
             assert error is None, answer
             times.append((time.perf_counter() - started) * 1000)
         rows.append([f"{name} (ms)", *row(times, TARGET_MS, 1)])

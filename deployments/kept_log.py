@@ -10,7 +10,7 @@ import os
 import sys
 
 from lachesis.base import paths
-from lachesis.base.secrets import secrets
+from lachesis.base.secrets import find_secret_values
 from lachesis.supervision.reaper import LAST_WORDS_S, Log
 
 MOST_BYTES = 100_000_000
@@ -22,7 +22,7 @@ def keep_log(name: str, most_bytes: int = MOST_BYTES) -> None:
     values of this process's secrets, and with what was before in `{name}.log.1`. What cannot run Python any more, as after a
     crash of the interpreter, is lost."""
     reading, writing = os.pipe()
-    log = Log(reading, str(paths.home() / "logs" / f"{name}.log"), secrets(os.environ), most_bytes)
+    log = Log(reading, str(paths.home() / "logs" / f"{name}.log"), find_secret_values(os.environ), most_bytes)
     before = {number: os.dup(number) for number in (1, 2)}
     for number in before:
         os.dup2(writing, number)

@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 
 from deployments.kept_log import keep_log
-from lachesis.base.http_guard import Guard
+from lachesis.base.http_guard import HttpGuard
 
 MOST_BYTES = 50_000_000
 """Of one request: an artifact, or a batch of log lines."""
@@ -46,7 +46,7 @@ def _guard_what_is_served() -> None:
 
     def guarded(app: Any, *values: Any, host: str, **options: Any) -> None:
         names = [one.strip() for one in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",") if one.strip()]
-        around = Guard(app, host=host, token=None, allowed_hosts=names, most_bytes=MOST_BYTES, pages=True)
+        around = HttpGuard(app, host=host, token=None, allowed_hosts=names, max_body_bytes=MOST_BYTES, serves_pages=True)
         run(around, *values, host=host, **options)
 
     uvicorn.run = guarded  # type: ignore[assignment]

@@ -25,8 +25,8 @@ import psutil
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.base.files import storage_errors, tail, write_private
-from lachesis.base.secrets import child_environment
+from lachesis.base.files import storage_errors, read_last_lines, write_private
+from lachesis.base.secrets import build_child_env
 from lachesis.config.profiles import all_keys
 from lachesis.orchestration.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_file
@@ -159,7 +159,7 @@ class Launcher:
             env["PREFECT_API_AUTH_STRING"] = found
         log = self.logs / "runner.log"
         command = [sys.executable, "-m", "deployments.runner"]
-        runner = Child("runner", command, env, RUNS_S, lambda: READY_LINE in tail(log, 200), START_S)
+        runner = Child("runner", command, env, RUNS_S, lambda: READY_LINE in read_last_lines(log, 200), START_S)
         self._start_child(runner)
         self.api_url = url
         self._note()
@@ -186,7 +186,7 @@ class Launcher:
         command = [sys.executable, "-m", "deployments.server", "--host", "127.0.0.1", "--port", str(port)]
         # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
         own_pages = f"http://127.0.0.1:{port},http://localhost:{port}"
-        env = child_environment(
+        env = build_child_env(
             {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
         )
         own = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
@@ -234,7 +234,7 @@ class Launcher:
     def _death(self, child: Child) -> str:
         log = self.logs / f"{child.name}.log"
         code = child.process.returncode
-        return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{tail(log)}"
+        return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{read_last_lines(log)}"
 
     def _end(self) -> None:
         """Runner, wait, server: the runner needs the server to tell how its runs ended."""

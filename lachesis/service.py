@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import ConfigError, FieldValueError, RunStateError, shorten
-from lachesis.base.files import tail, write_private
+from lachesis.base.files import read_last_lines, write_private
 from lachesis.catalog import describe as discovery
 from lachesis.catalog.describe import Schema
 from lachesis.catalog.fingerprint import fingerprint
@@ -396,4 +396,4 @@ class Service:
             raise ConfigError(f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: {', '.join(known)}")
         path = Path(known[service])
         position = path.stat().st_size if path.exists() else 0
-        return path, tail(path, lines), position
+        return path, read_last_lines(path, lines), position

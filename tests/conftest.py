@@ -17,7 +17,7 @@ import httpx
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lachesis.base.tls import tls_context
+from lachesis.base.tls import get_tls_context
 from lachesis.supervision.process import free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
@@ -113,7 +113,7 @@ def wait_http(url: str, process: subprocess.Popen[bytes], timeout_s: float = 60,
     while time.monotonic() < until:
         assert process.poll() is None, f"the process has ended with {process.returncode}"
         try:
-            if httpx.get(url, trust_env=False, verify=tls_context(), **options).status_code == 200:  # type: ignore[arg-type]
+            if httpx.get(url, trust_env=False, verify=get_tls_context(), **options).status_code == 200:  # type: ignore[arg-type]
                 return
         except httpx.HTTPError:
             pass

@@ -22,7 +22,7 @@ from lachesis.agent import schemas
 from lachesis.agent.session import SCHEMA_TIMEOUT_S, TEST_WAIT_S, Tell
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
-from lachesis.base.files import storage_errors, tail, write_private
+from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import fingerprint
 from lachesis.runs.store import RunDir, now
@@ -93,7 +93,7 @@ def look(check_id: str) -> Check:
     alive = RunDir(_root(), check_id).is_alive() if check_id.isalnum() else False
     check = _load(check_id)
     if check.status == "running" and not alive:
-        said = tail(_folder(check_id) / "log.txt", 5)
+        said = read_last_lines(_folder(check_id) / "log.txt", 5)
         check = check.model_copy(update={"status": "failed", "error": f"the process of the check was ended; {said}"})
     return check
 

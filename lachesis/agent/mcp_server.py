@@ -26,8 +26,8 @@ from lachesis.agent import resources
 from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, WAITING, Call, Json, Tool
-from lachesis.base.errors import ArgumentsError, LachesisError, as_payload, as_text
-from lachesis.base.http_guard import App, Guard
+from lachesis.base.errors import ArgumentsError, LachesisError, error_to_payload, to_compact_json
+from lachesis.base.http_guard import ASGIApp, HttpGuard
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"
@@ -70,7 +70,7 @@ def create_server(session: str) -> Server[Any]:
                 call = Call(desk_of(context), progress)
                 arguments, preview = _confirmed(tool, params.arguments or {})
             except LachesisError as error:
-                return _result(as_payload(error), error)
+                return _result(error_to_payload(error), error)
             return _result(*tool.call(call, arguments, preview=preview))
 
         return await anyio.to_thread.run_sync(run, limiter=waiting if tool.name in WAITING else None)
@@ -148,7 +148,7 @@ def _confirmed(tool: Tool, arguments: Json) -> tuple[Json, bool]:
 
 
 def _result(answer: Json, error: LachesisError | None) -> types.CallToolResult:
-    content: list[Any] = [types.TextContent(type="text", text=as_text(answer))]
+    content: list[Any] = [types.TextContent(type="text", text=to_compact_json(answer))]
     if error is not None:
         return types.CallToolResult(content=content, is_error=True)
     return types.CallToolResult(content=content, structured_content=answer)
@@ -170,7 +170,7 @@ async def _stdio(session: str) -> None:
             await server.run(read, write, server.create_initialization_options())
 
 
-def create_app(session: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> App:
+def create_app(session: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The ASGI application; the server is at /mcp."""
     from mcp.server.transport_security import TransportSecuritySettings
 
@@ -180,4 +180,4 @@ def create_app(session: str, *, host: str, token: str, allowed_hosts: Iterable[s
         json_response=False,  # with it progress notifications would be lost
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the guard does it
     )
-    return Guard(app, host=host, token=token, allowed_hosts=allowed_hosts)
+    return HttpGuard(app, host=host, token=token, allowed_hosts=allowed_hosts)

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lachesis.agent.session import Desk, Tell
-from lachesis.base.errors import ArgumentsError, LachesisError, StorageError, as_payload, as_text
+from lachesis.base.errors import ArgumentsError, LachesisError, StorageError, error_to_payload, to_compact_json
 from lachesis.config.run_config import explain
 from lachesis.reporting.status import Report
 
@@ -104,7 +104,7 @@ class Tool:
 
     def text(self, session: str, arguments: Json | None) -> str:
         """As `call`, as JSON text for a named session. Never raises."""
-        return as_text(told(lambda: self.run(Call(Desk(session)), arguments).payload())[0])
+        return to_compact_json(told(lambda: self.run(Call(Desk(session)), arguments).payload())[0])
 
 
 def told(answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
@@ -112,14 +112,14 @@ def told(answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
     try:
         return answer(), None
     except LachesisError as error:
-        return as_payload(error), error
+        return error_to_payload(error), error
     except OSError as error:
         storage = StorageError(f"{error.filename or 'a file'}: {error.strerror or error}")
-        return as_payload(storage), storage
+        return error_to_payload(storage), storage
     except Exception as error:
         log.exception("a tool failed")
         fault = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
-        return as_payload(fault), fault
+        return error_to_payload(fault), fault
 
 
 def _is_text(value: Any, depth: int = 0) -> bool:

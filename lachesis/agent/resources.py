@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lachesis.agent.session import Desk
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError, StorageError, as_text
+from lachesis.base.errors import LachesisError, StorageError, to_compact_json
 
 SCHEME = "lachesis://"
 LOG_LINES = 200
@@ -28,7 +28,7 @@ class Resource:
 
 def skill_file() -> Path:
     """The skill that teaches an agent these tools; it lies in the checkout."""
-    return paths.checkout() / "skills" / "rl-training" / "SKILL.md"
+    return paths.checkout_dir() / "skills" / "rl-training" / "SKILL.md"
 
 
 STATIC = (
@@ -70,7 +70,7 @@ def read(desk: Desk, uri: str) -> tuple[str, str]:
     if path == "skill":
         return skill_file().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
-        return as_text(desk.current_config().payload()), "application/json"
+        return to_compact_json(desk.current_config().payload()), "application/json"
     found = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
     if found is None:
         allowed = ", ".join(one.uri for one in (*STATIC, *TEMPLATES))

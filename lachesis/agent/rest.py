@@ -28,7 +28,7 @@ from lachesis.base.errors import (
     ArgumentsError,
     CheckpointError,
     ConfigError,
-    EnvironmentError_,
+    RLEnvironmentError,
     EnvironmentTimeoutError,
     LachesisError,
     LockedFieldError,
@@ -42,9 +42,9 @@ from lachesis.base.errors import (
     UnknownFieldError,
     UnknownRunError,
     UnknownTestError,
-    as_payload,
+    error_to_payload,
 )
-from lachesis.base.http_guard import App, Guard
+from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.reporting.status import Report, RunResults, RunStatus
 
 _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
@@ -57,7 +57,7 @@ _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
     (ArgumentsError, 422),
     (ConfigError, 400),
     (EnvironmentTimeoutError, 504),
-    (EnvironmentError_, 409),
+    (RLEnvironmentError, 409),
     (RunError, 409),
     (CheckpointError, 409),
     (MissingKeyError, 409),
@@ -131,9 +131,9 @@ CheckBody = TABLE["rl_check_environment"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 
-def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> App:
+def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The ASGI application."""
-    return Guard(routes(), host=host, token=token, allowed_hosts=allowed_hosts, without_token=PAGE)
+    return HttpGuard(routes(), host=host, token=token, allowed_hosts=allowed_hosts, open_paths=PAGE)
 
 
 def routes() -> FastAPI:
@@ -245,4 +245,4 @@ def _told(answer: Callable[[], Any]) -> JSONResponse:
 
 def _error(error: LachesisError) -> JSONResponse:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    return JSONResponse(as_payload(error), status)
+    return JSONResponse(error_to_payload(error), status)

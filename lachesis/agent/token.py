@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from lachesis.base import paths
-from lachesis.base.files import secret_file, storage_errors
+from lachesis.base.files import read_or_create_secret, storage_errors
 
 
 def own_token() -> str:
@@ -16,4 +16,4 @@ def own_token() -> str:
     file = paths.home() / "token"
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    return secret_file(file)
+    return read_or_create_secret(file)

@@ -15,14 +15,14 @@ from pydantic import Field
 from lachesis.agent import checks, schemas
 from lachesis.agent.registry import TABLE, Call, Hints, Json, Tool, told, tool
 from lachesis.agent.session import default_profile
-from lachesis.base.errors import ArgumentsError, as_text
+from lachesis.base.errors import ArgumentsError, to_compact_json
 from lachesis.config.profiles import missing_keys
 from lachesis.config.run_config import PROFILES
 from lachesis.orchestration import launcher
 from lachesis.reporting.status import RunResults
 from lachesis.validation.tests import TestOptions
 
-__all__ = ["TABLE", "Call", "Json", "Tool", "as_text", "told"]
+__all__ = ["TABLE", "Call", "Json", "Tool", "to_compact_json", "told"]
 MINIMUM_PYTHON = (3, 11)
 WAITING = ("rl_test_inference", "rl_check_environment")
 """Tools whose calls may take half a minute; a transport must go on with others meanwhile."""

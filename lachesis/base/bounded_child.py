@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_OUTPUT_BYTES = 10_000_000
-KEPT_BYTES = 65_536
+OUTPUT_TAIL_BYTES = 65_536
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildResult:
     """How a child ended. `end` is `time` or `output` when it was killed for exceeding that limit."""
 
-    end: Literal["exit", "time", "output"]
-    code: int
+    end_reason: Literal["exit", "time", "output"]
+    exit_code: int
     output: str
     """The end of what it printed, at most `KEPT_BYTES` of it."""
 
@@ -32,7 +32,7 @@ class Ended:
         return "\n".join(line[:max_length] for line in self.output.splitlines()[-count:])
 
 
-def run_bounded(command: Sequence[str], *, request: bytes, env: dict[str, str], timeout_s: float) -> Ended:
+def run_bounded(command: Sequence[str], *, input_bytes: bytes, env: dict[str, str], timeout_s: float) -> ChildResult:
     """Run a command that reads `request` from its standard input, and end it with all that it has started.
 
     Args:
@@ -42,36 +42,36 @@ def run_bounded(command: Sequence[str], *, request: bytes, env: dict[str, str], 
         timeout_s: The child is killed after this time, or once it has printed more than `MAX_OUTPUT_BYTES`.
     """
     with tempfile.TemporaryFile() as stdin:
-        stdin.write(request)
+        stdin.write(input_bytes)
         stdin.seek(0)
         child = subprocess.Popen(
             command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
     try:
-        end, output = _read_output(child, time.monotonic() + timeout_s)
+        end_reason, output = _read_output(child, time.monotonic() + timeout_s)
     finally:  # also at Ctrl-C, and for what the child has started
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
-    return Ended(end, child.returncode, output.decode(errors="replace"))
+    return ChildResult(end_reason, child.returncode, output.decode(errors="replace"))
 
 
-def _read_output(child: subprocess.Popen[bytes], until: float) -> tuple[Literal["exit", "time", "output"], bytes]:
+def _read_output(child: subprocess.Popen[bytes], deadline: float) -> tuple[Literal["exit", "time", "output"], bytes]:
     """Read until the child has ended or exceeds a limit. A grandchild that holds the pipe open is not waited for."""
     assert child.stdout is not None
-    pipe, kept, total = child.stdout.fileno(), b"", 0
+    pipe_fd, output_tail, num_bytes = child.stdout.fileno(), b"", 0
     while True:
         has_ended = child.poll() is not None  # before the read, which then gets all that it has printed
-        ready, _, _ = select.select([pipe], [], [], 0 if has_ended else POLL_S)
-        piece = os.read(pipe, KEPT_BYTES) if ready else b""
-        kept, total = (kept + piece)[-KEPT_BYTES:], total + len(piece)
-        if total > MAX_OUTPUT_BYTES:
-            return "output", kept
-        if has_ended and not piece:
-            return "exit", kept
-        if time.monotonic() > until:
-            return "time", kept
-        if ready and not piece:  # it has closed its output and goes on
+        ready, _, _ = select.select([pipe_fd], [], [], 0 if has_ended else POLL_S)
+        chunk = os.read(pipe_fd, OUTPUT_TAIL_BYTES) if ready else b""
+        output_tail, num_bytes = (output_tail + chunk)[-OUTPUT_TAIL_BYTES:], num_bytes + len(chunk)
+        if num_bytes > MAX_OUTPUT_BYTES:
+            return "output", output_tail
+        if has_ended and not chunk:
+            return "exit", output_tail
+        if time.monotonic() > deadline:
+            return "time", output_tail
+        if ready and not chunk:  # it has closed its output and goes on
             time.sleep(POLL_S)

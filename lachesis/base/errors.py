@@ -86,37 +86,37 @@ class ArgumentsError(ConfigError, TypeError):
     code = "arguments"
 
 
-class EnvironmentError_(LachesisError):
+class RLEnvironmentError(LachesisError):
     """Something about an environment file."""
 
     code = "environment"
 
 
-class UnknownEnvironmentError(EnvironmentError_, LookupError):
+class UnknownEnvironmentError(RLEnvironmentError, LookupError):
     """No environment of that name was found."""
 
     code = "unknown_environment"
 
 
-class EnvironmentLoadError(EnvironmentError_, ImportError):
+class EnvironmentLoadError(RLEnvironmentError, ImportError):
     """An environment file that does not parse, or raises while it is imported."""
 
     code = "environment_load"
 
 
-class RequirementsError(EnvironmentError_):
+class RequirementsError(RLEnvironmentError):
     """An environment whose declared requirements are not there, cannot be installed, or cannot be read."""
 
     code = "requirements"
 
 
-class StageError(EnvironmentError_):
+class StageError(RLEnvironmentError):
     """A stage of a validation that an environment did not pass; `details["stage"]` names it."""
 
     code = "stage"
 
 
-class EnvironmentTimeoutError(EnvironmentError_, TimeoutError):
+class EnvironmentTimeoutError(RLEnvironmentError, TimeoutError):
     """An environment file whose import did not end in time."""
 
     code = "environment_timeout"
@@ -182,7 +182,7 @@ class CheckpointError(LachesisError):
     code = "checkpoint"
 
 
-class CanaryError(LachesisError):
+class WeightSyncError(LachesisError):
     """What environments sample from is not what is trained."""
 
     code = "canary"
@@ -237,24 +237,24 @@ class StorageError(LachesisError, OSError):
 
 
 @functools.cache
-def error_codes() -> frozenset[str]:
+def list_error_codes() -> frozenset[str]:
     """Return the codes of all errors."""
-    kinds: list[type[LachesisError]] = [LachesisError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return frozenset(kind.code for kind in kinds)
+    error_classes: list[type[LachesisError]] = [LachesisError]
+    for error_class in error_classes:
+        error_classes += error_class.__subclasses__()
+    return frozenset(error_class.code for error_class in error_classes)
 
 
-def as_text(answer: Any) -> str:
+def to_compact_json(value: Any) -> str:
     """Return JSON text as every transport gives it, without spaces: an agent pays for each of them."""
-    return json.dumps(answer, separators=(",", ":"), ensure_ascii=False, default=str)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
-def shorten(text: str, most: int = 200) -> str:
+def shorten(text: str, max_chars: int = 200) -> str:
     """For a message: a value may be megabytes of somebody's mistake."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
 
 
-def as_payload(error: LachesisError) -> dict[str, Any]:
+def error_to_payload(error: LachesisError) -> dict[str, Any]:
     """The error as every transport shows it: `error` (the message), `code`, and its details."""
     return {"error": str(error), "code": error.code, **error.details}

@@ -18,12 +18,12 @@ from lachesis.base.secrets import redact
 
 OTHERS = "others"
 """The entry that counts the kinds beyond the largest number of entries."""
-MAX_LENGTH = 300
+MAX_REASON_LENGTH = 300
 """Characters of a reason."""
-_PLACED = re.compile(r".*?\b[A-Za-z_]\w* at [^:\n]*:\d+(?=:|$)")
-_VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*""")
+_LOCATED_REASON = re.compile(r".*?\b[A-Za-z_]\w* at [^:\n]*:\d+(?=:|$)")
+_VARIABLE_PARTS = re.compile(r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*""")
 """The parts in which two reasons of one kind may differ: quotes, paths, and words that hold a digit."""
-_LIBRARIES = tuple(
+_LIBRARY_PREFIXES = tuple(
     f"{folder.resolve()}/"
     for folder in (
         *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -39,24 +39,24 @@ def describe_exception(error: BaseException, environment_file: str | None = None
         error: The exception. A group stands for its first exception, a retry that gave up for its last attempt's one.
         environment_file: The file that the environment is run from; this process's program by default.
     """
-    place = _place(error, environment_file)
+    location = _find_own_line(error, environment_file)
     cause = _unwrap(error)
-    place = place or _place(cause, environment_file) or _innermost(cause)
-    message = _message(cause)
-    described = f"{type(cause).__name__} at {place}" if place else type(cause).__name__
-    return plain(f"{described}: {message}" if message else described)
+    location = location or _find_own_line(cause, environment_file) or _find_innermost_line(cause)
+    message = _get_message(cause)
+    prefix = f"{type(cause).__name__} at {location}" if location else type(cause).__name__
+    return sanitize_reason(f"{prefix}: {message}" if message else prefix)
 
 
-def kind_of(reason: str) -> str:
+def get_failure_kind(reason: str) -> str:
     """Return the part of a reason that all reasons of its kind share."""
-    placed = _PLACED.match(reason)
-    return placed.group() if placed else _VARIABLE.sub("", reason)
+    match = _LOCATED_REASON.match(reason)
+    return match.group() if match else _VARIABLE_PARTS.sub("", reason)
 
 
-def plain(reason: str) -> str:
+def sanitize_reason(reason: str) -> str:
     """Return the reason as it is stored: on one line, in valid Unicode, without secrets, of bounded length."""
     encodable = reason.encode("utf-8", "replace").decode()  # half an emoji could not be written as JSON
-    return redact(" ".join(encodable.split()))[:MAX_LENGTH]
+    return redact(" ".join(encodable.split()))[:MAX_REASON_LENGTH]
 
 
 def count_reason(counts: dict[str, int], reason: str, *, max_kinds: int, times: int = 1) -> None:
@@ -64,8 +64,8 @@ def count_reason(counts: dict[str, int], reason: str, *, max_kinds: int, times: 
 
     The key of an entry is the first reason of its kind, which serves as the example.
     """
-    kind = kind_of(reason)
-    entry = next((text for text in counts if kind_of(text) == kind), None)
+    kind = get_failure_kind(reason)
+    entry = next((text for text in counts if get_failure_kind(text) == kind), None)
     if entry is None:
         is_full = sum(text != OTHERS for text in counts) >= max_kinds
         entry = OTHERS if is_full else reason
@@ -90,34 +90,34 @@ def _unwrap(error: BaseException) -> BaseException:
     return error
 
 
-def _message(error: BaseException) -> str:
+def _get_message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as problem:  # the environment's own class
         return f"its message cannot be made: {type(problem).__name__}"
 
 
-def _place(error: BaseException, environment_file: str | None) -> str | None:
+def _find_own_line(error: BaseException, environment_file: str | None) -> str | None:
     """Return the innermost line of the environment's file, else of code that belongs to no library."""
-    lines = _lines(error)
+    lines = _list_frame_lines(error)
     file = str(Path(environment_file or sys.argv[0]).resolve())
-    own = [line for line in lines if line[0] == file] or [line for line in lines if not _is_library(line[0])]
-    return _shown(*own[-1]) if own else None
+    own_lines = [line for line in lines if line[0] == file] or [line for line in lines if not _is_library(line[0])]
+    return _format_location(*own_lines[-1]) if own_lines else None
 
 
-def _innermost(error: BaseException) -> str | None:
-    lines = _lines(error)
-    return _shown(*lines[-1]) if lines else None
+def _find_innermost_line(error: BaseException) -> str | None:
+    lines = _list_frame_lines(error)
+    return _format_location(*lines[-1]) if lines else None
 
 
-def _lines(error: BaseException) -> list[tuple[str, int]]:
+def _list_frame_lines(error: BaseException) -> list[tuple[str, int]]:
     frames = traceback.walk_tb(error.__traceback__)
     return [(str(Path(frame.f_code.co_filename).resolve()), line) for frame, line in frames]
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or "site-packages" in file or Path(file).name.startswith("<")
+    return file.startswith(_LIBRARY_PREFIXES) or "site-packages" in file or Path(file).name.startswith("<")
 
 
-def _shown(file: str, line: int) -> str:
+def _format_location(file: str, line: int) -> str:
     return f"{Path(file).name.replace(':', '_')}:{line}"

@@ -40,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def create_folder_atomically(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `target` when the block ends; `target` must be new or an empty folder.
 
     When the block raises, nothing is left, so that the caller can try again. Raises StorageError.
@@ -54,15 +54,15 @@ def whole_folder(target: Path) -> Iterator[Path]:
         yield temporary
         with storage_errors(target):
             if exists:
-                for place in sorted(temporary.iterdir()):
-                    os.replace(place, target / place.name)
+                for entry in sorted(temporary.iterdir()):
+                    os.replace(entry, target / entry.name)
             else:
                 os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def owners_only(path: str, flags: int) -> int:
+def open_owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -75,30 +75,30 @@ def make_private_folder(folder: Path) -> None:
 
 def copy_private(source: Path, target: Path) -> None:
     """Copy the file's content to a file that only its owner can read."""
-    with source.open("rb") as old, open(target, "wb", opener=owners_only) as new:
+    with source.open("rb") as old, open(target, "wb", opener=open_owner_only) as new:
         shutil.copyfileobj(old, new)
 
 
-def secret_file(path: Path) -> str:
+def read_or_create_secret(path: Path) -> str:
     """What the file holds; made at the first call, for its owner only. Raises StorageError."""
     if not path.is_file():
-        made = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
-        write_private(made, secrets.token_urlsafe(32))
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+        write_private(temporary, secrets.token_urlsafe(32))
         with storage_errors(path), contextlib.suppress(FileExistsError):
-            os.link(made, path)  # the first of several wins
-        made.unlink()
+            os.link(temporary, path)  # the first of several wins
+        temporary.unlink()
     with storage_errors(path):
-        found = path.read_text(errors="replace").strip()
-    if not found:
+        secret = path.read_text(errors="replace").strip()
+    if not secret:
         raise StorageError(f"{path} is empty; delete it, and a new one is made")
-    return found
+    return secret
 
 
-def tail(log: Path, lines: int = 20) -> str:
+def read_last_lines(log: Path, num_lines: int = 20) -> str:
     """The last lines of a log, or "" when there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-num_lines:])
     except OSError:
         return ""

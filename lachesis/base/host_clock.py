@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import psutil
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 BOOT_TIME_TOLERANCE_S = 60.0
 """Where there is no id, a boot is known by its time of day, which moves a little when the time is corrected."""
-_SINCE = "since "
+_BOOT_TIME_PREFIX = "since "
 
 
 class ClockReading(NamedTuple):
@@ -29,20 +29,20 @@ class ClockReading(NamedTuple):
 
 def read_clocks() -> ClockReading:
     """Return what the clocks of this host show now."""
-    return ClockReading(boot_id(), time.monotonic(), datetime.now(UTC))
+    return ClockReading(read_boot_id(), time.monotonic(), datetime.now(UTC))
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return the identity of this boot: the kernel's own id, or else the time at which it began."""
     try:
-        return BOOT_ID.read_text().strip()
+        return BOOT_ID_FILE.read_text().strip()
     except OSError:  # not Linux
-        return f"{_SINCE}{psutil.boot_time():.0f}"
+        return f"{_BOOT_TIME_PREFIX}{psutil.boot_time():.0f}"
 
 
 def is_same_boot(first: str, second: str) -> bool:
     """Return whether two results of `boot_id` belong to the same boot."""
-    if first.startswith(_SINCE) and second.startswith(_SINCE):
-        seconds = (float(text.removeprefix(_SINCE)) for text in (first, second))
+    if first.startswith(_BOOT_TIME_PREFIX) and second.startswith(_BOOT_TIME_PREFIX):
+        seconds = (float(text.removeprefix(_BOOT_TIME_PREFIX)) for text in (first, second))
         return abs(next(seconds) - next(seconds)) <= BOOT_TIME_TOLERANCE_S
     return first == second

@@ -11,28 +11,28 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 
-def add(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Handlers for what FastAPI itself refuses, and for text that nobody can encode."""
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(UnicodeEncodeError, _no_text)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(UnicodeEncodeError, _handle_encode_error)
 
 
-def writable(text: object) -> str:
+def escape_surrogates(text: object) -> str:
     return str(text).encode(errors="backslashreplace").decode()
 
 
-async def _refused(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"detail": writable(error.detail)}, error.status_code, error.headers)
+async def _handle_http_exception(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"detail": escape_surrogates(error.detail)}, error.status_code, error.headers)
 
 
-async def _invalid(request: Request, error: Any) -> JSONResponse:
-    found = [
-        {"type": one["type"], "loc": [writable(part) for part in one["loc"]], "msg": writable(one["msg"])}
-        for one in error.errors()
+async def _handle_validation_error(request: Request, error: Any) -> JSONResponse:
+    details = [
+        {"type": problem["type"], "loc": [escape_surrogates(part) for part in problem["loc"]], "msg": escape_surrogates(problem["msg"])}
+        for problem in error.errors()
     ]
-    return JSONResponse({"detail": found}, 422)
+    return JSONResponse({"detail": details}, 422)
 
 
-async def _no_text(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": f"no valid Unicode text: {writable(error)}"}, 400)
+async def _handle_encode_error(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": f"no valid Unicode text: {escape_surrogates(error)}"}, 400)

@@ -22,7 +22,7 @@ def wilson_interval(successes: float, items: int) -> tuple[float, float]:
     """
     if items < 1 or not 0 <= successes <= items:
         raise ValueError(f"{successes} of {items} is not a share; allowed: 0 to the number of items, at least one item")
-    share, square = successes / items, Z_95**2
-    middle = (share + square / (2 * items)) / (1 + square / items)
-    half = Z_95 / (1 + square / items) * math.sqrt(share * (1 - share) / items + square / (4 * items**2))
-    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))  # against rounding
+    share, z_squared = successes / items, Z_95**2
+    middle = (share + z_squared / (2 * items)) / (1 + z_squared / items)
+    half_width = Z_95 / (1 + z_squared / items) * math.sqrt(share * (1 - share) / items + z_squared / (4 * items**2))
+    return max(0.0, min(middle - half_width, share)), min(1.0, max(middle + half_width, share))  # against rounding

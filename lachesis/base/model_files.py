@@ -16,14 +16,14 @@ import httpx
 from lachesis.base.errors import ModelNotFoundError, shorten
 
 HUB_TIMEOUT_S = 4.0
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
-_TOKENIZERS = (*_VOCABULARIES, "tokenizer_config.json")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_VOCABULARY_PATTERNS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+_TOKENIZER_PATTERNS = (*_VOCABULARY_PATTERNS, "tokenizer_config.json")
 """Some tokenizers, such as one of bytes, have no vocabulary."""
 
 
-def require_model(name: str, *, weights: bool = True) -> None:
+def require_model(name: str, *, needs_weights: bool = True) -> None:
     """Raise ModelNotFoundError unless the model can be loaded here, or downloaded.
 
     Args:
@@ -32,35 +32,35 @@ def require_model(name: str, *, weights: bool = True) -> None:
     """
     folder = Path(name)
     if folder.is_absolute():
-        if missing := _missing(folder, weights=weights):
+        if missing := _find_missing_file(folder, needs_weights=needs_weights):
             raise ModelNotFoundError(f"{folder} holds no whole model: {missing} is not there")
-    elif not is_cached(name, weights=weights):
-        _ask_hub(name)
+    elif not is_cached(name, needs_weights=needs_weights):
+        _require_on_hub(name)
 
 
-def is_cached(name: str, *, weights: bool = True) -> bool:
+def is_cached(name: str, *, needs_weights: bool = True) -> bool:
     """Return whether the cache of Hugging Face holds all files of this model.
 
     The cache fills file by file, a tokenizer's settings before its vocabulary, so that settings
     alone may be what is left of a download that was cut.
     """
-    if not _NAME.fullmatch(name):
+    if not _MODEL_NAME.fullmatch(name):
         return False
-    place = _cache() / f"models--{name.replace('/', '--')}"
+    model_dir = _get_hub_cache_dir() / f"models--{name.replace('/', '--')}"
     try:
-        snapshot = place / "snapshots" / (place / "refs" / "main").read_text().strip()
+        snapshot = model_dir / "snapshots" / (model_dir / "refs" / "main").read_text().strip()
     except OSError:
         return False
-    return _missing(snapshot, weights=weights) is None and _has(snapshot, _VOCABULARIES)
+    return _find_missing_file(snapshot, needs_weights=needs_weights) is None and _has_file(snapshot, _VOCABULARY_PATTERNS)
 
 
-def _missing(folder: Path, *, weights: bool) -> str | None:
+def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:
     """Return what a model's folder lacks, or None for a folder that is whole."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    if not _has(folder, _TOKENIZERS):
+    if not _has_file(folder, _TOKENIZER_PATTERNS):
         return "a tokenizer (tokenizer.json)"
-    if not weights:
+    if not needs_weights:
         return None
     indices = list(folder.glob("*.index.json"))
     for index in indices:
@@ -68,71 +68,71 @@ def _missing(folder: Path, *, weights: bool) -> str | None:
             shards = set(json.loads(index.read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return f"a readable {index.name}"
-        if absent := sorted(shard for shard in shards if not (folder / shard).is_file()):
-            return str(absent[0])
-    files = [file.name for pattern in _WEIGHTS for file in folder.glob(pattern)]
+        if missing_shards := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            return str(missing_shards[0])
+    files = [file.name for pattern in _WEIGHT_PATTERNS for file in folder.glob(pattern)]
     if files and not indices and all("-of-" in name for name in files):
         return "the list of its files of weights (model.safetensors.index.json)"
     return None if files else "a file of weights (model.safetensors)"
 
 
-def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
+def _has_file(folder: Path, patterns: tuple[str, ...]) -> bool:
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
-def _cache() -> Path:
+def _get_hub_cache_dir() -> Path:
     """Return the folder in which Hugging Face's libraries keep what they have downloaded."""
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(named).expanduser() if named else _home() / "hub"
+    configured = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(configured).expanduser() if configured else _get_hf_home() / "hub"
 
 
-def _home() -> Path:
+def _get_hf_home() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("HF_HOME") or f"{caches}/huggingface").expanduser()
 
 
-def _ask_hub(name: str) -> None:
+def _require_on_hub(name: str) -> None:
     """Raise ModelNotFoundError unless the Hub has the model and gives it to this user."""
-    shown = shorten(name)
-    if not _NAME.fullmatch(name):
-        raise ModelNotFoundError(f"{shown} is neither a folder nor a name on the Hugging Face Hub (OWNER/NAME)")
+    short_name = shorten(name)
+    if not _MODEL_NAME.fullmatch(name):
+        raise ModelNotFoundError(f"{short_name} is neither a folder nor a name on the Hugging Face Hub (OWNER/NAME)")
     hub = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise _unreachable(name, "HF_HUB_OFFLINE is set, so the Hub is not asked")
-    token = _token()
+        raise _make_unreachable_error(name, "HF_HUB_OFFLINE is set, so the Hub is not asked")
+    token = _read_hub_token()
     try:
-        answer = httpx.head(
+        response = httpx.head(
             f"{hub}/{name}/resolve/main/config.json",
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=HUB_TIMEOUT_S,
         )
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise _unreachable(name, f"the Hub ({hub}) cannot be reached ({error or type(error).__name__})") from error
-    if answer.status_code in (401, 403):
+        raise _make_unreachable_error(name, f"the Hub ({hub}) cannot be reached ({error or type(error).__name__})") from error
+    if response.status_code in (401, 403):
         raise ModelNotFoundError(
-            f"there is no model {shown} on the Hub ({hub}), or it is not open to you (HTTP {answer.status_code}): look at "
+            f"there is no model {short_name} on the Hub ({hub}), or it is not open to you (HTTP {response.status_code}): look at "
             f"{hub}/{name}, accept its terms if it has any, and set HF_TOKEN for this command and for `lachesis serve`"
         )
-    if answer.status_code in (404, 410):
+    if response.status_code in (404, 410):
         raise ModelNotFoundError(
-            f"there is no model {shown} on the Hub ({hub}), or it has no config.json; look for its name there, or point "
+            f"there is no model {short_name} on the Hub ({hub}), or it has no config.json; look for its name there, or point "
             "at a folder with --model FOLDER"
         )
 
 
-def _unreachable(name: str, reason: str) -> ModelNotFoundError:
+def _make_unreachable_error(name: str, reason: str) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"the model {name} is not on this machine: it is no folder, it is not in {_cache()}, and {reason}; where there "
+        f"the model {name} is not on this machine: it is no folder, it is not in {_get_hub_cache_dir()}, and {reason}; where there "
         f"is a network `hf download {name} --local-dir FOLDER` gets it, then --model FOLDER points at it"
     )
 
 
-def _token() -> str:
+def _read_hub_token() -> str:
     """Return the token for the Hub, from the environment or from where `hf auth login` keeps it."""
-    named = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if named:
-        return named
+    configured = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if configured:
+        return configured
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").expanduser().read_text().strip()
+        return Path(os.environ.get("HF_TOKEN_PATH") or _get_hf_home() / "token").expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LARGEST = 1e30
+MAX_ABS_SCORE = 1e30
 """Sums and squares of larger numbers are infinite soon."""
 
 
@@ -13,6 +13,6 @@ def is_score(value: Any) -> bool:
     if isinstance(value, str | bytes) or value is None:
         return False
     try:
-        return abs(float(value)) < LARGEST
+        return abs(float(value)) < MAX_ABS_SCORE
     except (TypeError, ValueError, OverflowError):
         return False

@@ -12,8 +12,8 @@ from lachesis.base.errors import MissingDependencyError
 
 def home() -> Path:
     """`$LACHESIS_HOME`, by default the user's data folder. Not created here."""
-    chosen = os.environ.get("LACHESIS_HOME")
-    return Path(chosen).expanduser().resolve() if chosen else Path(platformdirs.user_data_dir("lachesis"))
+    configured = os.environ.get("LACHESIS_HOME")
+    return Path(configured).expanduser().resolve() if configured else Path(platformdirs.user_data_dir("lachesis"))
 
 
 def runs_dir(root: Path | None = None) -> Path:
@@ -24,7 +24,7 @@ def models_dir(root: Path | None = None) -> Path:
     return (root or home()) / "models"
 
 
-def checkout() -> Path:
+def checkout_dir() -> Path:
     """The source checkout, which holds `flows/`, `tasks/`, `deployments/` and `environments/`.
 
     `$LACHESIS_CHECKOUT` if set, else the folder that this package was loaded from.
@@ -42,6 +42,6 @@ def checkout() -> Path:
 def environment_dirs() -> list[Path]:
     """The places that are searched for environments: the checkout's own folder, then the folders and files in
     `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`)."""
-    own = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2]) / "environments"
-    named = [Path(p).expanduser() for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep) if p]
-    return [place for place in (own, *named) if place.is_dir() or place.suffix == ".py"]
+    builtin = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2]) / "environments"
+    configured = [Path(p).expanduser() for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep) if p]
+    return [path for path in (builtin, *configured) if path.is_dir() or path.suffix == ".py"]

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
-SHORTEST = 8
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+MIN_SECRET_LENGTH = 8
 """Characters of a secret; a shorter value, such as "false", stands in many texts."""
-ALLOWED = (
+INHERITED_VARIABLES = (
     # the system: programs, libraries, language, places for files, the network's proxies and certificates
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*", "TMPDIR", "TEMP", "TMP", "XDG_*",
     "LD_LIBRARY_PATH", "DYLD_*", "*_PROXY", "*_proxy", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
@@ -30,7 +30,7 @@ its dialect, OPENAI_* where environments send requests, and PREFECT_* would let 
 
 def redact(text: str) -> str:
     """The text without the values of this process's secrets. Before it is shortened: half a secret is not found any more."""
-    for value in secrets(os.environ):
+    for value in find_secret_values(os.environ):
         text = text.replace(value, "***")
     return text
 
@@ -38,10 +38,10 @@ def redact(text: str) -> str:
 @functools.cache  # once for this process
 def redact_log_records() -> None:
     """From now on no log record of this process holds the value of one of its secrets, whoever handles it."""
-    make = logging.getLogRecordFactory()
+    make_record = logging.getLogRecordFactory()
 
-    def redacted(*values: Any, **options: Any) -> logging.LogRecord:
-        record = make(*values, **options)
+    def make_redacted_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make_record(*args, **kwargs)
         try:
             text = record.getMessage()
         except (TypeError, ValueError):  # whoever writes it says that its arguments do not fit
@@ -52,31 +52,31 @@ def redact_log_records() -> None:
             record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
         return record
 
-    logging.setLogRecordFactory(redacted)
+    logging.setLogRecordFactory(make_redacted_record)
 
 
-def secrets(source: Mapping[str, str]) -> list[str]:
+def find_secret_values(source: Mapping[str, str]) -> list[str]:
     """The values that must stand in no text, the longest first, as one may hold another: of the variables that are secrets by
     their names, and passwords in addresses."""
-    found = {value for name, value in source.items() if _SECRET.search(name)}
-    found |= {password for value in source.values() for password in _IN_ADDRESS.findall(value)}
-    found |= {line for value in found for line in value.splitlines()}  # a log is written line by line
-    return sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)
+    values = {value for name, value in source.items() if _SECRET_NAME.search(name)}
+    values |= {password for value in source.values() for password in _URL_PASSWORD.findall(value)}
+    values |= {line for value in values for line in value.splitlines()}  # a log is written line by line
+    return sorted((value for value in values if len(value) >= MIN_SECRET_LENGTH), key=len, reverse=True)
 
 
-def child_environment(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:
+def build_child_env(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that any child may have, then `extra`, which may hold the secrets that this one child needs."""
-    base = os.environ if source is None else source
-    return {**{name: value for name, value in base.items() if _matches(name, ALLOWED) and not _SECRET.search(name)}, **extra}
+    parent_env = os.environ if source is None else source
+    return {**{name: value for name, value in parent_env.items() if _matches(name, INHERITED_VARIABLES) and not _SECRET_NAME.search(name)}, **extra}
 
 
-def public_variables(prefix: str) -> dict[str, str]:
+def read_public_variables(prefix: str) -> dict[str, str]:
     """Return this process's variables that begin with `prefix`, without those that are or hold secrets."""
-    found = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
-    return {name: value for name, value in found.items() if not _SECRET.search(name) and not _IN_ADDRESS.search(value)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {name: value for name, value in variables.items() if not _SECRET_NAME.search(name) and not _URL_PASSWORD.search(value)}
 
 
-def chosen() -> dict[str, str]:
+def read_passed_variables() -> dict[str, str]:
     """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the user's own choice, so also
     secrets."""
     patterns = tuple(os.environ.get("LACHESIS_PASS", "").replace(",", " ").split())

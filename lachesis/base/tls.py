@@ -14,6 +14,6 @@ import httpx
 
 
 @functools.cache
-def tls_context() -> ssl.SSLContext:
+def get_tls_context() -> ssl.SSLContext:
     """Return the context that httpx would make, for its parameter `verify`."""
     return httpx.create_ssl_context(trust_env=False)

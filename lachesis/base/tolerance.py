@@ -19,15 +19,15 @@ class Tolerance(BaseModel):
     limit: float
 
 
-FLOAT32 = Tolerance(measure="largest", limit=1e-3)
-BFLOAT16 = Tolerance(measure="mean", limit=0.05)
+FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
+BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
 """The weight-sync check allows at least as much between sampler and trainer; see
 `lachesis.trainer.weight_sync_check`."""
 
 
-def of_profile(profile: str) -> Tolerance:
+def get_profile_tolerance(profile: str) -> Tolerance:
     """Return the tolerance for weights that were trained on this profile, compared on this machine in float32.
 
     The embedded engine computes in float32. What another server computes in is not known.
     """
-    return FLOAT32 if profile == "embedded" else BFLOAT16
+    return FLOAT32_TOLERANCE if profile == "embedded" else BFLOAT16_TOLERANCE

@@ -16,10 +16,10 @@ import yaml
 
 Json = dict[str, Any]
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NULLS = ("null", "none")
-_ORDER = {name: rank for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))}
-NOT_READ = object()
+_TYPE_ORDER = {name: rank for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))}
+NOT_PARSED = object()
 """Stands for a text that is not of the type that was tried."""
 
 
@@ -39,7 +39,7 @@ _TextLoader.yaml_implicit_resolvers = {}
 _TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 
 
-def read_as(schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False) -> Any:
+def read_typed_value(schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False) -> Any:
     """Read each text in `value` as the type that `schema` wants there.
 
     Args:
@@ -51,20 +51,20 @@ def read_as(schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted
     Returns:
         The value with its texts converted. A text that is not of the type stays a text, so that validation refuses it.
     """
-    kinds = _kinds(schema, definitions)
+    alternatives = _list_alternatives(schema, definitions)
     if not isinstance(value, str):
-        return _read_items(kinds, value, definitions)
-    for kind in kinds:
-        read = value if quoted and _is_untyped(kind) else _read_text(kind, value, definitions)
-        if read is not NOT_READ:
-            return read
+        return _read_items(alternatives, value, definitions)
+    for alternative in alternatives:
+        result = value if quoted and _is_untyped(alternative) else _read_text(alternative, value, definitions)
+        if result is not NOT_PARSED:
+            return result
     return value
 
 
 def read_untyped(text: str) -> Any:
     """Read a text whose type nobody declares: JSON, a number, or flow-style YAML; everything else stays a text."""
     content = _read_json(text)
-    if content is not NOT_READ:
+    if content is not NOT_PARSED:
         return content
     if _NUMBER.fullmatch(text):
         return float(text)
@@ -78,54 +78,54 @@ def _read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return NOT_READ
+        return NOT_PARSED
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _kinds(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
+def _list_alternatives(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
     """Return the alternatives of a schema, string last, because any text is one; null before it."""
     reference = schema.get("$ref")
     if reference is not None:
-        own = {key: one for key, one in schema.items() if key != "$ref"}
-        return _kinds({**definitions.get(str(reference).rsplit("/", 1)[-1], {}), **own}, definitions)
+        siblings = {key: value for key, value in schema.items() if key != "$ref"}
+        return _list_alternatives({**definitions.get(str(reference).rsplit("/", 1)[-1], {}), **siblings}, definitions)
     if len(schema.get("allOf", ())) == 1:
-        return _kinds(schema["allOf"][0], definitions)
+        return _list_alternatives(schema["allOf"][0], definitions)
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if alternatives:
-        kinds = [kind for alternative in alternatives for kind in _kinds(alternative, definitions)]
+        expanded = [option for alternative in alternatives for option in _list_alternatives(alternative, definitions)]
     elif isinstance(schema.get("type"), list):
-        kinds = [{**schema, "type": name} for name in schema["type"]]
+        expanded = [{**schema, "type": name} for name in schema["type"]]
     else:
-        kinds = [schema]
-    return sorted(kinds, key=lambda kind: _ORDER.get(str(kind.get("type")), len(_ORDER)))
+        expanded = [schema]
+    return sorted(expanded, key=lambda option: _TYPE_ORDER.get(str(option.get("type")), len(_TYPE_ORDER)))
 
 
-def _is_untyped(kind: Json) -> bool:
-    return not kind.keys() & {"type", "enum", "const"}
+def _is_untyped(schema: Json) -> bool:
+    return not schema.keys() & {"type", "enum", "const"}
 
 
-def _read_text(kind: Json, text: str, definitions: Mapping[str, Json]) -> Any:
+def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
     """Read a text as one alternative of a schema, or return NOT_READ."""
-    if "enum" in kind or "const" in kind:
-        return _read_member(kind.get("enum", [kind.get("const")]), text)
-    match kind.get("type"):
+    if "enum" in schema or "const" in schema:
+        return _read_member(schema.get("enum", [schema.get("const")]), text)
+    match schema.get("type"):
         case "string":
             return text
         case "null":
-            return None if text.lower() in _NULLS else NOT_READ
+            return None if text.lower() in _NULLS else NOT_PARSED
         case "boolean":
-            return _TRUTH.get(text.lower(), NOT_READ)
+            return _BOOLEANS.get(text.lower(), NOT_PARSED)
         case "integer":
             return _read_integer(text)
         case "number":
             return _read_number(text)
         case "array":
-            return _read_structure(kind, text, (list,), definitions, otherwise=NOT_READ)
+            return _read_structure(schema, text, (list,), definitions, otherwise=NOT_PARSED)
         case "object":
-            return _read_structure(kind, text, (dict,), definitions, otherwise=NOT_READ)
+            return _read_structure(schema, text, (dict,), definitions, otherwise=NOT_PARSED)
     return read_untyped(text)
 
 
@@ -133,8 +133,8 @@ def _read_member(members: list[Any], text: str) -> Any:
     """Return the member of an enumeration that the text names; one that is a text itself comes first."""
     if text in members:
         return text
-    named = {json.dumps(member): member for member in members if not isinstance(member, str)}
-    return named.get(text.lower(), NOT_READ)
+    member_by_json = {json.dumps(member): member for member in members if not isinstance(member, str)}
+    return member_by_json.get(text.lower(), NOT_PARSED)
 
 
 def _read_integer(text: str) -> Any:
@@ -142,45 +142,45 @@ def _read_integer(text: str) -> Any:
         return int(text)
     except ValueError:
         number = _read_number(text)
-    return int(number) if number is not NOT_READ and number.is_integer() else NOT_READ
+    return int(number) if number is not NOT_PARSED and number.is_integer() else NOT_PARSED
 
 
 def _read_number(text: str) -> Any:
     try:
         number = float(text)
     except ValueError:
-        return NOT_READ
-    return number if math.isfinite(number) else NOT_READ
+        return NOT_PARSED
+    return number if math.isfinite(number) else NOT_PARSED
 
 
-def _read_structure(kind: Json, text: str, types: tuple[type, ...], definitions: Mapping[str, Json], *, otherwise: Any) -> Any:
+def _read_structure(schema: Json, text: str, types: tuple[type, ...], definitions: Mapping[str, Json], *, otherwise: Any) -> Any:
     """Read a list or an object written as JSON or as YAML, with its items as the schema wants them."""
     content = _read_json(text)
-    if content is NOT_READ:
+    if content is NOT_PARSED:
         try:
             content = yaml.load(text, Loader=_TextLoader)
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             return otherwise
-    return _read_items([kind], content, definitions) if isinstance(content, types) else otherwise
+    return _read_items([schema], content, definitions) if isinstance(content, types) else otherwise
 
 
-def _read_items(kinds: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
+def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
     """Read the texts inside a list or an object; any other value is returned as it is."""
     if isinstance(value, list):
-        items: Json = next((kind.get("items", {}) for kind in kinds if kind.get("type") == "array"), {})
+        items: Json = next((schema.get("items", {}) for schema in schemas if schema.get("type") == "array"), {})
         return [_read_item(items, item, definitions) for item in value]
     if isinstance(value, dict):
-        kind: Json = next((kind for kind in kinds if kind.get("type") == "object"), {})
-        return {str(key): _read_item(_of_key(kind, key), item, definitions) for key, item in value.items()}
+        schema: Json = next((schema for schema in schemas if schema.get("type") == "object"), {})
+        return {str(key): _read_item(_find_value_schema(schema, key), item, definitions) for key, item in value.items()}
     return value
 
 
 def _read_item(schema: Json, item: Any, definitions: Mapping[str, Json]) -> Any:
     unquoted = isinstance(item, _Unquoted)
-    return read_as(schema, str(item) if unquoted else item, definitions, quoted=not unquoted)
+    return read_typed_value(schema, str(item) if unquoted else item, definitions, quoted=not unquoted)
 
 
-def _of_key(kind: Json, key: str) -> Json:
+def _find_value_schema(schema: Json, key: str) -> Json:
     """Return the schema of an object's value."""
-    others = kind.get("additionalProperties")
-    return kind.get("properties", {}).get(key) or (others if isinstance(others, dict) else {})
+    additional = schema.get("additionalProperties")
+    return schema.get("properties", {}).get(key) or (additional if isinstance(additional, dict) else {})

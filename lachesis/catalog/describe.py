@@ -22,7 +22,7 @@ from lachesis.base import paths
 from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, run_bounded
 from lachesis.base.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
 from lachesis.base.files import storage_errors, write_private
-from lachesis.base.secrets import child_environment, chosen, redact
+from lachesis.base.secrets import build_child_env, read_passed_variables, redact
 from lachesis.catalog.fingerprint import fingerprint
 from lachesis.catalog.requirements import interpreter
 from lachesis.catalog.scan import OWN_BASES, ROOT_CLASS, Environment, scan
@@ -182,22 +182,22 @@ def _ask_child(
             environment.class_name,
             str(out),
         ]
-        env = child_environment({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **chosen(), "WANDB_MODE": "disabled"})
-        ended = run_bounded(command, request=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
-        if ended.end == "time":
+        env = build_child_env({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **read_passed_variables(), "WANDB_MODE": "disabled"})
+        ended = run_bounded(command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
+        if ended.end_reason == "time":
             raise EnvironmentTimeoutError(
                 f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
                 "at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its output ends:"
                 f"\n{redact(ended.last_lines(15))}"
             )
-        if ended.end == "output":
+        if ended.end_reason == "output":
             raise EnvironmentLoadError(
                 f"{file} was ended while it was imported, because it printed more than {MAX_OUTPUT_BYTES // 1_000_000} MB; "
                 f"its last line: {shorten(redact(ended.last_lines(1)), 80)!r}"
             )
         if not out.is_file():
             raise EnvironmentLoadError(
-                f"{file} ended the process (exit code {ended.code}) while it was imported:\n{redact(ended.last_lines(15))}"
+                f"{file} ended the process (exit code {ended.exit_code}) while it was imported:\n{redact(ended.last_lines(15))}"
             )
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:

@@ -46,7 +46,7 @@ def _python() -> Check:
 
 def _checkout() -> Check:
     try:
-        return Check("checkout with flows", True, str(paths.checkout()))
+        return Check("checkout with flows", True, str(paths.checkout_dir()))
     except LachesisError as error:
         return Check("checkout with flows", False, str(error), "clone the repository and set LACHESIS_CHECKOUT to it")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis import __version__
-from lachesis.base.errors import LachesisError, StorageError, as_payload
+from lachesis.base.errors import LachesisError, StorageError, error_to_payload
 
 EPILOG = (
     "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\
@@ -219,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _tell(error: LachesisError, *, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(as_payload(error), indent=2, default=str))
+        print(json.dumps(error_to_payload(error), indent=2, default=str))
     else:
         print(f"{error.code}: {error}", file=sys.stderr)
     return 1

@@ -14,7 +14,7 @@ import jsonschema
 from pydantic import ValidationError
 
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
-from lachesis.base.typed_values import read_as
+from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import Schema
 from lachesis.config.run_config import PROFILES, RunConfig, build, priced
 from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
@@ -122,7 +122,7 @@ class Fields:
         schema = field.schema
         if field.section == "env":  # its own schema of a field of both is the narrower one
             schema = self.own.get(field.name, schema)
-        return read_as(schema, value, self.definitions)
+        return read_typed_value(schema, value, self.definitions)
 
     def _checked(self, field: Field, value: Any) -> Any:
         try:

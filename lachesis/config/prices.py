@@ -59,7 +59,7 @@ def price_of(model: str, home: Path | None = None) -> Prices | None:
 def _tables(home: Path | None) -> list[Path]:
     own = [(home or paths.home()) / "prices.yaml"]
     with contextlib.suppress(MissingDependencyError):  # an installed package without a checkout has the operator's table only
-        own.append(paths.checkout() / "deployments" / "prices.yaml")
+        own.append(paths.checkout_dir() / "deployments" / "prices.yaml")
     return [file for file in own if file.is_file()]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
-from lachesis.base.http_guard import Guard
+from lachesis.base.http_guard import HttpGuard
 
 MOST_BYTES = 600_000_000
 """Of one request; the SDK sends a batch in chunks of at most 500 MB."""
@@ -77,7 +77,7 @@ def serve(args: argparse.Namespace) -> None:
         store = args.store or paths.home() / "engine"
         engine = Engine(model, store, further=further, seed=args.seed, dtype=dtype)
         threads.choose(engine.main.base)
-        app = Guard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, most_bytes=MOST_BYTES)
+        app = HttpGuard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, max_body_bytes=MOST_BYTES)
         config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=GRACEFUL_S)
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -168,14 +168,14 @@ def create_app(engine: Engine, token: str) -> FastAPI:
     rest_routes.add(guarded, engine)
     app.include_router(guarded)
     app.include_router(rest_routes.downloads(engine))
-    http_errors.add(app)
+    http_errors.add_error_handlers(app)
     app.add_exception_handler(EngineRequestError, _bad_request)
     app.add_exception_handler(StorageError, _bad_request)
     return app
 
 
 async def _bad_request(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": http_errors.writable(error)}, 400)
+    return JSONResponse({"detail": http_errors.escape_surrogates(error)}, 400)
 
 
 def _add_session_routes(router: APIRouter, service: Service) -> None:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.failure_reasons import count_reason, describe_exception, plain
+from lachesis.base.failure_reasons import count_reason, describe_exception, sanitize_reason
 from lachesis.base.numbers import is_score
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_lost
 
@@ -76,7 +76,7 @@ class Tally:
 
     def note(self, error: str) -> None:
         """Count what went wrong by its kind; see `lachesis.base.failure_reasons`."""
-        count_reason(self.errors, plain(error), max_kinds=MOST_ERRORS)
+        count_reason(self.errors, sanitize_reason(error), max_kinds=MOST_ERRORS)
 
     def note_exception(self, error: BaseException, *, prefix: str = "") -> None:
         """Count an exception of the environment; one that holds the reason of each rollout as those reasons."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lachesis.base.files import tail
+from lachesis.base.files import read_last_lines
 from lachesis.orchestration.artifacts import cell, curve, table
 from lachesis.orchestration.launcher import ui_url
 from lachesis.runs.held_out import HeldOutPoint, whole_curve
@@ -38,7 +38,7 @@ def report(seen: Watched, steps: Sequence[Step]) -> str:
         lines += ["", "## Budget", "", *table(["of", "used"], rows)]
     lines += ["", wandb_line(seen)]
     for service in record.services:
-        end = tail(look.folder.log(service), TAIL_LINES).replace("```", "'''")
+        end = read_last_lines(look.folder.log(service), TAIL_LINES).replace("```", "'''")
         lines += ["", f"### {short_name(service)}: {look.states.get(service, '')}", "", "```text", end[-3000:], "```"]
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import StorageError
 from lachesis.base.files import write_private
-from lachesis.base.host_clock import boot_id, is_same_boot
+from lachesis.base.host_clock import read_boot_id, is_same_boot
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, seconds_of
@@ -46,7 +46,7 @@ class Memory(BaseModel):
 
 def load_memory(folder: RunDir, record: RunRecord | None = None) -> Memory:
     """Return what the last look has left; with `record` nothing of another attempt."""
-    boot = boot_id()
+    boot = read_boot_id()
     try:
         memory = Memory.model_validate_json(_file(folder).read_bytes())
     except (OSError, ValidationError):

@@ -148,7 +148,7 @@ def require_loadable(model: str, home: Path, *, profile: str = "embedded") -> No
     Where training happens elsewhere only its tokenizer is loaded here.
     """
     if Path(model) != tiny_model(home):
-        require_model(model, weights=profile == "embedded")
+        require_model(model, needs_weights=profile == "embedded")
 
 
 def find_tested(name: str, home: Path) -> str:

@@ -357,7 +357,7 @@ class Serving:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 serve_command("--until-stdin-closes"),
-                cwd=paths.checkout(),
+                cwd=paths.checkout_dir(),
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,

@@ -20,7 +20,7 @@ import httpx
 
 from lachesis.base import paths
 from lachesis.base.errors import ServerDownError
-from lachesis.base.tls import tls_context
+from lachesis.base.tls import get_tls_context
 
 CONNECT_TIMEOUT_S = 1.0
 """A server that is down refuses at once; one that is busy accepts and is slow."""
@@ -87,7 +87,7 @@ class PrefectApi:
     @contextlib.contextmanager
     def kept_alive(self) -> Iterator[Self]:
         """One connection for many calls; a new one for each costs five times as much."""
-        with httpx.Client(trust_env=False, verify=tls_context()) as self._client:
+        with httpx.Client(trust_env=False, verify=get_tls_context()) as self._client:
             try:
                 yield self
             finally:
@@ -271,7 +271,7 @@ class PrefectApi:
         options: Json = {"json": body, "timeout": limit, "auth": self._auth, "follow_redirects": True}
         if self._client is not None:
             return self._client.request(method, self.url + path, **options)
-        return httpx.request(method, self.url + path, trust_env=False, verify=tls_context(), **options)
+        return httpx.request(method, self.url + path, trust_env=False, verify=get_tls_context(), **options)
 
 
 def _is_uuid(text: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lachesis.base.files import tail
+from lachesis.base.files import read_last_lines
 from lachesis.config.prices import Tokens
 from lachesis.runs.budgets import KINDS, kept, spent
 from lachesis.runs.checkpoints import Checkpoints
@@ -336,7 +336,7 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
         message=(record.error.splitlines() or ["no reason was given"])[0],
         service=short_name(record.failed_service) if record.failed_service else None,
         log=str(log) if log else None,
-        log_tail=tail(log) if log else "",
+        log_tail=read_last_lines(log) if log else "",
     )
 
 

@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from lachesis.base.errors import shorten
-from lachesis.base.http_guard import Guard, answer, replaying
+from lachesis.base.http_guard import HttpGuard, send_json, replay_body
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import Shares
 
@@ -59,7 +59,7 @@ class Bounded:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path")
         if scope["type"] == "http" and path == "/counts":
-            await answer(send, 200, self.report())
+            await send_json(send, 200, self.report())
         elif scope["type"] == "http" and path in DATA:
             await self._take(scope, receive, send)
         elif scope["type"] == "http" and path == "/status-env":
@@ -76,7 +76,7 @@ class Bounded:
                     await receive()  # all of a request without a body
                     if not await self._batch_came(receive, seconds):
                         return
-                    receive = replaying(b"", receive)
+                    receive = replay_body(b"", receive)
             await self.app(scope, receive, send)
             self._taken.set()
 
@@ -101,7 +101,7 @@ class Bounded:
     async def _tell_status(self, scope: Any, receive: Any, send: Any) -> None:
         """The queue as one environment shall see it, once there is something to do for it, or after a while."""
         body = await read(receive)
-        receive = replaying(body, receive)
+        receive = replay_body(body, receive)
         try:
             number = json.loads(body)["env_id"]
         except (ValueError, RecursionError, TypeError, KeyError):
@@ -109,7 +109,7 @@ class Bounded:
             return
         env = next((env for env in self._envs() if env["registered_id"] == number), None)
         if env is None:
-            await answer(send, 404, {"detail": f"environment {ascii(number)[:40]} has not registered"})
+            await send_json(send, 404, {"detail": f"environment {ascii(number)[:40]} has not registered"})
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HOLD_S):
@@ -165,9 +165,9 @@ class Bounded:
         groups = groups if isinstance(groups, list) else [groups]
         sound = [group for group in groups if not self._refuse(group)]
         if groups and not sound:
-            await answer(send, 422, {"detail": self.refusal})
+            await send_json(send, 422, {"detail": self.refusal})
         elif getattr(self.state, "batchsize", -1) < 1:
-            await answer(send, 503, {"detail": "no trainer has registered yet"})
+            await send_json(send, 503, {"detail": "no trainer has registered yet"})
         else:
             if len(sound) < len(groups):
                 body = json.dumps(sound).encode()
@@ -196,7 +196,7 @@ class Bounded:
             await self._deliver_each(scope, receive, send, groups)
         else:
             self._count_refused(len(groups), shorten(text, 500))
-            await answer(send, 422, {"detail": self.refusal})
+            await send_json(send, 422, {"detail": self.refusal})
             return
         self._forget_oldest()
         self._came.set()
@@ -211,9 +211,9 @@ class Bounded:
                 self._count_refused(1, shorten(text, 500))
         self.counts["received"] += taken
         if taken:
-            await answer(send, 200, {"status": "received", "groups_processed": taken})
+            await send_json(send, 200, {"status": "received", "groups_processed": taken})
         else:
-            await answer(send, 422, {"detail": self.refusal})
+            await send_json(send, 422, {"detail": self.refusal})
 
     def _held(self) -> int:
         """Return how many groups the API holds for training."""
@@ -228,7 +228,7 @@ class Bounded:
             sent.append(message)
 
         try:
-            await self.app(_with_length(scope, len(body)), replaying(body, receive), keep)
+            await self.app(_with_length(scope, len(body)), replay_body(body, receive), keep)
             status = next(message["status"] for message in sent if message["type"] == "http.response.start")
         except Exception as error:  # a validator of the API raises whatever a wrong value leads to
             return 500, [], f"{type(error).__name__}: {error}"
@@ -267,9 +267,9 @@ async def _changed(app: Any, scope: Any, receive: Any, send: Any, change: Callab
     status = next(message["status"] for message in sent if message["type"] == "http.response.start")
     body = b"".join(message.get("body", b"") for message in sent)
     if status == 200:
-        await answer(send, status, change(json.loads(body)))
+        await send_json(send, status, change(json.loads(body)))
     else:
-        await answer(send, status, {"detail": body.decode(errors="replace")})
+        await send_json(send, status, {"detail": body.decode(errors="replace")})
 
 
 def _with_length(scope: Json, length: int) -> Json:
@@ -304,7 +304,7 @@ def main() -> None:
     from atroposlib.api.server import app
 
     bounded = Bounded(app, offpolicy=max(1, args.offpolicy), ahead=args.ahead, environments=args.environments)
-    guarded = Guard(bounded, host=HOST, token=None, most_bytes=MOST_BYTES)
+    guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MOST_BYTES)
     # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is closed within two seconds
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
 

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import CheckpointError, RunStateError
-from lachesis.base.files import storage_errors, whole_folder
-from lachesis.base.tolerance import of_profile
+from lachesis.base.files import storage_errors, create_folder_atomically
+from lachesis.base.tolerance import get_profile_tolerance
 from lachesis.runs import parity
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, best
 from lachesis.runs.store import RunDir, RunRecord, now
@@ -131,7 +131,7 @@ def export(
         raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunStateError(f"{target} exists already and is not an empty folder; choose another one")
-    with whole_folder(target) as place:
+    with create_folder_atomically(target) as place:
         note = _write(record, folder, manifest, place, target, merged=merged, verify=verify)
         if checkpoint == LAST and (warning := Checkpoints(folder.checkpoints).passed_over(manifest)):
             note["warning"] = warning
@@ -187,7 +187,7 @@ def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool)
     cannot be told from the base model. Raise CheckpointError if they are others."""
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     whole = place / MERGED if merged else None
-    tolerance = of_profile(record.profile)
+    tolerance = get_profile_tolerance(record.profile)
     adapter, model, revision = parity.check_adapter(record.base_model, place, texts, whole, tolerance)
     results = {"parity": adapter} | ({"parity_merged": model} if model else {})
     for name, result in results.items():

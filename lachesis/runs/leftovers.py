@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from lachesis.base.files import secret_file
+from lachesis.base.files import read_or_create_secret
 
 MARK = "LACHESIS_RUN"
 TOKEN_FILE = ".mark"
@@ -29,7 +29,7 @@ UNFINISHED_S = 600.0
 def mark(folder: Path) -> str:
     """The value of MARK for all processes of this run or test; its token is made at the first call for a folder that is
     there."""
-    token = secret_file(folder / TOKEN_FILE) if folder.is_dir() else secrets.token_urlsafe(8)
+    token = read_or_create_secret(folder / TOKEN_FILE) if folder.is_dir() else secrets.token_urlsafe(8)
     return f"{folder}:{token}"
 
 

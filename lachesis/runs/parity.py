@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import CheckpointError, MissingDependencyError
-from lachesis.base.tolerance import FLOAT32, Tolerance
+from lachesis.base.tolerance import FLOAT32_TOLERANCE, Tolerance
 
 CHANCE = 1.25
 """The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
@@ -34,7 +34,7 @@ class Parity(BaseModel):
     """Mean difference of the base model without the trained weights."""
     measure: Literal["largest", "mean"] = "largest"
     """Which difference has to be within the limit."""
-    limit: float = FLOAT32.limit
+    limit: float = FLOAT32_TOLERANCE.limit
     verified: bool | None
     """True for the trained weights, false for others, and null where the comparison cannot tell:
     the difference is within the limit, but not clearly below that of the base model."""
@@ -62,7 +62,7 @@ Texts = Sequence[tuple[list[int], list[float]]]
 
 
 def check_adapter(
-    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance = FLOAT32
+    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance = FLOAT32_TOLERANCE
 ) -> tuple[Parity, Parity | None, str]:
     """Compare the adapter on its base model; with `merged`, write both as one model to that folder and compare that, as it is
     loaded from there. The third result is the revision of the base model. Raises MissingDependencyError, or CheckpointError
@@ -148,7 +148,7 @@ def judge(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -
     if tolerance.measure == "largest":
         within = largest <= tolerance.limit
     else:
-        within = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32.limit
+        within = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32_TOLERANCE.limit
     if not within:
         return False
     return True if mean <= NEARER * base_mean else None

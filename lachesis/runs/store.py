@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lachesis.base import paths
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError, shorten
-from lachesis.base.files import owners_only, storage_errors, write_private
+from lachesis.base.files import open_owner_only, storage_errors, write_private
 from lachesis.base.host_clock import ClockReading, is_same_boot, read_clocks
 
 Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
@@ -194,7 +194,7 @@ class RunDir:
         """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
         flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
         until = time.monotonic() + timeout_s
-        with storage_errors(self.path), open(self.lock, "w", opener=owners_only) as lock:
+        with storage_errors(self.path), open(self.lock, "w", opener=open_owner_only) as lock:
             while not _try_lock(lock):
                 if time.monotonic() > until:
                     raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
@@ -328,7 +328,7 @@ class RunStore:
     def _locked(self, run_id: str) -> Iterator[None]:
         self.load(run_id)
         file = self.dir(run_id).path / ".lock"
-        with storage_errors(self.root), open(file, "w", opener=owners_only) as lock:
+        with storage_errors(self.root), open(file, "w", opener=open_owner_only) as lock:
             until = time.monotonic() + LOCK_S
             while not _try_lock(lock):
                 if time.monotonic() > until:

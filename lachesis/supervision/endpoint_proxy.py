@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from lachesis.base.http_guard import Guard
+from lachesis.base.http_guard import HttpGuard
 
 MAX_REQUEST_BYTES = 32_000_000
 MAX_ANSWER_BYTES = 500_000_000
@@ -35,7 +35,7 @@ class AnswerError(Exception):
     """The endpoint's answer ended early or is too large. It reaches the client as a connection that breaks."""
 
 
-def create_app(endpoint: str, key: str, token: str) -> Guard:
+def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
     """Return the proxy as an ASGI application.
 
     Args:
@@ -81,7 +81,7 @@ def create_app(endpoint: str, key: str, token: str) -> Guard:
     app = Starlette(routes=routes, lifespan=lifespan)
     where = "the proxy of a test is for its own environment"
     open_paths = ("/health",)
-    return Guard(app, host="127.0.0.1", token=token, without_token=open_paths, most_bytes=MAX_REQUEST_BYTES, where=where)
+    return HttpGuard(app, host="127.0.0.1", token=token, open_paths=open_paths, max_body_bytes=MAX_REQUEST_BYTES, token_hint=where)
 
 
 def _unreachable(endpoint: str, reason: str) -> JSONResponse:

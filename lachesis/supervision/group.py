@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from lachesis.base.errors import ProcessExitedError, error_codes
-from lachesis.base.files import tail
-from lachesis.base.secrets import child_environment, secrets
+from lachesis.base.errors import ProcessExitedError, list_error_codes
+from lachesis.base.files import read_last_lines
+from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.process import ServiceSpec
 
 LOG_BYTES = 200_000_000
@@ -53,7 +53,7 @@ class ServiceGroup:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself
             pass_fds=self._hold,
-            env=child_environment(dict(self._own)),
+            env=build_child_env(dict(self._own)),
             start_new_session=True,
         )
         self._states: dict[str, _State] = {}
@@ -75,11 +75,11 @@ class ServiceGroup:
         self._send(
             name=spec.name,
             argv=spec.argv,
-            env=child_environment(spec.env),
+            env=build_child_env(spec.env),
             cwd=str(spec.cwd),
             log=str(spec.log),
             grace_s=spec.grace_s,
-            secrets=secrets({**os.environ, **spec.env}),
+            secrets=find_secret_values({**os.environ, **spec.env}),
             log_bytes=LOG_BYTES,
         )
         with self._changed:
@@ -210,9 +210,9 @@ def death(spec: ServiceSpec, code: int | None) -> ProcessExitedError:
     A process of ours ends its log with the code of its error and the cause, which is then all that is shown.
     """
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-    last = tail(spec.log)
+    last = read_last_lines(spec.log)
     cause = last.rpartition("\n")[2]
-    if cause.partition(": ")[0] in error_codes():
+    if cause.partition(": ")[0] in list_error_codes():
         return ProcessExitedError(f"{spec.name} {how}: {cause}, see {spec.log}", service=spec.name)
     said = f"; its last lines:\n{last}" if last else "; it wrote nothing"
     return ProcessExitedError(f"{spec.name} {how}, see {spec.log}{said}", service=spec.name)

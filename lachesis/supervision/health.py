@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
-from lachesis.base.files import tail
-from lachesis.base.tls import tls_context
+from lachesis.base.files import read_last_lines
+from lachesis.base.tls import get_tls_context
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.process import Question, ServiceSpec
 
@@ -43,7 +43,7 @@ def wait_healthy(
         time.sleep(POLL_S)
     raise HealthTimeoutError(
         f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last}), see {spec.log}; its last lines:\n"
-        f"{tail(spec.log)}",
+        f"{read_last_lines(spec.log)}",
         service=spec.name,
     )
 
@@ -102,7 +102,7 @@ def http_question(
                 json=body,
                 timeout=3.0,
                 trust_env=False,
-                verify=tls_context(),
+                verify=get_tls_context(),
             )
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"

@@ -18,8 +18,8 @@ import yaml
 from lachesis.base.errors import ConfigError
 from lachesis.base.files import write_private
 from lachesis.base.model_files import is_cached
-from lachesis.base.secrets import chosen, public_variables
-from lachesis.base.tls import tls_context
+from lachesis.base.secrets import read_passed_variables, read_public_variables
+from lachesis.base.tls import get_tls_context
 from lachesis.catalog.requirements import interpreter
 from lachesis.config import run_config as configuration
 from lachesis.config.run_config import RunConfig
@@ -237,7 +237,7 @@ class _Environment:
             [*_python(self.file), "lachesis.env_process", "run", self.file, "serve", "--config", str(self.config_file)],
             log=self.folder.log(self.service),
             cwd=self.folder.path,
-            env={**_data_hub(self.config), **_wandb(env.use_wandb), **chosen(), **place, **signed},
+            env={**_data_hub(self.config), **_wandb(env.use_wandb), **read_passed_variables(), **place, **signed},
             ready=_registered(env.rollout_server_url, self.number),
             timeout_s=300.0,  # setup() may load a data set
         )
@@ -256,7 +256,7 @@ class _Environment:
             [*_python(self.file), "lachesis.env_process", "run", self.file, "evaluate", "--config", str(file)],
             log=self.folder.logs / f"evaluate_{which}{self.ending}_{self.folder.path.name}.log",
             cwd=self.folder.path,
-            env={**_data_hub(self.config), **chosen()},
+            env={**_data_hub(self.config), **read_passed_variables()},
             timeout_s=600.0,
         )
         return spec, file
@@ -283,7 +283,7 @@ def make_probe(
         cwd=output.parent,
         env={
             **({} if local else _passed("HF_TOKEN")),
-            **chosen(),
+            **read_passed_variables(),
             **_wandb_of_test(asked["use_wandb"]),
             **client,
             MARK: mark(output.parent),
@@ -304,7 +304,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*_python(file), "lachesis.env_process", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**_data_hub(config), **chosen(), **_wandb_of_test(False), MARK: mark(folder)},
+        env={**_data_hub(config), **read_passed_variables(), **_wandb_of_test(False), MARK: mark(folder)},
     )
     return check, {config_file: configuration.dump_yaml(values)}
 
@@ -324,7 +324,7 @@ def _hub(config: RunConfig, *, weights: bool) -> dict[str, str]:
     A model that is on this machine needs none, and without a network asking for it would cost minutes of retries; another
     one may need the user's token.
     """
-    if _is_local(config) or is_cached(config.openai.model_name, weights=weights):
+    if _is_local(config) or is_cached(config.openai.model_name, needs_weights=weights):
         return {"HF_HUB_OFFLINE": "1"}
     return _passed("HF_TOKEN")
 
@@ -341,12 +341,12 @@ def _wandb(in_use: bool) -> dict[str, str]:
     if not in_use:
         return {}
     mode = "disabled" if os.environ.get("WANDB_MODE") == "disabled" else "offline"
-    return {**public_variables("WANDB_"), **({} if "WANDB_API_KEY" in chosen() else {"WANDB_MODE": mode})}
+    return {**read_public_variables("WANDB_"), **({} if "WANDB_API_KEY" in read_passed_variables() else {"WANDB_MODE": mode})}
 
 
 def _wandb_of_test(in_use: bool) -> dict[str, str]:
     """Return W&B's variables for an environment that is checked or tested: it never waits for W&B's server."""
-    return {**(public_variables("WANDB_") if in_use else {}), "WANDB_MODE": "offline" if in_use else "disabled"}
+    return {**(read_public_variables("WANDB_") if in_use else {}), "WANDB_MODE": "offline" if in_use else "disabled"}
 
 
 def _passed(prefix: str) -> dict[str, str]:
@@ -356,7 +356,7 @@ def _passed(prefix: str) -> dict[str, str]:
 def trainer_health(plan: Plan) -> dict[str, Any]:
     """What the trainer says about itself; empty when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=tls_context())
+        answer = httpx.get(f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=get_tls_context())
         content = answer.json()
     except (httpx.HTTPError, ValueError):
         return {}
@@ -366,7 +366,7 @@ def trainer_health(plan: Plan) -> dict[str, Any]:
 def registered_environments(plan: Plan) -> int:
     """How many environments the API has met; the number of the next one. 0 when it does not answer."""
     try:
-        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False, verify=tls_context())
+        answer = httpx.get(f"{plan.config.env.rollout_server_url}/counts", timeout=3.0, trust_env=False, verify=get_tls_context())
         return int(answer.json()["registered"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return 0
@@ -376,4 +376,4 @@ def forget_environment(plan: Plan, number: int) -> None:
     """Tell the API that this environment is gone; else the next one would get a share of the work only."""
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
-        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False, verify=tls_context())
+        httpx.post(url, json={"env_id": number}, timeout=3.0, trust_env=False, verify=get_tls_context())

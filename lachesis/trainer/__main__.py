@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from lachesis.base.errors import LachesisError, ModelNotFoundError, PortInUseError
-from lachesis.base.http_guard import Guard
+from lachesis.base.http_guard import HttpGuard
 from lachesis.config import run_config as configuration
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.metrics import WandbSink
@@ -232,14 +232,14 @@ def listener(config: RunConfig) -> Iterator[socket.socket]:
         yield sock
 
 
-def guarded(app: Any, config: RunConfig) -> Guard:
+def guarded(app: Any, config: RunConfig) -> HttpGuard:
     """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which each attempt of a run has.
     What the server tells of itself needs none."""
     host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
     token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
     open_ = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
     where = "the server of a run is for its own environment"
-    return Guard(app, host=host, token=token, without_token=open_, most_bytes=MOST_BYTES, where=where)
+    return HttpGuard(app, host=host, token=token, open_paths=open_, max_body_bytes=MOST_BYTES, token_hint=where)
 
 
 @contextlib.asynccontextmanager

@@ -198,7 +198,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
         app.include_router(
             router_of(Inference(policy, tokenizer, config, state.usage, base=base), state, config), prefix=prefix
         )
-    http_errors.add(app)
+    http_errors.add_error_handlers(app)
     app.add_exception_handler(BadRequest, _answer(400))
     app.add_exception_handler(ValidationError, _answer(400))
     app.add_exception_handler(tinker.RequestFailedError, _answer(400))
@@ -210,7 +210,7 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
 def _answer(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         kind = "invalid_request_error" if status == 400 else "server_error"
-        return JSONResponse({"error": {"message": http_errors.writable(error), "type": kind}}, status)
+        return JSONResponse({"error": {"message": http_errors.escape_surrogates(error), "type": kind}}, status)
 
     return answer
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import tinker
 
-from lachesis.base.errors import CanaryError
-from lachesis.base.tolerance import BFLOAT16
+from lachesis.base.errors import WeightSyncError
+from lachesis.base.tolerance import BFLOAT16_TOLERANCE
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Canary:
         self._text: list[int] | None = None
         self._reference: Look | None = None
         """The last look at which the sampler was seen to follow, or the first one."""
-        self._limit = BFLOAT16.limit
+        self._limit = BFLOAT16_TOLERANCE.limit
         """By how many nats per token sampler and trainer may differ."""
         self._updates = 0
         self._next_check = 1
@@ -117,7 +117,7 @@ class Canary:
         log.warning("%s; both sides are asked once more", fault)
         look = await self._look()
         if look is not None and (fault := self._find_fault(look)) is not None:
-            raise CanaryError(fault)
+            raise WeightSyncError(fault)
         return look
 
     def _find_fault(self, look: Look) -> str | None:

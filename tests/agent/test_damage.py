@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, Call, as_text
+from lachesis.agent.tools import TABLE, Call, to_compact_json
 from lachesis.runs.store import RunRecord
 from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTests
 
@@ -33,7 +33,7 @@ def test_a_line_of_metrics(ask: Ask, desk: Desk, make_run: MakeRun, line: str) -
     for tool in RUN_TOOLS[:2]:
         answer = ask(tool, run_id=run_id)
         assert "code" not in answer, answer
-        json.loads(as_text(answer), parse_constant=pytest.fail)  # NaN is no JSON
+        json.loads(to_compact_json(answer), parse_constant=pytest.fail)  # NaN is no JSON
     assert ask("rl_get_results", run_id=run_id)["reward"]["first"] == 0.5
 
 

@@ -369,11 +369,11 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> Non
             if name == "rl_test_inference" and "test_id" not in arguments:
                 continue  # it would be a test of its own
             answer, _ = tool.call(Call(desk), arguments)
-            text = tools.as_text(answer)
+            text = tools.to_compact_json(answer)
             text.encode()
             assert len(text) < 60_000
             assert "a fault of" not in text, (arguments, text)
             if "error" in answer and "status" not in answer:
                 assert answer["code"]
     for arguments in (None, "text", [1]):
-        assert "a fault of" not in tools.as_text(tool.call(Call(desk), arguments)[0])  # type: ignore[arg-type]
+        assert "a fault of" not in tools.to_compact_json(tool.call(Call(desk), arguments)[0])  # type: ignore[arg-type]

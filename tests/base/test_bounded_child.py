@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lachesis.base.bounded_child import KEPT_BYTES, Ended, run_bounded
+from lachesis.base.bounded_child import OUTPUT_TAIL_BYTES, ChildResult, run_bounded
 from lachesis.base.errors import EnvironmentLoadError
 from lachesis.catalog import describe
 from tests.patience import deadline
@@ -19,9 +19,9 @@ from tests.validation.test_check import lachesis
 BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 
 
-def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[Ended, float]:
+def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[ChildResult, float]:
     started = time.monotonic()
-    ended = run_bounded([sys.executable, "-S", "-c", code], request=request, env=dict(os.environ), timeout_s=timeout_s)
+    ended = run_bounded([sys.executable, "-S", "-c", code], input_bytes=request, env=dict(os.environ), timeout_s=timeout_s)
     return ended, time.monotonic() - started
 
 
@@ -29,7 +29,7 @@ def test_a_child_that_ends_is_told_with_its_last_words() -> None:
     ended, _ = run(
         "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); sys.exit(3)", request=b"ab"
     )
-    assert (ended.end, ended.code, ended.last_lines(5)) == ("exit", 3, "abab\n''")
+    assert (ended.end_reason, ended.exit_code, ended.last_lines(5)) == ("exit", 3, "abab\n''")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_child_that_ends_is_told_with_its_last_words() -> None:
 )
 def test_output_without_end_is_cut_off(code: str) -> None:
     ended, took_s = run(code)
-    assert (ended.end, ended.code) == ("output", -9)
-    assert len(ended.output) <= KEPT_BYTES
+    assert (ended.end_reason, ended.exit_code) == ("output", -9)
+    assert len(ended.output) <= OUTPUT_TAIL_BYTES
     assert len(ended.last_lines(3)) < 2000
     assert took_s < 30
 
@@ -53,7 +53,7 @@ def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> N
     pid = tmp_path / "pid"
     sleeps = f"import os, time\nif os.fork() == 0: open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
     ended, _ = run(sleeps + "os.close(1)\nos.close(2)\ntime.sleep(600)", timeout_s=2)
-    assert (ended.end, ended.code) == ("time", -9)
+    assert (ended.end_reason, ended.exit_code) == ("time", -9)
     until = deadline(10)
     while psutil.pid_exists(number := int(pid.read_text())) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
@@ -62,7 +62,7 @@ def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> N
 
 def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
     ended, took_s = run("import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', flush=True)\nos._exit(0)")
-    assert (ended.end, ended.code, ended.output) == ("exit", 0, "done\n")
+    assert (ended.end_reason, ended.exit_code, ended.output) == ("exit", 0, "done\n")
     assert took_s < 30
 
 

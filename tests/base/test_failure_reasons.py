@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.base.failure_reasons import MAX_LENGTH, OTHERS, count_reason, describe_exception, kind_of, merge_counts
+from lachesis.base.failure_reasons import MAX_REASON_LENGTH, OTHERS, count_reason, describe_exception, get_failure_kind, merge_counts
 
 TYPES = [ValueError, KeyError, ZeroDivisionError, RuntimeError]
 FILE = "/tmp/an environment.py"
@@ -46,7 +46,7 @@ def test_one_entry_for_each_type_and_line(found: list[tuple[type[Exception], int
     assert counts == {first[key]: count for key, count in expected.items()}
     for (kind, line), text in first.items():
         assert text.startswith(f"{kind} at an environment.py:{2 * line + 3}")
-        assert len(text) <= MAX_LENGTH
+        assert len(text) <= MAX_REASON_LENGTH
 
 
 @given(st.lists(st.text(max_size=30), max_size=60), st.integers(1, 6))
@@ -56,7 +56,7 @@ def test_no_count_is_lost_and_the_number_of_entries_is_bounded(texts: list[str],
         count_reason(counts, text, max_kinds=max_kinds)
     assert sum(counts.values()) == len(texts)
     assert len(counts) <= max_kinds + 1
-    assert len({kind_of(text) for text in counts}) == len(counts)
+    assert len({get_failure_kind(text) for text in counts}) == len(counts)
 
 
 @given(st.lists(failures, max_size=20), st.lists(failures, max_size=20))
@@ -86,7 +86,7 @@ def test_two_processes_count_as_one(here: list[Any], there: list[Any]) -> None:
     ],
 )
 def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(one: str, other: str, same: bool) -> None:
-    assert (kind_of(one) == kind_of(other)) is same
+    assert (get_failure_kind(one) == get_failure_kind(other)) is same
 
 
 def test_the_innermost_line_of_the_environments_own_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

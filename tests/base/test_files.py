@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.base import files
 from lachesis.base.errors import StorageError
-from lachesis.base.files import whole_folder
+from lachesis.base.files import create_folder_atomically
 from lachesis.runs import fork
 from lachesis.runs.store import RunStore
 from tests.runs.test_checkpoints import save
@@ -60,7 +60,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path, exists: bool) -> None
     target = tmp_path / "new" / "target"
     if exists:
         target.mkdir(parents=True)
-    with whole_folder(target) as place:
+    with create_folder_atomically(target) as place:
         (place / "sub").mkdir()
         (place / "sub" / "file").write_text("content")
         assert not (target / "sub").exists()
@@ -75,7 +75,7 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, exists: bool) -> Non
         target.mkdir()
 
     def fill() -> None:
-        with whole_folder(target) as place:
+        with create_folder_atomically(target) as place:
             (place / "file").write_text("half")
             raise ValueError("broken")
 
@@ -86,7 +86,7 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, exists: bool) -> Non
 
 def test_the_working_directory_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with whole_folder(Path(".")) as place:
+    with create_folder_atomically(Path(".")) as place:
         (place / "file").write_text("content")
     assert os.listdir(tmp_path) == ["file"]
 
@@ -95,9 +95,9 @@ def test_of_two_that_fill_one_folder_the_first_wins(tmp_path: Path) -> None:
     target = tmp_path / "target"
 
     def fill_second() -> None:
-        with whole_folder(target) as late:
+        with create_folder_atomically(target) as late:
             (late / "file").write_text("second")
-            with whole_folder(target) as early:
+            with create_folder_atomically(target) as early:
                 (early / "file").write_text("first")
 
     with pytest.raises(StorageError, match="target: "):

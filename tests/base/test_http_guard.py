@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.base.http_guard import Guard
+from lachesis.base.http_guard import HttpGuard
 
 OWN = [(b"host", b"127.0.0.1:80"), (b"authorization", b"Bearer t")]
 Header = tuple[bytes, bytes]
@@ -36,14 +36,14 @@ def ask(headers: list[Header], *chunks: bytes, path: str = "/x", **options: Any)
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = Guard(app, host="127.0.0.1", token="t", most_bytes=1000, **options)
+    guard = HttpGuard(app, host="127.0.0.1", token="t", max_body_bytes=1000, **options)
     asyncio.run(guard({"type": "http", "path": path, "headers": headers}, receive, send))
     return sent[0]["status"], seen
 
 
 @pytest.mark.parametrize(("path", "status"), [("/", 200), ("/docs", 200), ("/docs/x", 200), ("/runs", 401), ("", 401)])
 def test_an_open_entrance_does_not_open_what_is_behind_it(path: str, status: int) -> None:
-    assert ask([(b"host", b"127.0.0.1:80")], path=path, without_token=("/", "/docs"))[0] == status
+    assert ask([(b"host", b"127.0.0.1:80")], path=path, open_paths=("/", "/docs"))[0] == status
 
 
 PACKED: list[Header] = [*OWN, (b"content-encoding", b"gzip"), (b"transfer-encoding", b"chunked")]
@@ -100,5 +100,5 @@ def test_strange_headers_are_refused(headers: list[Header], status: int) -> None
 
 def test_a_link_leads_to_what_a_browser_shows() -> None:
     link = [(b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate")]
-    assert ask([*OWN, *link], pages=True)[0] == 200
-    assert ask([*OWN, link[0], (b"sec-fetch-mode", b"no-cors")], pages=True)[0] == 403
+    assert ask([*OWN, *link], serves_pages=True)[0] == 200
+    assert ask([*OWN, link[0], (b"sec-fetch-mode", b"no-cors")], serves_pages=True)[0] == 403

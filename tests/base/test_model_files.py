@@ -112,9 +112,9 @@ def test_the_cache_is_enough_when_it_is_whole(cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     place = cache / "hub" / "models--Qwen--Small"
     snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer.json")
-    assert not is_cached("Qwen/Small", weights=False), "nothing says which snapshot is the newest"
+    assert not is_cached("Qwen/Small", needs_weights=False), "nothing says which snapshot is the newest"
     write_model(place / "refs").joinpath("main").write_text("abc")
-    assert is_cached("Qwen/Small", weights=False)
+    assert is_cached("Qwen/Small", needs_weights=False)
     assert not is_cached("Qwen/Small")
     write_model(snapshot, "model-00001-of-00002.safetensors")
     assert not is_cached("Qwen/Small"), "a download that was cut before the list of its files"
@@ -145,7 +145,7 @@ def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
     write_model(folder, "model.safetensors.index.json")
     with pytest.raises(ModelNotFoundError, match=r"a readable model\.safetensors\.index\.json"):
         require_model(str(folder))
-    require_model(str(folder), weights=False)
+    require_model(str(folder), needs_weights=False)
 
 
 def test_a_model_that_this_project_made_is_whole(random_model: str) -> None:
@@ -157,7 +157,7 @@ def test_settings_without_a_vocabulary_are_left_of_a_download_that_was_cut(cache
     place = cache / "hub" / "models--Qwen--Small"
     snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer_config.json")
     write_model(place / "refs").joinpath("main").write_text("abc")
-    assert not is_cached("Qwen/Small", weights=False)
-    require_model(str(snapshot), weights=False)
+    assert not is_cached("Qwen/Small", needs_weights=False)
+    require_model(str(snapshot), needs_weights=False)
     write_model(snapshot, "tiktoken.model")
-    assert is_cached("Qwen/Small", weights=False)
+    assert is_cached("Qwen/Small", needs_weights=False)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.base.typed_values import read_as, read_untyped
+from lachesis.base.typed_values import read_typed_value, read_untyped
 
 DEFINITIONS = {"Mode": {"enum": ["easy", "hard"], "type": "string"}, "Level": {"enum": [1, 2, True, None]}}
 
@@ -48,7 +48,7 @@ DEFINITIONS = {"Mode": {"enum": ["easy", "hard"], "type": "string"}, "Level": {"
     ],
 )
 def test_a_text_is_read_by_its_schema(schema: Any, text: str, value: Any) -> None:
-    read = read_as(schema, text, DEFINITIONS)
+    read = read_typed_value(schema, text, DEFINITIONS)
     assert (read, repr(read)) == (value, repr(value))
 
 
@@ -64,24 +64,24 @@ def test_a_text_is_read_by_its_schema(schema: Any, text: str, value: Any) -> Non
     ],
 )
 def test_a_value_that_is_no_text_stays_and_its_texts_are_read(schema: Any, value: Any, read: Any) -> None:
-    assert read_as(schema, value, {}) == read
+    assert read_typed_value(schema, value, {}) == read
 
 
 @given(number=st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_round_trip(number: float) -> None:
-    assert read_as({"type": "number"}, repr(number), {}) == number
+    assert read_typed_value({"type": "number"}, repr(number), {}) == number
     assert read_untyped(repr(number)) == number
 
 
 @given(number=st.integers())
 def test_integers_round_trip(number: int) -> None:
-    assert read_as({"type": "integer"}, str(number), {}) == number
+    assert read_typed_value({"type": "integer"}, str(number), {}) == number
     assert read_untyped(str(number)) == number
 
 
 @given(text=st.text())
 def test_any_text_is_a_text_and_no_text_breaks_another_type(text: str) -> None:
-    assert read_as({"type": "string"}, text, {}) == text
+    assert read_typed_value({"type": "string"}, text, {}) == text
     for kind in ("integer", "number", "boolean", "null", "array", "object"):
-        read_as({"type": kind}, text, {})
+        read_typed_value({"type": kind}, text, {})
     read_untyped(text)

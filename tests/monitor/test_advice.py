@@ -82,7 +82,7 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
         Path(tiny).mkdir(parents=True, exist_ok=True)
         (Path(tiny) / "config.json").write_text("{}")
     config = configuration.resolve("arithmetic", profile, {}, model=model)
-    file = str(paths.checkout() / "environments" / "arithmetic.py")
+    file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
     values = {"environment": "arithmetic", "environment_file": file, "profile": profile, "base_model": model, "seed": 0}
     values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now()}
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from lachesis.base.errors import ServerDownError
-from lachesis.base.host_clock import boot_id
+from lachesis.base.host_clock import read_boot_id
 from lachesis.config import run_config as configuration
 from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
@@ -148,10 +148,10 @@ def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(store: Ru
     Monitor(store).tick()
     file = store.dir("0123abcd").path / "monitor.json"
     remembered = {"held_since": 1.0, "set_at": 2.0, "ahead_s": 3.0, "judged": "healthy"}
-    for boot, kept in ((boot_id(), 1.0), ("another", None), (None, None)):
+    for boot, kept in ((read_boot_id(), 1.0), ("another", None), (None, None)):
         file.write_text(json.dumps({**remembered, "boot": boot}))
         memory = load_memory(store.dir("0123abcd"))
-        assert (memory.held_since, memory.judged, memory.boot) == (kept, "healthy", boot_id())
+        assert (memory.held_since, memory.judged, memory.boot) == (kept, "healthy", read_boot_id())
 
 
 def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked: Asked) -> None:
@@ -159,7 +159,7 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
     make(
         limits={"on_stall": "stop", "max_hours": 0.5},
         began_s=time.monotonic() - 60,
-        boot=boot_id(),
+        boot=read_boot_id(),
         started_at="2026-01-01T00:00:00+00:00",
     )
     Monitor(store).tick()

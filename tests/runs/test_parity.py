@@ -7,27 +7,27 @@ import math
 
 import pytest
 
-from lachesis.base.tolerance import BFLOAT16, FLOAT32, Tolerance
+from lachesis.base.tolerance import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, Tolerance
 from lachesis.runs.parity import judge
 
 
 @pytest.mark.parametrize(
     ("tolerance", "largest", "mean", "base_mean", "verified"),
     [
-        (BFLOAT16, 0.2, 0.01, 0.4, True),
-        (BFLOAT16, 0.2, 0.01, 0.02, True),
-        (BFLOAT16, 0.2, 0.03, 0.04, None),
-        (BFLOAT16, 0.2, 0.04, 0.04, None),
-        (BFLOAT16, 0.2, 0.011, 0.01, None),
-        (BFLOAT16, 0.2, 0.04, 0.02, False),
-        (BFLOAT16, 0.2, 0.06, 0.4, False),
-        (BFLOAT16, 0.2, 0.06, 0.06, False),
-        (BFLOAT16, math.nan, math.nan, 0.4, False),
-        (BFLOAT16, 0.2, 0.01, math.nan, False),
-        (FLOAT32, 1e-5, 1e-6, 0.1, True),
-        (FLOAT32, 1e-5, 1e-6, 1e-6, None),
-        (FLOAT32, 2e-3, 1e-6, 0.1, False),
-        (FLOAT32, math.nan, math.nan, 0.1, False),
+        (BFLOAT16_TOLERANCE, 0.2, 0.01, 0.4, True),
+        (BFLOAT16_TOLERANCE, 0.2, 0.01, 0.02, True),
+        (BFLOAT16_TOLERANCE, 0.2, 0.03, 0.04, None),
+        (BFLOAT16_TOLERANCE, 0.2, 0.04, 0.04, None),
+        (BFLOAT16_TOLERANCE, 0.2, 0.011, 0.01, None),
+        (BFLOAT16_TOLERANCE, 0.2, 0.04, 0.02, False),
+        (BFLOAT16_TOLERANCE, 0.2, 0.06, 0.4, False),
+        (BFLOAT16_TOLERANCE, 0.2, 0.06, 0.06, False),
+        (BFLOAT16_TOLERANCE, math.nan, math.nan, 0.4, False),
+        (BFLOAT16_TOLERANCE, 0.2, 0.01, math.nan, False),
+        (FLOAT32_TOLERANCE, 1e-5, 1e-6, 0.1, True),
+        (FLOAT32_TOLERANCE, 1e-5, 1e-6, 1e-6, None),
+        (FLOAT32_TOLERANCE, 2e-3, 1e-6, 0.1, False),
+        (FLOAT32_TOLERANCE, math.nan, math.nan, 0.1, False),
     ],
 )
 def test_weights_are_verified_only_where_they_differ_from_the_base_model(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
-from lachesis.base.host_clock import ClockReading, boot_id
+from lachesis.base.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, history
 from lachesis.runs.store import RunRecord, RunStore, lasted_s
 
@@ -96,7 +96,7 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
 def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     """The time of day was set by a day since the run began; then the host was started anew; then the run ended unseen."""
     yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
-    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=boot_id())
+    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=read_boot_id())
     assert lasted_s(began) == pytest.approx(60, abs=5)
     anew = began.model_copy(update={"boot": "another boot"})
     assert lasted_s(anew) == pytest.approx(86400, abs=5)

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from lachesis.base.errors import PortInUseError
-from lachesis.base.secrets import child_environment, chosen, redact, secrets
+from lachesis.base.secrets import build_child_env, read_passed_variables, redact, find_secret_values
 from lachesis.supervision.process import check_port, free_ports
 
 
@@ -32,16 +32,16 @@ def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
         "HF_TOKEN": "s",
     }
     kept = {"PATH": "/bin", "LACHESIS_HOME": "h", "HF_HOME": "f"}
-    assert child_environment({"EXTRA": "1"}, source) == {**kept, "EXTRA": "1"}
-    assert child_environment({"TINKER_API_KEY": "t"}, source)["TINKER_API_KEY"] == "t"
+    assert build_child_env({"EXTRA": "1"}, source) == {**kept, "EXTRA": "1"}
+    assert build_child_env({"TINKER_API_KEY": "t"}, source)["TINKER_API_KEY"] == "t"
 
 
 def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u", "OTHER": "o"}.items():
         monkeypatch.setenv(name, value)
-    assert chosen() == {}
+    assert read_passed_variables() == {}
     monkeypatch.setenv("LACHESIS_PASS", "WIKI_DIR, SEARCH_*")
-    assert chosen() == {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u"}
+    assert read_passed_variables() == {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u"}
 
 
 def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_line_of_a_secret_is_one() -> None:
     """A log is written line by line."""
-    assert set(secrets({"MY_KEY": "first line\nsecond line\n}"})) == {"first line\nsecond line\n}", "first line", "second line"}
+    assert set(find_secret_values({"MY_KEY": "first line\nsecond line\n}"})) == {"first line\nsecond line\n}", "first line", "second line"}
 
 
 def test_free_ports_differ_and_are_free() -> None:

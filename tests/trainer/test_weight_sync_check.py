@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.base.errors import CanaryError
+from lachesis.base.errors import WeightSyncError
 from lachesis.trainer.advantages import learning_rate
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.policy import Policy
@@ -76,12 +76,12 @@ async def test_values_that_rounding_has_kept_the_same_are_let_through(policy: Po
 
 
 async def test_a_sampler_that_stays_where_it_was_fails_the_run(policy: Policy) -> None:
-    with pytest.raises(CanaryError, match="do not follow training: after"):
+    with pytest.raises(WeightSyncError, match="do not follow training: after"):
         await play(policy, [3e-3] * 40, stale_from=0)
 
 
 async def test_a_sampler_that_falls_behind_later_fails_the_run(policy: Policy) -> None:
-    with pytest.raises(CanaryError, match=r"do not follow training|are not those in training"):
+    with pytest.raises(WeightSyncError, match=r"do not follow training|are not those in training"):
         await play(policy, [3e-3] * 70, stale_from=9)
 
 
@@ -96,7 +96,7 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     other = await Policy.create(policy.config, resume_from=None)
     other.sampler = far
     canary.policy = other
-    with pytest.raises(CanaryError, match="are not those in training"):
+    with pytest.raises(WeightSyncError, match="are not those in training"):
         await canary.check()
     await other.close("success")
 
@@ -130,16 +130,16 @@ async def test_one_look_that_is_off_ends_no_run() -> None:
     assert await play_looks(look(0.01), behind, look(0.01, 0.04)) == pytest.approx([0.01])
     first = look(0.01)
     for looks in ([look(0.06)] * 2, [first, look(0.06), look(0.07)], [first, behind, behind]):
-        with pytest.raises(CanaryError):
+        with pytest.raises(WeightSyncError):
             await play_looks(*looks)
 
 
 async def test_later_differences_are_compared_with_the_one_before_training() -> None:
     """Where rounding alone makes a large one, it is no sign of other weights."""
     assert await play_looks(look(0.03), look(0.08)) == pytest.approx([0.08])
-    with pytest.raises(CanaryError, match=r"differ by 0\.1 nats .* allowed: 0\.09"):
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.1 nats .* allowed: 0\.09"):
         await play_looks(look(0.03), look(0.1), look(0.1))
-    with pytest.raises(CanaryError, match=r"allowed: 0\.05"):
+    with pytest.raises(WeightSyncError, match=r"allowed: 0\.05"):
         await play_looks(look(0.001), look(0.06), look(float("nan")))
 
 
