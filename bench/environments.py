@@ -54,7 +54,7 @@ def main() -> None:
 
 def taught(name: str) -> Path:
     """As `lachesis model build --for`: its answers are as long as those of the task."""
-    return teach.build((describe.find(name), {}))
+    return teach.build((describe.find_environment(name), {}))
 
 
 def finding(folder: Path) -> None:
@@ -64,7 +64,7 @@ def finding(folder: Path) -> None:
         (folder / f"env_{number}.py").write_text(text)
 
     def look() -> None:
-        assert len(scan.scan([folder]).environments) == FILES
+        assert len(scan.scan_environments([folder]).environments) == FILES
 
     def read() -> None:
         for file in folder.glob("*.py"):

@@ -10,9 +10,9 @@ from typing import Any
 from lachesis.base.errors import ConfigError, FieldValueError, RunStateError, shorten
 from lachesis.base.files import read_last_lines, write_private
 from lachesis.catalog import describe as discovery
-from lachesis.catalog.describe import Schema
-from lachesis.catalog.fingerprint import fingerprint
-from lachesis.catalog.scan import Environment, Scan, scan
+from lachesis.catalog.describe import EnvironmentSchema
+from lachesis.catalog.fingerprint import compute_fingerprint
+from lachesis.catalog.scan import Environment, ScanResult, scan_environments
 from lachesis.config import mixture
 from lachesis.config import run_config as configuration
 from lachesis.config.edits import TOP, Field, Fields, allowed, editable, with_limits
@@ -63,14 +63,14 @@ class Service:
 
     # --- environments -----------------------------------------------------------------------------------------------
 
-    def environments(self) -> Scan:
-        return scan()
+    def environments(self) -> ScanResult:
+        return scan_environments()
 
     def describe(self, launch: Launch) -> Json:
         """One environment and its fields, with the value that this launch would have, and why it could not start so."""
         configuration.profile_values(launch.profile)
-        environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment, self.schema_timeout_s)
+        environment = discovery.find_environment(launch.environment)
+        schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
         problem = None
         try:
@@ -112,8 +112,8 @@ class Service:
         """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
         FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
         configuration.profile_values(launch.profile)
-        environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment, self.schema_timeout_s)
+        environment = discovery.find_environment(launch.environment)
+        schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
         field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
         key = f"{field.section}.{field.name}"
@@ -125,7 +125,7 @@ class Service:
                 raise FieldValueError(f"{environment.name} refuses it: {one['message']}")
         return changed, field, checked
 
-    def _complaints(self, environment: Environment, schema: Schema, launch: Launch, fields: Fields) -> list[dict[str, str]]:
+    def _complaints(self, environment: Environment, schema: EnvironmentSchema, launch: Launch, fields: Fields) -> list[dict[str, str]]:
         """What validators of the environment's own class say to the edits; they run in its own process only."""
         edited = [(fields.find(name), value) for name, value in launch.edits]
         own = {field.name: fields.read(field, value) for field, value in edited if field.section == "env"}
@@ -156,8 +156,8 @@ class Service:
 
     def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, fork.Origin | None]:
         """Return the environment, its checked configuration, and the checkpoint to begin from, if there is one."""
-        environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment, self.schema_timeout_s)
+        environment = discovery.find_environment(launch.environment)
+        schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
         origin = fork.find(self.store, launch.start_from) if launch.start_from else None
         config = self._configure(launch, schema, fields, origin)
@@ -175,7 +175,7 @@ class Service:
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: Schema, fields: Fields, origin: fork.Origin | None = None) -> RunConfig:
+    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: Fields, origin: fork.Origin | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
         nobody has set them. Raises ConfigError."""
         model = launch_inputs.base_model(launch, [], origin, self.store.home)
@@ -222,7 +222,7 @@ class Service:
             build.build(build.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
-        code, parts = fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.parts()
+        code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.parts()
         expected = None if config.env.mixture else gate.known_forecast(self.tests, config, code)
         others = {name: file for name, file in mixture.files(environment, config).items() if name != environment.name}
         return RunRecord(
@@ -236,7 +236,7 @@ class Service:
             seed=config.tinker.seed,
             fingerprint=code,
             mixture={
-                name: Code(environment_file=file, fingerprint=fingerprint(Path(file), parts[name].env.model_extra or {}))
+                name: Code(environment_file=file, fingerprint=compute_fingerprint(Path(file), parts[name].env.model_extra or {}))
                 for name, file in others.items()
             },
             forecast=expected.model_dump(mode="json") if expected else None,
@@ -253,8 +253,8 @@ class Service:
         Raises what `start_test` would raise.
         """
         configuration.profile_values(launch.profile)
-        environment = discovery.find(launch.environment)
-        schema = discovery.schema(environment, self.schema_timeout_s)
+        environment = discovery.find_environment(launch.environment)
+        schema = discovery.load_schema(environment, self.schema_timeout_s)
         config = self._configure(launch, schema, launch.fields(schema))
         own = [f"{EMBEDDED}{config.openai.model_name}"] if launch.profile == "embedded" else None
         if options.models is None and (untaught := launch_inputs.find_problem(launch, config, self.store.home)):
@@ -280,7 +280,7 @@ class Service:
             ),
             config.to_yaml(),
             class_name=environment.class_name,
-            fingerprint=fingerprint(Path(environment.file_path), config.env.model_extra or {}),
+            fingerprint=compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}),
             own_values=config.env.model_extra or {},
             planned=gate.planned(config),
         )

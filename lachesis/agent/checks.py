@@ -24,7 +24,7 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
 from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.catalog import describe, requirements, scaffold
-from lachesis.catalog.fingerprint import fingerprint
+from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.runs.store import RunDir, now
 from lachesis.service import Launch, Service
 from lachesis.validation import check as checking
@@ -55,13 +55,13 @@ class Check(BaseModel):
 def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
     """Start the check, unless the same one of the same code is going on. With `new`, a file of that name is written first."""
     if new:
-        scaffold.new(name, _own_folder())
-    environment = describe.find(name)
+        scaffold.write_scaffold(name, _own_folder())
+    environment = describe.find_environment(name)
     wanted = Check(
         check_id=secrets.token_hex(4),
         environment=name,
         environment_file=environment.file_path,
-        fingerprint=fingerprint(Path(environment.file_path)),
+        fingerprint=compute_fingerprint(Path(environment.file_path)),
         install=install,
         model=model,
         created_at=now(),
@@ -188,7 +188,7 @@ def main() -> None:
 
     try:
         if check.install:
-            requirements.install(Path(check.environment_file))
+            requirements.install_requirements(Path(check.environment_file))
         service = Service(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
         launch = Launch(check.environment, "embedded", model=check.model)
         environment, config = service.resolve(launch)

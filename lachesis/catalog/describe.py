@@ -23,15 +23,15 @@ from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, run_bounded
 from lachesis.base.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact
-from lachesis.catalog.fingerprint import fingerprint
-from lachesis.catalog.requirements import interpreter
-from lachesis.catalog.scan import OWN_BASES, ROOT_CLASS, Environment, scan
+from lachesis.catalog.fingerprint import compute_fingerprint
+from lachesis.catalog.requirements import find_interpreter
+from lachesis.catalog.scan import LACHESIS_BASES, ROOT_CLASS, Environment, scan_environments
 
 SCHEMA_TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
-class Schema:
+class EnvironmentSchema:
     """What the environment itself says about its configuration. `properties` is pydantic's JSON schema per field, `values`
     what `config_init()` gave. `checks` is true when its class has validators of its own, which that schema does not show.
     `warning` tells why it is Atropos' general configuration instead, if it is."""
@@ -43,9 +43,9 @@ class Schema:
     warning: str | None = None
 
 
-def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
+def find_environment(name: str, folders: Iterable[Path] | None = None) -> Environment:
     """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that file does not parse."""
-    result = scan(folders)
+    result = scan_environments(folders)
     for environment in result.environments:
         if environment.name == name:
             return environment
@@ -60,68 +60,68 @@ def find(name: str, folders: Iterable[Path] | None = None) -> Environment:
     )
 
 
-def adopt(text: str) -> str:
+def register_environment(text: str) -> str:
     """The name of an environment that a person gave by its name or by its file, which is found by it from here on in this
     process. Raises UnknownEnvironmentError for a file that is not there or holds none, EnvironmentLoadError for one that does
     not parse."""
     if not text.endswith(".py"):
-        if Path(f"{text}.py").is_file() and text not in {one.name for one in scan().environments}:
+        if Path(f"{text}.py").is_file() and text not in {environment.name for environment in scan_environments().environments}:
             raise UnknownEnvironmentError(f"there is no environment {text!r}; the file is given as {text}.py", available=[])
         return text
     file = Path(text).expanduser().resolve()
     if not file.is_file():
         raise UnknownEnvironmentError(f"there is no file {file}", available=[])
-    searched = os.environ.get("LACHESIS_ENVIRONMENTS", "")
-    if str(file) not in searched.split(os.pathsep):
-        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(filter(None, (searched, str(file))))
-    found = scan()
-    if str(file) in found.problems:
-        raise EnvironmentLoadError(f"{file} does not parse: {found.problems[str(file)]}")
-    names = [one.name for one in found.environments if one.file_path == str(file)]
+    search_paths = os.environ.get("LACHESIS_ENVIRONMENTS", "")
+    if str(file) not in search_paths.split(os.pathsep):
+        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(filter(None, (search_paths, str(file))))
+    result = scan_environments()
+    if str(file) in result.problems:
+        raise EnvironmentLoadError(f"{file} does not parse: {result.problems[str(file)]}")
+    names = [environment.name for environment in result.environments if environment.file_path == str(file)]
     if not names:
-        bases = ", ".join((ROOT_CLASS, *sorted(OWN_BASES)))
+        bases = ", ".join((ROOT_CLASS, *sorted(LACHESIS_BASES)))
         raise UnknownEnvironmentError(f"{file} holds no class that inherits from one of {bases}", available=[])
     return names[-1]
 
 
-def find_word(name: str, file: str | None = None) -> str:
+def get_name_or_file(name: str, file: str | None = None) -> str:
     """Return by what a later command finds an environment: its name, or the file that it was given by, or was in then."""
-    adopted = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
-    for environment in scan().environments:
+    registered = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
+    for environment in scan_environments().environments:
         if environment.name == name and file in (None, environment.file_path):
-            return environment.file_path if environment.file_path in adopted else name
+            return environment.file_path if environment.file_path in registered else name
     return file or name
 
 
-def schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> Schema:
+def load_schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> EnvironmentSchema:
     """The environment's configuration, from a child process; cached until the file changes.
 
     Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
     """
     cache = _cache_file(environment, "")
-    kept = _kept(cache)
-    if kept is not None:
-        return kept
-    answer = _ask_child("describe", environment, {}, timeout_s)
-    result = Schema(**answer["schema"])
+    cached = _read_cached_schema(cache)
+    if cached is not None:
+        return cached
+    answer = _run_child("describe", environment, {}, timeout_s)
+    result = EnvironmentSchema(**answer["schema"])
     if result.warning is None:
-        _remember(cache, answer["schema"])
+        _write_cache(cache, answer["schema"])
     return result
 
 
-def _kept(cache: Path) -> Schema | None:
+def _read_cached_schema(cache: Path) -> EnvironmentSchema | None:
     """What was learnt before; None when it is absent or damaged, and has to be learnt again."""
     try:
-        found = Schema(**json.loads(cache.read_text()))
+        cached_schema = EnvironmentSchema(**json.loads(cache.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    properties = found.properties.values() if isinstance(found.properties, dict) else [None]
-    parts = (found.definitions, found.values, *properties)
-    return found if all(isinstance(one, dict) for one in parts) else None
+    properties = cached_schema.properties.values() if isinstance(cached_schema.properties, dict) else [None]
+    parts = (cached_schema.definitions, cached_schema.values, *properties)
+    return cached_schema if all(isinstance(part, dict) for part in parts) else None
 
 
 def check_values(
-    environment: Environment, schema: Schema, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S
+    environment: Environment, schema: EnvironmentSchema, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S
 ) -> list[dict[str, str]]:
     """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
     itself or "". Empty when it takes them. The answer is kept until the file changes."""
@@ -129,43 +129,43 @@ def check_values(
         return []
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        kept: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
-        return kept
-    errors: list[dict[str, str]] = _ask_child("describe", environment, values, timeout_s)["errors"]
-    _remember(cache, {"errors": errors})
+        cached_errors: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
+        return cached_errors
+    errors: list[dict[str, str]] = _run_child("describe", environment, values, timeout_s)["errors"]
+    _write_cache(cache, {"errors": errors})
     return errors
 
 
-def _cache_file(environment: Environment, question: str) -> Path:
+def _cache_file(environment: Environment, request: str) -> Path:
     """Named after all that the answer depends on."""
     file = Path(environment.file_path)
-    about = (environment.file_path, environment.class_name, interpreter(file), _versions(), question)
-    key = hashlib.sha256(f"{fingerprint(file)} {about!r}".encode()).hexdigest()[:32]
+    key_parts = (environment.file_path, environment.class_name, find_interpreter(file), _list_versions(), request)
+    key = hashlib.sha256(f"{compute_fingerprint(file)} {key_parts!r}".encode()).hexdigest()[:32]
     return paths.home() / "cache" / "schemas" / f"{key}.json"
 
 
 @functools.cache
-def _versions() -> tuple[str, ...]:
+def _list_versions() -> tuple[str, ...]:
     return (sys.version, *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")), "with checks")
 
 
-def _remember(cache: Path, content: Any) -> None:
+def _write_cache(cache: Path, content: Any) -> None:
     with storage_errors(cache.parent):
         cache.parent.mkdir(parents=True, exist_ok=True)
     write_private(cache, json.dumps(content, default=str))
 
 
-def examples(
+def collect_examples(
     environment: Environment, values: dict[str, Any], *, count: int, share: float, seed: int = 0, timeout_s: float = 600.0
 ) -> list[list[dict[str, Any]]]:
     """Conversations of the environment to warm a model up with, a share of them right. Raises as `schema` does."""
     request = {"values": values, "count": count, "share": share, "seed": seed}
-    found: list[list[dict[str, Any]]] = _ask_child("examples", environment, request, timeout_s, loads=True)["examples"]
-    return found
+    conversations: list[list[dict[str, Any]]] = _run_child("examples", environment, request, timeout_s, allow_download=True)["examples"]
+    return conversations
 
 
-def _ask_child(
-    question: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, loads: bool = False
+def _run_child(
+    child_command: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, allow_download: bool = False
 ) -> dict[str, Any]:
     """Run `lachesis.env_process` and read the file it writes; its output may hold anything, and be without end. Only who
     `loads` the data set may ask the hub."""
@@ -173,31 +173,31 @@ def _ask_child(
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out = Path(folder) / "answer.json"
         command = [
-            interpreter(Path(file)),
+            find_interpreter(Path(file)),
             "-P",
             "-m",
             "lachesis.env_process",
-            question,
+            child_command,
             file,
             environment.class_name,
             str(out),
         ]
-        env = build_child_env({**({} if loads else {"HF_HUB_OFFLINE": "1"}), **read_passed_variables(), "WANDB_MODE": "disabled"})
-        ended = run_bounded(command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
-        if ended.end_reason == "time":
+        env = build_child_env({**({} if allow_download else {"HF_HUB_OFFLINE": "1"}), **read_passed_variables(), "WANDB_MODE": "disabled"})
+        child_result = run_bounded(command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
+        if child_result.end_reason == "time":
             raise EnvironmentTimeoutError(
                 f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
                 "at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its output ends:"
-                f"\n{redact(ended.last_lines(15))}"
+                f"\n{redact(child_result.last_lines(15))}"
             )
-        if ended.end_reason == "output":
+        if child_result.end_reason == "output":
             raise EnvironmentLoadError(
                 f"{file} was ended while it was imported, because it printed more than {MAX_OUTPUT_BYTES // 1_000_000} MB; "
-                f"its last line: {shorten(redact(ended.last_lines(1)), 80)!r}"
+                f"its last line: {shorten(redact(child_result.last_lines(1)), 80)!r}"
             )
         if not out.is_file():
             raise EnvironmentLoadError(
-                f"{file} ended the process (exit code {ended.exit_code}) while it was imported:\n{redact(ended.last_lines(15))}"
+                f"{file} ended the process (exit code {child_result.exit_code}) while it was imported:\n{redact(child_result.last_lines(15))}"
             )
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:

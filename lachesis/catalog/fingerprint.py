@@ -13,25 +13,25 @@ from types import MappingProxyType
 from lachesis.base.errors import EnvironmentLoadError
 
 REPOSITORY_MARKS = (".git", "pyproject.toml", "setup.py")
-LIBRARY = "atroposlib"
+ATROPOS_PACKAGE = "atroposlib"
 """The installed one is used also where the repository holds its source."""
-OWN_PACKAGE = Path(__file__).resolve().parents[1]
+LACHESIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def root(file: Path) -> Path:
+def find_import_root(file: Path) -> Path:
     """Return the folder that the file's imports start from: its own, or the one that holds its package. A file with relative
     imports belongs to a package also where no folder has an `__init__.py`."""
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
-    if folder == file.parent and (level := _relative_level(file)) and level < len(file.parents):
+    if folder == file.parent and (level := _read_import_level(file)) and level < len(file.parents):
         names = [parent.name for parent in file.parents[:level]]
-        if all(name.isidentifier() for name in names) and _is_free(names[-1]):
+        if all(name.isidentifier() for name in names) and _is_name_available(names[-1]):
             return file.parents[level]
     return folder
 
 
-def _is_free(name: str) -> bool:
+def _is_name_available(name: str) -> bool:
     """Return whether a folder of this name can be imported as a package: no installed module has the name."""
     try:
         spec = importlib.util.find_spec(name)
@@ -40,99 +40,99 @@ def _is_free(name: str) -> bool:
     return spec is None or spec.origin is None  # a folder without `__init__.py` takes others of its name in
 
 
-def search_path(file: Path, installed: Sequence[str]) -> list[str]:
+def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
     """Return where a child that runs the file looks for modules: first in its own root, then among what is installed, last in
     the other folders, which must not hide an installed package."""
-    own = root(file)
-    is_usual = own == file.parent or (file.parent / "__init__.py").is_file()
-    goes_first = is_usual and not (own / LIBRARY).is_dir()
-    others = [str(folder) for folder in further_roots(file)]
-    return [str(own), *installed, *others] if goes_first else [*installed, str(own), *others]
+    own_root = find_import_root(file)
+    has_ordinary_layout = own_root == file.parent or (file.parent / "__init__.py").is_file()
+    is_own_root_first = has_ordinary_layout and not (own_root / ATROPOS_PACKAGE).is_dir()
+    others = [str(folder) for folder in list_further_roots(file)]
+    return [str(own_root), *installed, *others] if is_own_root_first else [*installed, str(own_root), *others]
 
 
-def further_roots(file: Path) -> list[Path]:
+def list_further_roots(file: Path) -> list[Path]:
     """Return the other folders that upstream files import from: the file's own one and the root of its repository."""
-    folders = (file.parent, repository(file))
-    return [folder for folder in dict.fromkeys(folders) if folder is not None and folder != root(file)]
+    folders = (file.parent, find_repository(file))
+    return [folder for folder in dict.fromkeys(folders) if folder is not None and folder != find_import_root(file)]
 
 
-def repository(file: Path) -> Path | None:
+def find_repository(file: Path) -> Path | None:
     """Return the nearest folder above the file that is the root of a repository or project."""
     return next((folder for folder in file.parents if any((folder / mark).exists() for mark in REPOSITORY_MARKS)), None)
 
 
-def _relative_level(file: Path) -> int:
+def _read_import_level(file: Path) -> int:
     """Return the largest number of dots in an import of the file; 0 for a file that cannot be read."""
     try:
         stat = file.stat()
-        return _parsed_level(file, stat.st_mtime_ns, stat.st_size)
+        return _parse_import_level(file, stat.st_mtime_ns, stat.st_size)
     except (SyntaxError, ValueError, OSError):
         return 0
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed_level(file: Path, changed_ns: int, size: int) -> int:
+def _parse_import_level(file: Path, changed_ns: int, size: int) -> int:
     imports = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom))
     return max((node.level for node in imports), default=0)
 
 
-def module_name(file: Path) -> str | None:
+def get_module_name(file: Path) -> str | None:
     """The dotted name of a module of a package; None for a file that stands alone."""
-    place = file.relative_to(root(file)).with_suffix("")
-    return ".".join(place.parts) if len(place.parts) > 1 else None
+    relative_path = file.relative_to(find_import_root(file)).with_suffix("")
+    return ".".join(relative_path.parts) if len(relative_path.parts) > 1 else None
 
 
-def fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
+def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
     """16 hexadecimal digits that change when the environment's file changes, or a module in its folder or package that it
     imports, directly or through others; also those that one of the values of its fields names, as FILE.py or FILE.py:NAME.
     Raises EnvironmentLoadError when the file cannot be read."""
     digest = hashlib.sha256()
-    for one in sorted(files(file.resolve()).union(*map(files, _named(values)))):
+    for source_file in sorted(list_source_files(file.resolve()).union(*map(list_source_files, _list_named_files(values)))):
         try:
-            digest.update(one.name.encode() + b"\0" + one.read_bytes() + b"\0")
+            digest.update(source_file.name.encode() + b"\0" + source_file.read_bytes() + b"\0")
         except OSError as error:
-            raise EnvironmentLoadError(f"{one} cannot be read: {error.strerror}") from error
+            raise EnvironmentLoadError(f"{source_file} cannot be read: {error.strerror}") from error
     return digest.hexdigest()[:16]
 
 
-def _named(values: Mapping[str, object]) -> list[Path]:
+def _list_named_files(values: Mapping[str, object]) -> list[Path]:
     texts = [value for value in values.values() if isinstance(value, str)]
-    places = [Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser() for text in texts]
-    return [place.resolve() for place in places if place.suffix == ".py" and place.is_absolute() and place.is_file()]
+    paths = [Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser() for text in texts]
+    return [path.resolve() for path in paths if path.suffix == ".py" and path.is_absolute() and path.is_file()]
 
 
-def files(file: Path) -> set[Path]:
+def list_source_files(file: Path) -> set[Path]:
     """The file, and the modules of its folder, package or repository that it imports, directly or through others."""
-    found: set[Path] = set()
+    source_files: set[Path] = set()
     todo = [file]
     while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo += _imported(one, (root(file), *further_roots(file)))
-    return found
+        source_file = todo.pop()
+        if source_file not in source_files:
+            source_files.add(source_file)
+            todo += _list_imported_files(source_file, (find_import_root(file), *list_further_roots(file)))
+    return source_files
 
 
-def _imported(file: Path, folders: Sequence[Path]) -> list[Path]:
+def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
     """The files below these folders that this one imports by name; a name that is not there comes from elsewhere."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []  # its bytes are part of the hash all the same
-    places: list[Path] = []
+    module_paths: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            places += [start / Path(*alias.name.split(".")) for alias in node.names for start in (*folders, file.parent)]
+            module_paths += [start / Path(*alias.name.split(".")) for alias in node.names for start in (*folders, file.parent)]
         elif isinstance(node, ast.ImportFrom):
             starts = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else [*folders, file.parent]
             bases = [start / Path(*(node.module or "").split(".")) for start in starts]
-            places += [*bases, *(base / alias.name for base in bases for alias in node.names)]
-    candidates = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if place.name]
-    return [path for path in dict.fromkeys(candidates) if _is_below(path, folders) and path.is_file()]
+            module_paths += [*bases, *(base / alias.name for base in bases for alias in node.names)]
+    candidates = [path for module_path in module_paths for path in (module_path.with_suffix(".py"), module_path / "__init__.py") if module_path.name]
+    return [path for path in dict.fromkeys(candidates) if _is_own_source(path, folders) and path.is_file()]
 
 
-def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+def _is_own_source(path: Path, folders: Sequence[Path]) -> bool:
     """Return whether a module belongs to one of the folders, and neither to this program nor to what it builds on."""
-    if path.is_relative_to(OWN_PACKAGE) or LIBRARY in path.parts:
+    if path.is_relative_to(LACHESIS_PACKAGE) or ATROPOS_PACKAGE in path.parts:
         return False
     return any(path.is_relative_to(folder) for folder in folders)

@@ -32,8 +32,8 @@ from lachesis.base import paths
 from lachesis.base.errors import RequirementsError, StorageError
 from lachesis.base.secrets import redact
 
-BEGIN, END = "# /// script", "# ///"
-LINES = 15
+HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
+MAX_LOG_LINES = 15
 
 
 DISTRIBUTIONS = {
@@ -45,72 +45,72 @@ DISTRIBUTIONS = {
 
 
 @dataclass(frozen=True)
-class Declared:
+class ScriptRequirements:
     """`python` is a range of versions, or empty for any."""
 
     dependencies: tuple[str, ...] = ()
     python: str = ""
 
 
-def declared(file: Path) -> Declared:
+def read_requirements(file: Path) -> ScriptRequirements:
     """What the file's header says. Raises RequirementsError for one that cannot be read as PEP 723 asks."""
     try:
-        text = "\n".join(_block(file.read_text(encoding="utf-8", errors="replace").splitlines()))
-        found = tomllib.loads(text)
-        dependencies, python = found.get("dependencies", []), found.get("requires-python", "")
+        text = "\n".join(_read_header_lines(file.read_text(encoding="utf-8", errors="replace").splitlines()))
+        header = tomllib.loads(text)
+        dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):
             raise ValueError("dependencies is a list of texts, requires-python a text")
-        for one in dependencies:
-            Requirement(one)
+        for dependency in dependencies:
+            Requirement(dependency)
         SpecifierSet(python)
     except OSError as error:
         raise RequirementsError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, InvalidRequirement, InvalidSpecifier) as error:
         raise RequirementsError(f"the header of {file} (PEP 723) cannot be used: {error}") from error
-    return Declared(tuple(dependencies), python)
+    return ScriptRequirements(tuple(dependencies), python)
 
 
-def _block(lines: list[str]) -> Iterator[str]:
+def _read_header_lines(lines: list[str]) -> Iterator[str]:
     """The TOML of the header, without its signs of comment."""
-    if BEGIN not in lines:
+    if HEADER_BEGIN not in lines:
         return
-    for line in lines[lines.index(BEGIN) + 1 :]:
-        if line == END:
+    for line in lines[lines.index(HEADER_BEGIN) + 1 :]:
+        if line == HEADER_END:
             return
         if line != "#" and not line.startswith("# "):
-            raise ValueError(f"the line {line[:60]!r} stands between {BEGIN!r} and {END!r}; each begins with '# '")
+            raise ValueError(f"the line {line[:60]!r} stands between {HEADER_BEGIN!r} and {HEADER_END!r}; each begins with '# '")
         yield line[2:]
-    raise ValueError(f"{BEGIN!r} has no {END!r} behind it")
+    raise ValueError(f"{HEADER_BEGIN!r} has no {HEADER_END!r} behind it")
 
 
-def unmet(found: Declared) -> list[str]:
+def list_missing_requirements(requirements: ScriptRequirements) -> list[str]:
     """The dependencies that the packages here do not satisfy."""
-    return [one for one in found.dependencies if not _is_met(Requirement(one))]
+    return [dependency for dependency in requirements.dependencies if not _is_met(Requirement(dependency))]
 
 
-def _is_met(wanted: Requirement, extra: str = "") -> bool:
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+def _is_met(requirement: Requirement, extra: str = "") -> bool:
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
         return True
     try:
-        version = importlib.metadata.version(wanted.name)
+        version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    if wanted.url or not wanted.specifier.contains(version, prereleases=True):
+    if requirement.url or not requirement.specifier.contains(version, prereleases=True):
         return False
-    needs = [Requirement(one) for one in importlib.metadata.requires(wanted.name) or ()] if wanted.extras else []
-    return all(_is_met(need, name) for name in wanted.extras for need in needs if "extra" in str(need.marker))
+    extra_requirements = [Requirement(dependency) for dependency in importlib.metadata.requires(requirement.name) or ()] if requirement.extras else []
+    return all(_is_met(need, name) for name in requirement.extras for need in extra_requirements if "extra" in str(need.marker))
 
 
-def interpreter(file: Path) -> str:
+def find_interpreter(file: Path) -> str:
     """The Python that runs this environment: that of its own place where it has one, else the one that runs this. Raises
     RequirementsError for what is not installed. A file that is gone is told by whoever wants to run it."""
     if not file.is_file():
         return sys.executable
-    found = declared(file)
-    _require_python(file, found)
-    if found.dependencies and _mark(place := _place(found)).is_file():
-        return str(place / "bin" / "python")
-    if missing := unmet(found):
+    requirements = read_requirements(file)
+    _check_python_version(file, requirements)
+    if requirements.dependencies and _get_marker_path(venv_folder := _get_venv_folder(requirements)).is_file():
+        return str(venv_folder / "bin" / "python")
+    if missing := list_missing_requirements(requirements):
         raise RequirementsError(
             f"{file} requires {', '.join(missing)}, which is not installed here; `lachesis env install {file}` installs it, "
             "in a place of its own"
@@ -118,7 +118,7 @@ def interpreter(file: Path) -> str:
     return sys.executable
 
 
-def import_advice(file: Path, error: BaseException) -> str:
+def get_import_advice(file: Path, error: BaseException) -> str:
     """Return what makes an import work that has failed for a missing package; "" for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
@@ -127,13 +127,13 @@ def import_advice(file: Path, error: BaseException) -> str:
         return f"{package} is there, but it has no module {error.name}: another version of it may be needed"
     name = DISTRIBUTIONS.get(package, package)
     try:
-        dependencies = declared(file).dependencies
+        dependencies = read_requirements(file).dependencies
     except RequirementsError:
         dependencies = ()
     if dependencies:
         change = f'add "{name}" to `dependencies` in the header of {file}'
     else:
-        change = f'write this header into {file}:\n{BEGIN}\n# dependencies = ["{name}"]\n{END}\n'
+        change = f'write this header into {file}:\n{HEADER_BEGIN}\n# dependencies = ["{name}"]\n{HEADER_END}\n'
     return (
         f"the package {package} is not installed. To install it for this file, {change}"
         f"{', ' if dependencies else ''}then run `lachesis env install {file}`. To install it for all: "
@@ -141,51 +141,51 @@ def import_advice(file: Path, error: BaseException) -> str:
     )
 
 
-def install(file: Path) -> Path:
+def install_requirements(file: Path) -> Path:
     """Make the place, unless it is there; its path. Raises RequirementsError with the end of what pip said."""
-    found = declared(file)
-    _require_python(file, found)
-    place = _place(found)
+    requirements = read_requirements(file)
+    _check_python_version(file, requirements)
+    venv_folder = _get_venv_folder(requirements)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.with_suffix(".lock").open("w") as lock:
+        venv_folder.parent.mkdir(parents=True, exist_ok=True)
+        with venv_folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _mark(place).is_file():
-                shutil.rmtree(place, ignore_errors=True)  # half of one, whose maker was ended
-                _make(place, found.dependencies)
+            if not _get_marker_path(venv_folder).is_file():
+                shutil.rmtree(venv_folder, ignore_errors=True)  # half of one, whose maker was ended
+                _create_venv(venv_folder, requirements.dependencies)
     except OSError as error:
-        raise StorageError(f"{place} cannot be made: {error}") from error
-    return place
+        raise StorageError(f"{venv_folder} cannot be made: {error}") from error
+    return venv_folder
 
 
-def _make(place: Path, dependencies: tuple[str, ...]) -> None:
-    log = place.with_suffix(".log")
+def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
+    log = venv_folder.with_suffix(".log")
     try:
-        venv.create(place, with_pip=True, symlinks=True)
-        here = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-        packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(place), "platbase": str(place)}))
-        lines = [f"import site; site.addsitedir({one!r})\n" for one in here]  # each is run by itself
-        (packages / "behind.pth").write_text("".join(lines), encoding="utf-8")
+        venv.create(venv_folder, with_pip=True, symlinks=True)
+        site_folders = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+        site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv_folder), "platbase": str(venv_folder)}))
+        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site_folders]  # each is run by itself
+        (site_packages / "behind.pth").write_text("".join(lines), encoding="utf-8")
         with log.open("wb") as stream:
-            command = [str(place / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+            command = [str(venv_folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
             subprocess.run([*command, *dependencies], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=True)
     except subprocess.CalledProcessError as error:
-        said = log.read_text(errors="replace") if log.is_file() else (error.output or b"").decode(errors="replace")
-        last = "\n".join(said.splitlines()[-LINES:])
-        raise RequirementsError(f"{', '.join(dependencies)} cannot be installed (see {log}):\n{redact(last)}") from error
-    _mark(place).write_text("\n".join(dependencies), encoding="utf-8")
+        pip_output = log.read_text(errors="replace") if log.is_file() else (error.output or b"").decode(errors="replace")
+        last_lines = "\n".join(pip_output.splitlines()[-MAX_LOG_LINES:])
+        raise RequirementsError(f"{', '.join(dependencies)} cannot be installed (see {log}):\n{redact(last_lines)}") from error
+    _get_marker_path(venv_folder).write_text("\n".join(dependencies), encoding="utf-8")
 
 
-def _require_python(file: Path, found: Declared) -> None:
-    if not SpecifierSet(found.python).contains(platform.python_version(), prereleases=True):
-        raise RequirementsError(f"{file} requires Python {found.python}; this is {platform.python_version()}")
+def _check_python_version(file: Path, requirements: ScriptRequirements) -> None:
+    if not SpecifierSet(requirements.python).contains(platform.python_version(), prereleases=True):
+        raise RequirementsError(f"{file} requires Python {requirements.python}; this is {platform.python_version()}")
 
 
-def _place(found: Declared) -> Path:
+def _get_venv_folder(requirements: ScriptRequirements) -> Path:
     """One for all files that require the same, of this Python and beside these packages."""
-    about = (sorted(found.dependencies), sys.version, sys.prefix)
-    return paths.home() / "cache" / "packages" / hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    key_parts = (sorted(requirements.dependencies), sys.version, sys.prefix)
+    return paths.home() / "cache" / "packages" / hashlib.sha256(repr(key_parts).encode()).hexdigest()[:16]
 
 
-def _mark(place: Path) -> Path:
-    return place / "installed.txt"
+def _get_marker_path(venv_folder: Path) -> Path:
+    return venv_folder / "installed.txt"

@@ -9,16 +9,16 @@ from pathlib import Path
 from lachesis.base.errors import ConfigError, StorageError
 from lachesis.base.files import storage_errors
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
 TEMPLATE = Path(__file__).parents[1] / "environment" / "template.txt"
 
 
-def new(name: str, folder: Path) -> Path:
+def write_scaffold(name: str, folder: Path) -> Path:
     """Write NAME.py into the folder, which is made if it is not there; its path.
 
     Raises ConfigError for a name that Python cannot import, or StorageError when the file is there or cannot be written.
     """
-    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+    if not NAME_PATTERN.fullmatch(name) or keyword.iskeyword(name):
         allowed = "small letters, digits and _, a letter first, and no word of Python's"
         raise ConfigError(f"{name[:80]!r} cannot be an environment's name; allowed: {allowed}")
     file = folder / f"{name}.py"

@@ -19,11 +19,11 @@ from lachesis.base import paths
 from lachesis.catalog import fingerprint
 
 ROOT_CLASS = "BaseEnv"
-OWN_BASES = frozenset({"TaskEnv", "ConversationEnv", "VerifiersEnv"})
+LACHESIS_BASES = frozenset({"TaskEnv", "ConversationEnv", "VerifiersEnv"})
 """Of `lachesis.environment`; each is a BaseEnv."""
-LEFT_OUT = frozenset({"tests", "site-packages", "node_modules", "venv"})
-MOST_DEPTH = 5
-MOST_FILES = 5000
+IGNORED_FOLDERS = frozenset({"tests", "site-packages", "node_modules", "venv"})
+MAX_DEPTH = 5
+MAX_FILES = 5000
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanResult:
     """The environments found, the files that do not parse with the reason, and those that go by another name than their own
     because it was taken: under that name, why."""
 
@@ -48,7 +48,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class _Class:
+class _ScannedClass:
     """What one class statement says."""
 
     name: str
@@ -60,112 +60,112 @@ class _Class:
 
 
 @dataclass(frozen=True)
-class _File:
-    classes: tuple[_Class, ...] = ()
+class _ScannedFile:
+    classes: tuple[_ScannedClass, ...] = ()
     problem: str | None = None
 
 
-def scan(places: Iterable[Path] | None = None) -> Scan:
+def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
     """Every environment in `places` (default: `paths.environment_dirs()`), in order of place and file name, those of a folder
     before those of the folders below it."""
-    classes: list[_Class] = []
+    classes: list[_ScannedClass] = []
     problems: dict[str, str] = {}
-    offered: set[Path] = set()
-    known: set[Path] = set()
-    for place in dict.fromkeys(one.resolve() for one in (places if places is not None else paths.environment_dirs())):
-        files = list(itertools.islice(_files(place), MOST_FILES + 1))
-        if len(files) > MOST_FILES:
-            problems[str(place)] = f"it holds more than {MOST_FILES} files of Python; name a smaller folder"
+    searched_files: set[Path] = set()
+    scanned_files: set[Path] = set()
+    for search_path in dict.fromkeys(path.resolve() for path in (search_paths if search_paths is not None else paths.environment_dirs())):
+        files = list(itertools.islice(_list_python_files(search_path), MAX_FILES + 1))
+        if len(files) > MAX_FILES:
+            problems[str(search_path)] = f"it holds more than {MAX_FILES} files of Python; name a smaller folder"
             files.pop()
-        offered |= set(files)
-        beside = fingerprint.files(place) - set(files) if place.is_file() else set()
-        for file in [*files, *sorted(beside)]:
-            if file in known:  # of a folder that is searched too
+        searched_files |= set(files)
+        imported_files = fingerprint.list_source_files(search_path) - set(files) if search_path.is_file() else set()
+        for file in [*files, *sorted(imported_files)]:
+            if file in scanned_files:  # of a folder that is searched too
                 continue
-            known.add(file)
-            read = _looked_at(file)
-            classes += read.classes
-            if read.problem:
-                problems[str(file)] = read.problem
-    found = Scan([], problems)
-    files_of: dict[str, Path] = {}
-    for one in _leaves(_descendants(classes)):
-        if one.file in offered:
-            environment = _describe(one, files_of)
-            own = one.own_name or one.file.stem
-            if environment.name != own:
-                found.clashes[environment.name] = f"{one.file}: its name {own} is that of {files_of[own]}"
-            files_of[environment.name] = one.file
-            found.environments.append(environment)
-    return found
+            scanned_files.add(file)
+            scanned = _scan_file(file)
+            classes += scanned.classes
+            if scanned.problem:
+                problems[str(file)] = scanned.problem
+    result = ScanResult([], problems)
+    file_by_name: dict[str, Path] = {}
+    for scanned_class in _select_leaves(_select_descendants(classes)):
+        if scanned_class.file in searched_files:
+            environment = _build_environment(scanned_class, file_by_name)
+            own_name = scanned_class.own_name or scanned_class.file.stem
+            if environment.name != own_name:
+                result.clashes[environment.name] = f"{scanned_class.file}: its name {own_name} is that of {file_by_name[own_name]}"
+            file_by_name[environment.name] = scanned_class.file
+            result.environments.append(environment)
+    return result
 
 
-def _files(place: Path) -> Iterator[Path]:
+def _list_python_files(search_path: Path) -> Iterator[Path]:
     """The files that may hold environments."""
-    if place.is_file():
-        yield place
+    if search_path.is_file():
+        yield search_path
         return
-    for folder, below, names in os.walk(place):
-        depth = len(Path(folder).relative_to(place).parts)
-        below[:] = sorted(one for one in below if depth < MOST_DEPTH and not one.startswith((".", "_")) and one not in LEFT_OUT)
+    for folder, subfolders, names in os.walk(search_path):
+        depth = len(Path(folder).relative_to(search_path).parts)
+        subfolders[:] = sorted(subfolder for subfolder in subfolders if depth < MAX_DEPTH and not subfolder.startswith((".", "_")) and subfolder not in IGNORED_FOLDERS)
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py") and not name.startswith("_"))
 
 
-def _looked_at(file: Path) -> _File:
+def _scan_file(file: Path) -> _ScannedFile:
     try:
         stat = file.stat()
-        return _read(file, stat.st_mtime_ns, stat.st_size)
+        return _parse_file(file, stat.st_mtime_ns, stat.st_size)
     except OSError as error:
-        return _File(problem=f"{type(error).__name__}: {error}")
+        return _ScannedFile(problem=f"{type(error).__name__}: {error}")
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(file: Path, changed_ns: int, size: int) -> _File:
+def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
     """The classes of one file as it is since `changed_ns`. Raises OSError."""
     try:
         module = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        return _File(problem=f"{type(error).__name__}{line}: {reason}")
-    return _File(_classes(file, module))
+        return _ScannedFile(problem=f"{type(error).__name__}{line}: {reason}")
+    return _ScannedFile(_list_classes(file, module))
 
 
-def _classes(file: Path, module: ast.Module) -> tuple[_Class, ...]:
-    imports = list(_imports(module.body))
+def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
+    imports = list(_list_imports(module.body))
     aliases = {
         alias.asname: alias.name for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname
     }
-    roots = OWN_BASES if _names(imports, "lachesis.environment") else frozenset()
+    roots = LACHESIS_BASES if _has_import_of(imports, "lachesis.environment") else frozenset()
     result = []
     for node in module.body:
         if isinstance(node, ast.ClassDef):
             names = {aliases.get(name, name) for base in node.bases if (name := _base_name(base))}
-            text = (ast.get_docstring(node) or ast.get_docstring(module) or "").strip()
+            docstring = (ast.get_docstring(node) or ast.get_docstring(module) or "").strip()
             result.append(
-                _Class(
+                _ScannedClass(
                     name=node.name,
                     file=file,
                     bases=frozenset(ROOT_CLASS if name in roots else name for name in names),
-                    own_name=_attribute(node, "name"),
-                    config_class=_attribute(node, "env_config_cls"),
-                    description=text.splitlines()[0] if text else "",
+                    own_name=_read_class_attribute(node, "name"),
+                    config_class=_read_class_attribute(node, "env_config_cls"),
+                    description=docstring.splitlines()[0] if docstring else "",
                 )
             )
     return tuple(result)
 
 
-def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
     """The import statements that bind names of the module: under `if`, `try` and `with` too, none in a function or class."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for part in ("body", "handlers", "orelse", "finalbody"):
-                yield from _imports(getattr(node, part, ()))
+                yield from _list_imports(getattr(node, part, ()))
 
 
-def _names(imports: Iterable[ast.Import | ast.ImportFrom], module: str) -> bool:
+def _has_import_of(imports: Iterable[ast.Import | ast.ImportFrom], module: str) -> bool:
     """Whether one of them imports the module or something of it."""
     parent, _, last = module.rpartition(".")
     imported: set[str] = set()
@@ -173,9 +173,9 @@ def _names(imports: Iterable[ast.Import | ast.ImportFrom], module: str) -> bool:
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif node.module:
-            whole = node.module == parent and any(alias.name == last for alias in node.names)
-            imported.add(module if whole else node.module)
-    return any(one == module or one.startswith(f"{module}.") for one in imported)
+            is_module_import = node.module == parent and any(alias.name == last for alias in node.names)
+            imported.add(module if is_module_import else node.module)
+    return any(name == module or name.startswith(f"{module}.") for name in imported)
 
 
 def _base_name(base: ast.expr) -> str | None:
@@ -184,38 +184,38 @@ def _base_name(base: ast.expr) -> str | None:
     return base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else None
 
 
-def _descendants(classes: list[_Class]) -> list[_Class]:
+def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
     """Those that reach BaseEnv through the bases; names are compared across files, as imports are not followed."""
-    known = {ROOT_CLASS}
+    environment_names = {ROOT_CLASS}
     while True:
-        grown = known | {one.name for one in classes if one.bases & known}
-        if grown == known:
-            return [one for one in classes if one.bases & known]
-        known = grown
+        extended_names = environment_names | {scanned_class.name for scanned_class in classes if scanned_class.bases & environment_names}
+        if extended_names == environment_names:
+            return [scanned_class for scanned_class in classes if scanned_class.bases & environment_names]
+        environment_names = extended_names
 
 
-def _leaves(classes: list[_Class]) -> list[_Class]:
+def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
     """Without those that another class of the same file builds on: they are not meant to be run."""
-    together: dict[Path, list[_Class]] = collections.defaultdict(list)
-    for one in classes:
-        together[one.file].append(one)
-    return [one for one in classes if not any(one.name in other.bases for other in together[one.file] if other is not one)]
+    classes_by_file: dict[Path, list[_ScannedClass]] = collections.defaultdict(list)
+    for scanned_class in classes:
+        classes_by_file[scanned_class.file].append(scanned_class)
+    return [scanned_class for scanned_class in classes if not any(scanned_class.name in other.bases for other in classes_by_file[scanned_class.file] if other is not scanned_class)]
 
 
-def _describe(one: _Class, taken: Container[str]) -> Environment:
-    long = f"{one.file.stem}-{one.name}"
-    names = itertools.chain([one.own_name or one.file.stem, one.file.stem, long], (f"{long}-{n}" for n in itertools.count(2)))
-    name = next(candidate for candidate in names if candidate not in taken)
+def _build_environment(scanned_class: _ScannedClass, taken_names: Container[str]) -> Environment:
+    long_name = f"{scanned_class.file.stem}-{scanned_class.name}"
+    names = itertools.chain([scanned_class.own_name or scanned_class.file.stem, scanned_class.file.stem, long_name], (f"{long_name}-{n}" for n in itertools.count(2)))
+    name = next(candidate for candidate in names if candidate not in taken_names)
     return Environment(
         name=name,
-        class_name=one.name,
-        file_path=str(one.file.resolve()),
-        description=one.description,
-        config_class=one.config_class or "BaseEnvConfig",
+        class_name=scanned_class.name,
+        file_path=str(scanned_class.file.resolve()),
+        description=scanned_class.description,
+        config_class=scanned_class.config_class or "BaseEnvConfig",
     )
 
 
-def _attribute(node: ast.ClassDef, name: str) -> str | None:
+def _read_class_attribute(node: ast.ClassDef, name: str) -> str | None:
     for statement in node.body:
         targets: list[ast.expr] = []
         if isinstance(statement, ast.Assign):

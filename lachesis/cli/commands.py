@@ -13,7 +13,7 @@ from typing import Any
 
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.typed_values import read_untyped
-from lachesis.catalog.describe import adopt
+from lachesis.catalog.describe import register_environment
 from lachesis.cli import demo, doctor, environments, serve, show, watch
 from lachesis.cli.show import out
 from lachesis.config.edits import parse_assignment
@@ -65,7 +65,7 @@ def demo_command(args: argparse.Namespace) -> int:
 def envs(args: argparse.Namespace) -> None:
     service = Service()
     if args.name:
-        found = service.describe(Launch(adopt(args.name), args.profile, by_owner=True))
+        found = service.describe(Launch(register_environment(args.name), args.profile, by_owner=True))
         out(args, found, show.environment(found))
         return
     scan = service.environments()
@@ -83,7 +83,7 @@ def train(args: argparse.Namespace) -> int:
     if args.others:
         edits.append(("env.mixture", dict(map(_other, args.others))))
     wanted = Launch(
-        adopt(args.environment),
+        register_environment(args.environment),
         args.profile,
         tuple(edits),
         args.model,
@@ -104,7 +104,7 @@ def train(args: argparse.Namespace) -> int:
 def _other(text: str) -> tuple[str, dict[str, Any]]:
     """ENVIRONMENT or ENVIRONMENT=WEIGHT."""
     name, weight = parse_assignment(text if "=" in text else f"{text}=1")
-    return adopt(name), {"weight": read_untyped(weight)}
+    return register_environment(name), {"weight": read_untyped(weight)}
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def test(args: argparse.Namespace) -> int:
     wanted = TestOptions(
         num_steps=args.steps, group_size=args.group_size, models=_tested_models(args), prompts=args.prompt, **prompted
     )
-    launch = Launch(adopt(args.environment), args.profile, edits, _trained_model(args), by_owner=True)
+    launch = Launch(register_environment(args.environment), args.profile, edits, _trained_model(args), by_owner=True)
     try:
         config = service.check_test(launch, wanted)[0].config
     except ModelNotFoundError as error:

@@ -28,15 +28,15 @@ def env(args: argparse.Namespace) -> int:
 
 def _install(args: argparse.Namespace) -> int:
     """What the file's header requires, in a place of its own."""
-    environment = describe.find(describe.adopt(args.environment))
+    environment = describe.find_environment(describe.register_environment(args.environment))
     file = Path(environment.file_path)
-    wanted = requirements.declared(file).dependencies
+    wanted = requirements.read_requirements(file).dependencies
     if not wanted:
         show.out(args, {"requirements": []}, f"{file} declares no requirements (PEP 723)")
         return 0
     if not args.json:
         show.notice(f"installing {', '.join(wanted)}")
-    place = requirements.install(file)
+    place = requirements.install_requirements(file)
     answer = {"environment": environment.name, "requirements": wanted, "path": str(place)}
     show.out(
         args, answer, f"{', '.join(wanted)} is installed at {place}, for {environment.name} and those that require the same"
@@ -46,7 +46,7 @@ def _install(args: argparse.Namespace) -> int:
 
 def _new(args: argparse.Namespace) -> int:
     folder = Path(args.to).expanduser()
-    file = scaffold.new(args.name, folder)
+    file = scaffold.write_scaffold(args.name, folder)
     view = "\n".join(
         [
             f"{file} is written. What is next:",
@@ -64,7 +64,7 @@ def _check(args: argparse.Namespace) -> int:
     """Exit code 1 when a check has failed."""
     service = Service()
     launch = Launch(
-        describe.adopt(args.environment),
+        describe.register_environment(args.environment),
         "embedded",
         tuple(parse_assignment(text) for text in args.edits),
         args.model,
@@ -106,7 +106,7 @@ def model(args: argparse.Namespace) -> int:
             path = build.build(build.Recipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        found = [Service().resolve(Launch(describe.adopt(one), "embedded", edits, by_owner=True)) for one in args.environments]
+        found = [Service().resolve(Launch(describe.register_environment(one), "embedded", edits, by_owner=True)) for one in args.environments]
         taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
             path = teach.build(*taught, share=args.share, steps=args.steps, progress=advance)

@@ -22,7 +22,7 @@ from lachesis.runs.parity import Parity
 from lachesis.runs.store import seconds_between
 
 if TYPE_CHECKING:
-    from lachesis.catalog.scan import Scan
+    from lachesis.catalog.scan import ScanResult
     from lachesis.cli.doctor import Check
     from lachesis.validation.tests import InferenceTest
 
@@ -114,7 +114,7 @@ def _status_text(status: str) -> Text:
     return Text(status, style=_COLOURS.get(status, "cyan"))
 
 
-def environments(scan: Scan) -> RenderableType:
+def environments(scan: ScanResult) -> RenderableType:
     table = _table("name", "what it is", "file")
     for one in scan.environments:
         table.add_row(one.name, one.description, one.file_path)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
 from lachesis.base.typed_values import read_typed_value
-from lachesis.catalog.describe import Schema
+from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.config.run_config import PROFILES, RunConfig, build, priced
 from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
 
@@ -59,7 +59,7 @@ class Fields:
     `by_owner` opens those that are locked for agents only.
     """
 
-    def __init__(self, profile: str, schema: Schema | None = None, *, by_owner: bool = False) -> None:
+    def __init__(self, profile: str, schema: EnvironmentSchema | None = None, *, by_owner: bool = False) -> None:
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, Field] = {}
         self.own: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class Fields:
         if schema is not None:
             self._add_own(schema)
 
-    def _add_own(self, schema: Schema) -> None:
+    def _add_own(self, schema: EnvironmentSchema) -> None:
         self.definitions.update(schema.definitions)
         self.own = schema.properties
         for name, one in schema.properties.items():

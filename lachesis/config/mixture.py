@@ -33,12 +33,12 @@ def check(profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: flo
 
 def files(environment: Environment, config: RunConfig) -> dict[str, str]:
     """Where the run's environments are, by name, the first one first. Raises UnknownEnvironmentError."""
-    return {environment.name: environment.file_path, **{name: describe.find(name).file_path for name in config.env.mixture}}
+    return {environment.name: environment.file_path, **{name: describe.find_environment(name).file_path for name in config.env.mixture}}
 
 
 def _own(profile: str, name: str, values: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    environment = describe.find(name)
-    schema = describe.schema(environment, timeout_s)
+    environment = describe.find_environment(name)
+    schema = describe.load_schema(environment, timeout_s)
     fields = Fields(profile, schema)
     edited = {key: fields.edit(f"env.{key}", value)[1] for key, value in values.items() if key not in GIVEN}
     complaints = describe.check_values(environment, schema, edited, timeout_s)

@@ -36,7 +36,7 @@ from lachesis.environment.endpoint_errors import list_causes
 
 def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
-    sys.path[:] = fingerprint.search_path(file, sys.path)
+    sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_modules.load_when_used("torch", "wandb")
     if question := {"describe": _described, "examples": _examples}.get(command):
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -65,7 +65,7 @@ def _run(command: str, file: Path, options: list[str]) -> None:
         _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), trainer)
     sys.argv = [str(file), *options]
     try:
-        module = fingerprint.module_name(file)
+        module = fingerprint.get_module_name(file)
         if module is None:
             runpy.run_path(str(file), run_name="__main__")
         else:
@@ -73,7 +73,7 @@ def _run(command: str, file: Path, options: list[str]) -> None:
     except Exception as error:
         traceback.print_exc()
         causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in list_causes(error)]
-        causes += filter(None, [requirements.import_advice(file, error)])
+        causes += filter(None, [requirements.get_import_advice(file, error)])
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
         if counted is not None:
             inference_test.note_failure(counted, error)
@@ -113,7 +113,7 @@ def answer(file: Path, question: Callable[[Path, dict[str, Any]], dict[str, Any]
         found = question(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # an environment may raise SystemExit at import
         found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        found["advice"] = requirements.import_advice(file, error)
+        found["advice"] = requirements.get_import_advice(file, error)
     temporary = out.with_suffix(".part")
     temporary.write_text(json.dumps(found))
     os.replace(temporary, out)

@@ -44,7 +44,7 @@ class StageFailed(Exception):
 
 def load(file: Path, class_name: str) -> Any:
     """The class, from the file imported as a module, of its package where it is part of one."""
-    name = fingerprint.module_name(file)
+    name = fingerprint.get_module_name(file)
     if name is not None:
         return getattr(importlib.import_module(name), class_name)
     spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
@@ -70,7 +70,7 @@ def run(file: Path, *, class_name: str, out: Path, config: Path) -> None:
         except StageFailed as error:
             line |= {"ok": False, "error": str(error)}
         except BaseException as error:  # an environment may raise SystemExit at import
-            told = filter(None, [describe_exception(error, str(file)), requirements.import_advice(file, error)])
+            told = filter(None, [describe_exception(error, str(file)), requirements.get_import_advice(file, error)])
             line |= {"ok": False, "error": "\n".join(told)}
             traceback.print_exc()
         line["seconds"] = round(time.monotonic() - started, 2)

@@ -15,7 +15,7 @@ from typing import Any
 from lachesis.base import paths
 from lachesis.base.errors import FieldValueError, ModelNotFoundError, shorten
 from lachesis.base.model_files import require_model
-from lachesis.catalog.describe import Schema, find_word
+from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import Fields
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import Origin
@@ -42,7 +42,7 @@ class Launch:
     by_owner: bool = False
     """Whether the owner of this machine asks, who may also set the fields that are locked for agents."""
 
-    def fields(self, schema: Schema) -> Fields:
+    def fields(self, schema: EnvironmentSchema) -> Fields:
         """Return the fields of the environment as whoever asks may edit them."""
         return Fields(self.profile, schema, by_owner=self.by_owner)
 
@@ -124,7 +124,7 @@ def find_problem(launch: Launch, config: RunConfig, home: Path) -> str | None:
         return None
     if _knows_sums(environments) or find_taught(environments, home):
         return None
-    words = [find_word(name) for name in environments]
+    words = [get_name_or_file(name) for name in environments]
     named = [part for word in words for part in ("--for", word)]
     build = shlex.join(["lachesis", "model", "build", *named])
     return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError
 from lachesis.base.files import copy_private, make_private_folder, storage_errors
-from lachesis.catalog.describe import find_word
+from lachesis.catalog.describe import get_name_or_file
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest
 from lachesis.runs.store import RunDir, RunRecord, RunStore
@@ -76,7 +76,7 @@ def find(store: RunStore, text: str) -> Origin:
 
 def advice(record: RunRecord, folder: RunDir, fields: Iterable[str]) -> str:
     """Return what to do for a run with other values of `fields`, as the end of an error message."""
-    environment = find_word(record.environment, record.environment_file)
+    environment = get_name_or_file(record.environment, record.environment_file)
     edits = [part for name in fields for part in ("--set", f"{name}=VALUE")]
     others = RunConfig.from_yaml(folder.config).env.mixture
     mixed = [part for name, own in others.items() for part in ("--with", f"{name}={own.get('weight', 1)}")]

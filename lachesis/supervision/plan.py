@@ -20,7 +20,7 @@ from lachesis.base.files import write_private
 from lachesis.base.model_files import is_cached
 from lachesis.base.secrets import read_passed_variables, read_public_variables
 from lachesis.base.tls import get_tls_context
-from lachesis.catalog.requirements import interpreter
+from lachesis.catalog.requirements import find_interpreter
 from lachesis.config import run_config as configuration
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK, mark
@@ -311,7 +311,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
 
 def _python(file: str) -> tuple[str, ...]:
     """As PYTHON, with the packages that the environment requires."""
-    return (interpreter(Path(file)), *PYTHON[1:])
+    return (find_interpreter(Path(file)), *PYTHON[1:])
 
 
 def _is_local(config: RunConfig) -> bool:

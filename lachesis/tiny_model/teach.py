@@ -32,7 +32,7 @@ def build(
     if not 0 <= share <= 1:
         raise ConfigError(f"the share of right examples is {share:g}; allowed: 0 to 1")
     count = EXAMPLES // len(taught)
-    conversations = [one for each in taught for one in describe.examples(*each, count=count, share=share)]
+    conversations = [one for each in taught for one in describe.collect_examples(*each, count=count, share=share)]
     longest = max(sum(len(one["content"].encode()) + 2 for one in conversation) for conversation in conversations)
     recipe = models.Recipe(
         steps=steps,

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lachesis.base.errors import ValidationMissingError
-from lachesis.catalog.fingerprint import fingerprint
+from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.store import seconds_between
 from lachesis.validation.forecast import Forecast, Planned, rescaled
@@ -48,7 +48,7 @@ def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[
 def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:
     mine = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
     own = config.env.model_extra or {}
-    code = fingerprint(Path(environment_file), own)
+    code = compute_fingerprint(Path(environment_file), own)
     reasons = []
     for test in mine:
         reason = _against(test, code, own)

@@ -69,7 +69,7 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
 def test_an_environment_that_reads_its_input_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("name = input('your name? ')\n" + BASE)
     with pytest.raises(EnvironmentLoadError, match="EOFError: EOF when reading a line"):
-        describe.schema(describe.find("asks", [tmp_path]))
+        describe.load_schema(describe.find_environment("asks", [tmp_path]))
 
 
 def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def names(folder: Path) -> list[tuple[str, str]]:
-    return [(one.name, one.class_name) for one in describe.scan([folder]).environments]
+    return [(one.name, one.class_name) for one in describe.scan_environments([folder]).environments]
 
 
 def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -
         _hidden=BASE + "class F(BaseEnv):\n    pass\n",
     )
     assert sorted(names(tmp_path)) == [("alpha", "A"), ("indirect", "B"), ("qualified", "D"), ("renamed", "C")]
-    alpha = describe.find("alpha", [tmp_path])
+    alpha = describe.find_environment("alpha", [tmp_path])
     assert (alpha.description, alpha.config_class) == ("Does A.", "AConfig")
 
 
@@ -54,30 +54,30 @@ def test_the_file_is_not_imported(tmp_path: Path) -> None:
 
 def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path: Path) -> None:
     write(tmp_path, broken="class A(:\n", good=BASE + "class B(BaseEnv):\n    pass\n")
-    result = describe.scan([tmp_path])
+    result = describe.scan_environments([tmp_path])
     assert [one.name for one in result.environments] == ["good"]
     assert result.problems[str(tmp_path / "broken.py")].startswith("SyntaxError, line 1")
     with pytest.raises(EnvironmentLoadError, match=r"broken\.py does not parse: SyntaxError, line 1"):
-        describe.find("broken", [tmp_path])
+        describe.find_environment("broken", [tmp_path])
 
 
 def test_an_unknown_name_is_told_with_those_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    pass\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     with pytest.raises(UnknownEnvironmentError, match=r"no environment .gsm9k.; available: arithmetic, .*, mine") as caught:
-        describe.find("gsm9k")
+        describe.find_environment("gsm9k")
     assert {"arithmetic", "mine"} <= set(caught.value.details["available"])
 
 
 def test_the_schema_comes_from_the_environment_itself_and_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = describe.find("arithmetic")
-    schema = describe.schema(environment)
+    environment = describe.find_environment("arithmetic")
+    schema = describe.load_schema(environment)
     assert schema.warning is None
     assert schema.values["largest"] == 9
     assert schema.properties["largest"]["maximum"] == 999
     with monkeypatch.context() as patch:
-        patch.setattr(describe, "_ask_child", lambda *values, **options: pytest.fail("it was learnt before"))
-        assert describe.schema(environment) == schema
+        patch.setattr(describe, "_run_child", lambda *values, **options: pytest.fail("it was learnt before"))
+        assert describe.load_schema(environment) == schema
     assert describe.check_values(environment, schema, {"largest": 0}) == []  # its schema says that already
     strict = replace(schema, checks=True)
     assert describe.check_values(environment, strict, {"largest": 5}) == []
@@ -89,27 +89,27 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached(monkeypatch:
 def test_an_import_that_raises_is_shown_with_its_traceback(tmp_path: Path) -> None:
     write(tmp_path, bad="print('noise')\nraise RuntimeError('no data')\n" + BASE + "class A(BaseEnv):\n    pass\n")
     with pytest.raises(EnvironmentLoadError, match=r"(?s)cannot be imported: RuntimeError: no data.*line 2, in <module>"):
-        describe.schema(describe.find("bad", [tmp_path]))
+        describe.load_schema(describe.find_environment("bad", [tmp_path]))
 
 
 def test_an_import_that_ends_the_process_is_told(tmp_path: Path) -> None:
     write(tmp_path, bad="import os\nprint('last words', flush=True)\nos._exit(7)\n" + BASE + "class A(BaseEnv):\n    pass\n")
     with pytest.raises(EnvironmentLoadError, match=r"(?s)ended the process \(exit code 7\).*last words"):
-        describe.schema(describe.find("bad", [tmp_path]))
+        describe.load_schema(describe.find_environment("bad", [tmp_path]))
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     write(tmp_path, slow="import time\nprint('loading', flush=True)\ntime.sleep(60)\n" + BASE + "class A(BaseEnv):\n    pass\n")
     started = time.monotonic()
     with pytest.raises(EnvironmentTimeoutError, match=r"(?s)still being imported after 2 s.*loading"):
-        describe.schema(describe.find("slow", [tmp_path]), timeout_s=2)
+        describe.load_schema(describe.find_environment("slow", [tmp_path]), timeout_s=2)
     assert time.monotonic() - started < 10
 
 
 def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path: Path) -> None:
     text = BASE + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise ValueError('needs a key')\n"
     write(tmp_path, fallback=text)
-    schema = describe.schema(describe.find("fallback", [tmp_path]))
+    schema = describe.load_schema(describe.find_environment("fallback", [tmp_path]))
     assert "needs a key" in (schema.warning or "")
     assert "group_size" in schema.properties
 
@@ -129,25 +129,25 @@ def test_a_base_of_this_project_is_a_base_environment(tmp_path: Path) -> None:
 def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'arithmetic'\n", empty="x = 1\n", broken="class A(:\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", "")
-    assert describe.adopt("arithmetic") == "arithmetic"
-    name = describe.adopt(str(tmp_path / "mine.py"))
+    assert describe.register_environment("arithmetic") == "arithmetic"
+    name = describe.register_environment(str(tmp_path / "mine.py"))
     assert name == "mine", "its own name is taken by another file"
-    assert describe.find(name).file_path == str(tmp_path / "mine.py")
+    assert describe.find_environment(name).file_path == str(tmp_path / "mine.py")
     monkeypatch.chdir(tmp_path)
-    assert describe.adopt("mine") == "mine"
+    assert describe.register_environment("mine") == "mine"
     with pytest.raises(UnknownEnvironmentError, match=r"the file is given as empty\.py"):
-        describe.adopt("empty")
+        describe.register_environment("empty")
     with pytest.raises(UnknownEnvironmentError, match="there is no file"):
-        describe.adopt(str(tmp_path / "gone.py"))
+        describe.register_environment(str(tmp_path / "gone.py"))
     with pytest.raises(UnknownEnvironmentError, match="holds no class that inherits from one of BaseEnv, ConversationEnv"):
-        describe.adopt(str(tmp_path / "empty.py"))
+        describe.register_environment(str(tmp_path / "empty.py"))
     with pytest.raises(EnvironmentLoadError, match="does not parse"):
-        describe.adopt(str(tmp_path / "broken.py"))
+        describe.register_environment(str(tmp_path / "broken.py"))
 
 
 def test_an_environment_without_examples_says_what_is_missing() -> None:
     with pytest.raises(EnvironmentLoadError, match=r"ArithmeticEnv offers no example\(item, right=…\)"):
-        describe.examples(describe.find("arithmetic"), {}, count=1, share=1.0)
+        describe.collect_examples(describe.find_environment("arithmetic"), {}, count=1, share=1.0)
 
 
 def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
     for folder in ("community/games", ".venv", "_old", "tests"):
         (tmp_path / folder).mkdir(parents=True)
         write(tmp_path / folder, second=BASE + "class B(BaseEnv):\n    name = 'task'\n")
-    found = describe.scan([tmp_path])
+    found = describe.scan_environments([tmp_path])
     assert [(one.name, one.class_name) for one in found.environments] == [("task", "A"), ("second", "B")]
     place = tmp_path / "community" / "games" / "second.py"
     assert found.clashes == {"second": f"{place}: its name task is that of {tmp_path / 'first.py'}"}
@@ -164,8 +164,8 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
 def test_a_file_of_a_searched_folder_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'own'\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
-    assert describe.adopt(str(tmp_path / "mine.py")) == "own"
-    assert not describe.scan().clashes
+    assert describe.register_environment(str(tmp_path / "mine.py")) == "own"
+    assert not describe.scan_environments().clashes
 
 
 def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> 
     for place in places:
         place.mkdir()
         write(place, x=BASE + "class X(BaseEnv):\n    pass\n")
-    found = describe.scan(places)
+    found = describe.scan_environments(places)
     assert [one.name for one in found.environments] == ["x", "x-X", "x-X-2", "x-X-3"]
-    assert describe.find("x-X-2", places).file_path == str(places[2] / "x.py")
+    assert describe.find_environment("x-X-2", places).file_path == str(places[2] / "x.py")
 
 
 PACKAGE = {
@@ -201,12 +201,12 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_module_of_a_package_imports_its_neighbours(package: Path) -> None:
-    found = describe.find("packed", [package.parent])
-    assert describe.schema(found).values["wandb_name"] == "in the package"
-    assert fingerprint.fingerprint(package / "server.py") != (before := fingerprint.fingerprint(package / "base.py"))
+    found = describe.find_environment("packed", [package.parent])
+    assert describe.load_schema(found).values["wandb_name"] == "in the package"
+    assert fingerprint.compute_fingerprint(package / "server.py") != (before := fingerprint.compute_fingerprint(package / "base.py"))
     write(package, words="WORD = 'changed'\n")
-    assert fingerprint.fingerprint(package / "base.py") != before, "what it imports is part of it"
-    assert describe.schema(found).values["wandb_name"] == "changed"
+    assert fingerprint.compute_fingerprint(package / "base.py") != before, "what it imports is part of it"
+    assert describe.load_schema(found).values["wandb_name"] == "changed"
 
 
 def test_a_module_of_a_package_runs_as_one(package: Path, tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
         mine="from base import Shared\nclass Mine(Shared):\n    pass\n",
         other=BASE + "class Other(BaseEnv):\n    pass\n",
     )
-    assert [one.name for one in describe.scan([tmp_path / "mine.py"]).environments] == ["mine"]
+    assert [one.name for one in describe.scan_environments([tmp_path / "mine.py"]).environments] == ["mine"]
 
 
 def test_code_that_a_field_names_is_part_of_the_hash(tmp_path: Path) -> None:
     write(tmp_path, env=BASE + "class A(BaseEnv):\n    pass\n", mine="import helper\n", helper="x = 1\n", data="1")
     file, values = tmp_path / "env.py", {"function": f"{tmp_path / 'mine.py'}:reward", "size": 3, "other": "not/there.py"}
-    before = fingerprint.fingerprint(file, values)
-    assert before not in (fingerprint.fingerprint(file), fingerprint.fingerprint(file, {"file": str(tmp_path / "data.py")}))
+    before = fingerprint.compute_fingerprint(file, values)
+    assert before not in (fingerprint.compute_fingerprint(file), fingerprint.compute_fingerprint(file, {"file": str(tmp_path / "data.py")}))
     write(tmp_path, helper="x = 2\n")
-    assert fingerprint.fingerprint(file, values) != before
-    assert fingerprint.fingerprint(file) == fingerprint.fingerprint(file, {"size": 4})
+    assert fingerprint.compute_fingerprint(file, values) != before
+    assert fingerprint.compute_fingerprint(file) == fingerprint.compute_fingerprint(file, {"size": 4})

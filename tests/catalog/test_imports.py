@@ -51,16 +51,16 @@ def test_siblings_are_found_by_every_root_that_upstream_uses(tmp_path: Path, sha
     if "of a package" in shape:
         (tmp_path / "games" / "__init__.py").touch()
     file = tmp_path / place
-    environment = describe.find("task", [file.parent])
-    assert describe.schema(environment).values["wandb_name"] == "found"
+    environment = describe.find_environment("task", [file.parent])
+    assert describe.load_schema(environment).values["wandb_name"] == "found"
     if shape in ("relative, parent", "own folder of a package"):
         subprocess.run(
             [sys.executable, "-P", "-m", "lachesis.env_process", "run", str(file), "serve"], cwd=tmp_path, check=True
         )
         assert (tmp_path / "ran").read_text() == "found"
-    before = fingerprint.fingerprint(file)
+    before = fingerprint.compute_fingerprint(file)
     (tmp_path / sibling).write_text("WORD = 'changed'\n")
-    assert fingerprint.fingerprint(file) != before
+    assert fingerprint.compute_fingerprint(file) != before
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_relative_imports_make_a_package_of_a_folder_whose_name_is_free(
     """Others run as files that stand alone, whose imports may have another way when the relative one fails."""
     (file := tmp_path / folder / "task.py").parent.mkdir(parents=True)
     file.write_text(f"{line}\n")
-    assert fingerprint.module_name(file) == name
+    assert fingerprint.get_module_name(file) == name
 
 
 def test_the_shelf_is_hashed_without_the_program_around_it() -> None:
     shelf = Path(__file__).resolve().parents[2] / "environments"
-    assert fingerprint.files(shelf / "countdown.py") == {shelf / "countdown.py"}
+    assert fingerprint.list_source_files(shelf / "countdown.py") == {shelf / "countdown.py"}
 
 
 def test_following_the_advice_for_a_missing_package_makes_the_import_work(
@@ -93,9 +93,9 @@ def test_following_the_advice_for_a_missing_package_makes_the_import_work(
 ) -> None:
     file = tmp_path / "task.py"
     file.write_text("from lachesis_test_words import WORD\n" + TASK)
-    environment = describe.find("task", [tmp_path])
+    environment = describe.find_environment("task", [tmp_path])
     with pytest.raises(EnvironmentLoadError, match="the package lachesis_test_words is not installed") as missing:
-        describe.schema(environment)
+        describe.load_schema(environment)
     assert "Traceback" not in str(missing.value)
     header = re.search(r"^# /// script\n(# .*\n)+# ///\n", str(missing.value), re.MULTILINE)
     assert header is not None
@@ -104,15 +104,15 @@ def test_following_the_advice_for_a_missing_package_makes_the_import_work(
     wheel(tmp_path, "lachesis_test_words", "1", "WORD = 'installed'\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    requirements.install(file)
-    assert describe.schema(environment).values["wandb_name"] == "installed"
+    requirements.install_requirements(file)
+    assert describe.load_schema(environment).values["wandb_name"] == "installed"
 
 
 def test_the_advice_fits_the_file(tmp_path: Path) -> None:
     file = tmp_path / "task.py"
     file.write_text('# /// script\n# dependencies = ["pytest"]\n# ///\n')
-    named = requirements.import_advice(file, ModuleNotFoundError("No module named 'cv2'", name="cv2"))
+    named = requirements.get_import_advice(file, ModuleNotFoundError("No module named 'cv2'", name="cv2"))
     assert f'add "opencv-python" to `dependencies` in the header of {file}, then run `lachesis env install {file}`' in named
-    inner = requirements.import_advice(file, ModuleNotFoundError("No module named 'json.no'", name="json.no"))
+    inner = requirements.get_import_advice(file, ModuleNotFoundError("No module named 'json.no'", name="json.no"))
     assert inner == "json is there, but it has no module json.no: another version of it may be needed"
-    assert requirements.import_advice(file, ImportError("cannot import name 'x'")) == ""
+    assert requirements.get_import_advice(file, ImportError("cannot import name 'x'")) == ""

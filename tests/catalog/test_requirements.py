@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.base.errors import RequirementsError
 from lachesis.catalog import describe, requirements
-from lachesis.catalog.requirements import Declared
+from lachesis.catalog.requirements import ScriptRequirements
 
 HEADER = "# /// script\n# dependencies = [{}]\n# ///\n"
 ENVIRONMENT = """
@@ -47,8 +47,8 @@ def wheel(folder: Path, name: str, version: str, code: str) -> None:
 
 
 def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
-    assert requirements.declared(write(tmp_path, "")) == Declared()
-    assert requirements.declared(write(tmp_path, HEADER.format('"a>=1", "b[c]; python_version > \'3\'"'))).dependencies == (
+    assert requirements.read_requirements(write(tmp_path, "")) == ScriptRequirements()
+    assert requirements.read_requirements(write(tmp_path, HEADER.format('"a>=1", "b[c]; python_version > \'3\'"'))).dependencies == (
         "a>=1",
         "b[c]; python_version > '3'",
     )
@@ -67,19 +67,19 @@ def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
 )
 def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, header: str, said: str) -> None:
     with pytest.raises(RequirementsError, match=r"needy\.py") as caught:
-        requirements.declared(write(tmp_path, header))
+        requirements.read_requirements(write(tmp_path, header))
     assert said in str(caught.value)
 
 
 def test_what_is_here_already_is_not_installed_again() -> None:
     have = importlib.metadata.version("pytest")
-    assert requirements.unmet(Declared((f"pytest=={have}", "pytest>=1", "nothing-of-this; sys_platform == 'win32'"))) == []
-    assert requirements.unmet(Declared(("pytest<1", "nothing-of-this"))) == ["pytest<1", "nothing-of-this"]
+    assert requirements.list_missing_requirements(ScriptRequirements((f"pytest=={have}", "pytest>=1", "nothing-of-this; sys_platform == 'win32'"))) == []
+    assert requirements.list_missing_requirements(ScriptRequirements(("pytest<1", "nothing-of-this"))) == ["pytest<1", "nothing-of-this"]
 
 
 def test_another_python_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequirementsError, match=r"requires Python >=9; this is 3\."):
-        requirements.interpreter(write(tmp_path, '# /// script\n# requires-python = ">=9"\n# ///\n'))
+        requirements.find_interpreter(write(tmp_path, '# /// script\n# requires-python = ">=9"\n# ///\n'))
 
 
 def test_an_environment_has_its_own_version_beside_ours(
@@ -91,15 +91,15 @@ def test_an_environment_has_its_own_version_beside_ours(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     write(tmp_path, HEADER.format('"iniconfig==0.0.1"'))
-    environment = describe.find("needy", [tmp_path])
+    environment = describe.find_environment("needy", [tmp_path])
     with pytest.raises(RequirementsError, match=r"requires iniconfig==0.0.1, which is not installed.*lachesis env install"):
-        describe.schema(environment)
-    place = requirements.install(Path(environment.file_path))
-    assert requirements.interpreter(Path(environment.file_path)) == str(place / "bin" / "python")
-    assert describe.schema(environment).values["told"] == "from the place of its own"
+        describe.load_schema(environment)
+    place = requirements.install_requirements(Path(environment.file_path))
+    assert requirements.find_interpreter(Path(environment.file_path)) == str(place / "bin" / "python")
+    assert describe.load_schema(environment).values["told"] == "from the place of its own"
     assert importlib.metadata.version("iniconfig") == before
     started = (place / "installed.txt").stat().st_mtime_ns
-    assert requirements.install(Path(environment.file_path)) == place
+    assert requirements.install_requirements(Path(environment.file_path)) == place
     assert (place / "installed.txt").stat().st_mtime_ns == started, "it is there already"
 
 
@@ -111,9 +111,9 @@ def test_what_pip_says_is_told_and_half_a_place_is_made_anew(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "s3cr3t-s3cr3t"))
     file = write(tmp_path, HEADER.format('"nothing-of-this==1"'))
     with pytest.raises(RequirementsError, match=r"(?s)nothing-of-this==1 cannot be.*No matching distribution") as caught:
-        requirements.install(file)
+        requirements.install_requirements(file)
     assert "s3cr3t" not in str(caught.value)
     wheel(tmp_path, "nothing_of_this", "1", "")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    requirements.install(file)
-    assert requirements.interpreter(file).endswith("/bin/python")
+    requirements.install_requirements(file)
+    assert requirements.find_interpreter(file).endswith("/bin/python")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
 from lachesis.base.files import write_private
-from lachesis.catalog.describe import Schema
+from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.cli.main import parser
 from lachesis.config import run_config as configuration
 from lachesis.config.edits import Fields, editable, parse_assignment, with_limits
 from lachesis.config.run_config import RunConfig
 
-SCHEMA = Schema(
+SCHEMA = EnvironmentSchema(
     properties={
         "largest": {"type": "integer", "minimum": 1, "maximum": 9, "description": "How large"},
         "mode": {"$ref": "#/$defs/Mode"},
@@ -72,7 +72,7 @@ def test_what_is_no_assignment_is_refused(text: str) -> None:
         parse_assignment(text)
 
 
-TEXT_FIELD = Schema(properties={"label": {"type": "string"}}, definitions={}, values={"label": "x"})
+TEXT_FIELD = EnvironmentSchema(properties={"label": {"type": "string"}}, definitions={}, values={"label": "x"})
 
 
 @pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""])
@@ -188,7 +188,7 @@ def test_the_words_of_an_environments_types() -> None:
         "three": {"anyOf": [{"$ref": "#/$defs/Other"}, {"type": "null"}]},
         "four": {},
     }
-    schema = Schema(properties=kinds, definitions={}, values={})
+    schema = EnvironmentSchema(properties=kinds, definitions={}, values={})
     fields = Fields("embedded", schema)
     assert [fields.find(name).type for name in kinds] == ["integer | null", "a | b | 3", "Other | null", "any"]
 

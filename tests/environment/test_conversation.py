@@ -200,7 +200,7 @@ def test_half_a_call_is_malformed() -> None:
 
 
 async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
-    found = describe.find("guess_number")
+    found = describe.find_environment("guess_number")
     env = made(stages.load(Path(found.file_path), found.class_name), group_size=1)
     await env.setup()
     game = {"game": 0, "number": 6}

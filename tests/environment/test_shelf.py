@@ -16,14 +16,14 @@ from tests.environment.conftest import unconfined
 
 Make = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
-SHELF = [found.name for found in describe.scan([ROOT / "environments"]).environments]
+SHELF = [found.name for found in describe.scan_environments([ROOT / "environments"]).environments]
 NEEDS_SANDBOX = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
 SINGLE = [pytest.param("code_unit_tests", marks=NEEDS_SANDBOX), "countdown", "format_json", "reverse_text"]
 PROBLEM = {"question": "Ann has 3 pens and buys 4. How many?", "answer": "3+4=<<3+4=7>>7 pens.\n#### 7"}
 
 
 def environment(name: str) -> Any:
-    found = describe.find(name, [ROOT / "environments"])
+    found = describe.find_environment(name, [ROOT / "environments"])
     return stages.load(Path(found.file_path), found.class_name)
 
 
@@ -36,7 +36,7 @@ def test_the_shelf_is_found() -> None:
     names = "arithmetic code_unit_tests countdown format_json gsm8k guess_number reverse_text reward_function "
     names += "verifiers_environment"
     assert names.split() == SHELF
-    assert all(found.description for found in describe.scan([ROOT / "environments"]).environments)
+    assert all(found.description for found in describe.scan_environments([ROOT / "environments"]).environments)
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -216,12 +216,12 @@ async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path:
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
-    found = describe.find(name, [ROOT / "environments"])
-    conversations = describe.examples(found, {}, count=40, share=0.5, seed=1)
+    found = describe.find_environment(name, [ROOT / "environments"])
+    conversations = describe.collect_examples(found, {}, count=40, share=0.5, seed=1)
     assert len(conversations) == 40
     assert {tuple(message["role"] for message in one) for one in conversations} == {("user", "assistant")}
     if name == "countdown":
-        assert conversations == describe.examples(found, {}, count=40, share=0.5, seed=1), "the same for the same seed"
+        assert conversations == describe.collect_examples(found, {}, count=40, share=0.5, seed=1), "the same for the same seed"
 
 
 FUNCTION = """

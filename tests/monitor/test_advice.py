@@ -121,17 +121,17 @@ def require_works(command: str, service: Service) -> None:
         assert service.report(run)
         WORKED.add(command)
     elif args.command == "test":
-        launch = Launch(describe.adopt(args.environment), args.profile, model=(args.model or [None])[0])
+        launch = Launch(describe.register_environment(args.environment), args.profile, model=(args.model or [None])[0])
         assert service.describe(launch)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
         edits = tuple(parse_assignment(text) for text in args.edits)
-        service.preview(Launch(describe.adopt(args.environment), args.profile, edits, args.model, start_from=args.start_from))
+        service.preview(Launch(describe.register_environment(args.environment), args.profile, edits, args.model, start_from=args.start_from))
     elif args.command == "model":
-        assert [describe.find(name) for name in args.environments]
+        assert [describe.find_environment(name) for name in args.environments]
     else:
         assert (args.command, args.action) == ("env", "check")
-        assert describe.find(describe.adopt(args.environment))
+        assert describe.find_environment(describe.register_environment(args.environment))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

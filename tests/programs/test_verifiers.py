@@ -26,7 +26,7 @@ def python() -> str:
         os.environ.get("LACHESIS_TEST_HOME", str(ROOT / ".home")),
     )
     try:
-        return requirements.interpreter(FILE)
+        return requirements.find_interpreter(FILE)
     except RequirementsError:
         pytest.skip("`verifiers` is not installed: LACHESIS_HOME=$PWD/.home lachesis env install verifiers_environment")
     finally:
@@ -83,7 +83,7 @@ def test_a_group_is_scored_together(play: Any) -> None:
 
 
 def test_a_python_without_it_says_what_to_do(clean_environment: Path) -> None:
-    if requirements.unmet(requirements.declared(FILE)) == []:
+    if requirements.list_missing_requirements(requirements.read_requirements(FILE)) == []:
         pytest.skip("`verifiers` is installed beside this project")
     with pytest.raises(RequirementsError, match="lachesis env install"):
-        requirements.interpreter(FILE)
+        requirements.find_interpreter(FILE)

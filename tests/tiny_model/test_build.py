@@ -78,7 +78,7 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
 
 
 def test_several_environments_teach_one_model(tmp_path: Path) -> None:
-    taught = [(describe.find(name), {}) for name in ("reverse_text", "countdown")]
+    taught = [(describe.find_environment(name), {}) for name in ("reverse_text", "countdown")]
     made = teach.build(*taught, steps=1, home=tmp_path)
     assert made.name.startswith("tiny-reverse_text-countdown-")
     assert teach.build(*reversed(taught), steps=1, home=tmp_path) != made
@@ -86,4 +86,4 @@ def test_several_environments_teach_one_model(tmp_path: Path) -> None:
 
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
-        teach.build((describe.find("reverse_text"), {}), share=1.5)
+        teach.build((describe.find_environment("reverse_text"), {}), share=1.5)

@@ -70,7 +70,7 @@ FAULTS = {  # what is replaced, with what, and what is said then
 
 @pytest.mark.parametrize("stage", ["import", "dataset", "model-free check", "rollout"])
 def test_the_check_that_fails_is_named_and_is_the_last(tmp_path: Path, new_home: Any, stage: str) -> None:
-    file = scaffold.new("faulty", tmp_path)
+    file = scaffold.write_scaffold("faulty", tmp_path)
     old, new, said = FAULTS[stage]
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new, 1))
@@ -129,14 +129,14 @@ def test_turns_that_end_twice_or_never_are_warned_of() -> None:
 @pytest.mark.parametrize("name", ["../evil", "Evil", "class", "1st", "", "a" * 65, "a.b", "a/b", "ä"])
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be an environment's name"):
-        scaffold.new(name, tmp_path)
+        scaffold.write_scaffold(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
-    scaffold.new("mine", tmp_path).write_text("work of hours")
+    scaffold.write_scaffold("mine", tmp_path).write_text("work of hours")
     with pytest.raises(StorageError, match="is there already"):
-        scaffold.new("mine", tmp_path)
+        scaffold.write_scaffold("mine", tmp_path)
     assert (tmp_path / "mine.py").read_text() == "work of hours"
     with pytest.raises(StorageError):
-        scaffold.new("mine", tmp_path / "mine.py" / "folder")
+        scaffold.write_scaffold("mine", tmp_path / "mine.py" / "folder")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import ConfigError, ValidationMissingError
-from lachesis.catalog.fingerprint import fingerprint
+from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config import run_config as configuration
 from lachesis.config.prices import Prices, Tokens, price_of
 from lachesis.runs.store import now
@@ -103,11 +103,11 @@ def test_the_fingerprint_follows_local_imports(tmp_path: Path) -> None:
     main.write_text("from helper import f\nimport json\n")
     helper.write_text("f = 1\n")
     other.write_text("g = 1\n")
-    first = fingerprint(main)
+    first = compute_fingerprint(main)
     other.write_text("g = 2\n")
-    assert fingerprint(main) == first
+    assert compute_fingerprint(main) == first
     helper.write_text("f = 2\n")
-    assert fingerprint(main) != first
+    assert compute_fingerprint(main) != first
 
 
 def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
 
     def add(**changes: object) -> None:
         asked = InferenceRequest(environment="e", environment_file=str(file), models=["m"])
-        own = {"fingerprint": fingerprint(file), "own_values": config.env.model_extra, "planned": planned(config), **changes}
+        own = {"fingerprint": compute_fingerprint(file), "own_values": config.env.model_extra, "planned": planned(config), **changes}
         made = forecast([Rollouts(rollouts=8, prefill=8, sampled=8, seconds=1)], planned(config), None)
         summary = {"verdict": changes.pop("verdict", "learnable"), "forecast": made and made.model_dump(mode="json")}
         test = tests.create(asked, "", **{key: value for key, value in own.items() if key != "verdict"})
@@ -140,7 +140,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("was made with other values of largest")
     add(verdict="too hard")
     refused("found it too hard: nothing is right")
-    assert known_forecast(tests, config, fingerprint(file)) is not None
+    assert known_forecast(tests, config, compute_fingerprint(file)) is not None
     add(ended_at="2026-01-01T00:00:00+00:00")
     refused("days old; the limit is 7")
     add()
