@@ -39,22 +39,22 @@ class ArithmeticEnv(BaseEnv):
         numbers = range(self.config.largest + 1)
         items: list[Item] = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in numbers]
         random.Random("arithmetic").shuffle(items)
-        held_out = max(1, round(len(items) * self.config.held_out_share))
-        self.held_out, self.train = items[:held_out], items[held_out:]
-        self.order = random.Random(self.config.data_seed)
+        num_held_out = max(1, round(len(items) * self.config.held_out_share))
+        self.held_out, self.train = items[:num_held_out], items[num_held_out:]
+        self.rng = random.Random(self.config.data_seed)
         self.queue: list[Item] = []
 
     async def get_next_item(self) -> Item:
         if not self.queue:
-            self.queue = self.order.sample(self.train, len(self.train))
+            self.queue = self.rng.sample(self.train, len(self.train))
         return self.queue.pop()
 
     def item_from_prompt(self, prompt: str) -> Item | None:
         """The item that asks this, for an inference test with prompts of somebody's own; None for anything but a sum."""
-        sum_ = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
-        if sum_ is None:
+        match = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
+        if match is None:
             return None
-        a, b = int(sum_[1]), int(sum_[2])
+        a, b = int(match[1]), int(match[2])
         return {"question": f"{a}+{b}=", "answer": str(a + b)}
 
     def gold(self, item: Item) -> str:
@@ -91,7 +91,7 @@ class ArithmeticEnv(BaseEnv):
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Accuracy on the held-out sums, sampled as in training."""
         started, samples = time.time(), []
-        completions = await asyncio.gather(*map(self.answers, self.held_out))
+        completions = await asyncio.gather(*map(self.sample_answers, self.held_out))
         for item, completion in zip(self.held_out, completions, strict=True):
             for choice in completion.choices:
                 answer = choice.message.content or ""
@@ -99,7 +99,7 @@ class ArithmeticEnv(BaseEnv):
         accuracy = sum(sample["score"] for sample in samples) / len(samples)
         await self.evaluate_log({"eval/percent_correct": accuracy}, start_time=started, end_time=time.time(), samples=samples)
 
-    async def answers(self, item: Item) -> Any:
+    async def sample_answers(self, item: Item) -> Any:
         """Answers to one held-out sum."""
         return await self.server.chat_completion(
             messages=[{"role": "user", "content": item["question"]}],

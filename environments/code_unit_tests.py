@@ -19,9 +19,9 @@ KINDS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "modulo": ("x%{k}", lambda x, k: x % k),
 }
 INPUTS = (-7, 0, 1, 5, 12, 100)
-RUNS = 0.2
+RUNS_REWARD = 0.2
 """Of the reward, for a function that answers each call without an error; the rest is for right answers."""
-FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+CODE_BLOCK_PATTERN = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
 HARNESS = """
 import json, sys
 given = json.load(sys.stdin)
@@ -57,24 +57,24 @@ class CodeUnitTestsEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item]:
         return [
-            {"question": f"f(x): x {word} {k}", "kind": word, "k": k, "results": [make(x, k) for x in INPUTS]}
-            for word, (_, make) in KINDS.items()
+            {"question": f"f(x): x {word} {k}", "kind": word, "k": k, "results": [compute(x, k) for x in INPUTS]}
+            for word, (_, compute) in KINDS.items()
             for k in range(1, self.config.largest + 1)
         ]
 
     async def score_answer(self, item: Item, answer: str) -> Outcome | dict[str, float]:
-        fenced = FENCE.search(answer)
-        given = {"source": fenced[1] if fenced else answer.strip(), "calls": [[x] for x in INPUTS]}
-        ran = await self.sandbox.run(HARNESS, json.dumps(given))
-        if ran.how != "ended":
-            return zero(f"the program: {ran.how}")
-        found = _results(ran.output)
-        if found is None:
+        fenced = CODE_BLOCK_PATTERN.search(answer)
+        request = {"source": fenced[1] if fenced else answer.strip(), "calls": [[x] for x in INPUTS]}
+        sandbox_result = await self.sandbox.run(HARNESS, json.dumps(request))
+        if sandbox_result.how != "ended":
+            return zero(f"the program: {sandbox_result.how}")
+        results = _parse_results(sandbox_result.output)
+        if results is None:
             return zero("the program hid its results")
-        values = [one.get("value") for one in found]
-        right = sum(type(value) is int and value == want for value, want in zip(values, item["results"], strict=True))
-        runs = all("value" in one for one in found)
-        return {"runs": RUNS * runs, "tests": (1 - RUNS) * right / len(INPUTS)}
+        values = [result.get("value") for result in results]
+        num_right = sum(type(value) is int and value == expected for value, expected in zip(values, item["results"], strict=True))
+        has_run_all = all("value" in result for result in results)
+        return {"runs": RUNS_REWARD * has_run_all, "tests": (1 - RUNS_REWARD) * num_right / len(INPUTS)}
 
     def gold(self, item: Item) -> str:
         return f"def f(x): return {KINDS[item['kind']][0].format(k=item['k'])}"
@@ -84,14 +84,14 @@ class CodeUnitTestsEnv(TaskEnv):
         return random.choice([f"def f(x): return {KINDS[other][0].format(k=item['k'] + 1)}", f"def f(x) return {item['k']}"])
 
 
-def _results(output: str) -> list[dict[str, Any]] | None:
+def _parse_results(output: str) -> list[dict[str, Any]] | None:
     """The last line; None when it is not what the harness writes."""
     try:
-        found = json.loads(output.rpartition("\n")[2])
+        results = json.loads(output.rpartition("\n")[2])
     except (ValueError, RecursionError):
         return None
-    sound = isinstance(found, list) and len(found) == len(INPUTS) and all(isinstance(one, dict) for one in found)
-    return found if sound else None
+    is_valid = isinstance(results, list) and len(results) == len(INPUTS) and all(isinstance(result, dict) for result in results)
+    return results if is_valid else None
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ OPERATIONS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-SIGNS = "+-*/"
-MOST_CHARACTERS = 200
-FORM = 0.1
+OPERATORS = "+-*/"
+MAX_CHARACTERS = 200
+FORM_REWARD = 0.1
 """Of the reward, for an expression of the right numbers, whatever its value is."""
 
 
@@ -42,73 +42,73 @@ class CountdownEnv(TaskEnv):
     config: CountdownConfig
 
     def load_dataset(self) -> Iterable[Item]:
-        draw, config = random.Random("countdown"), self.config
-        found: dict[str, Item] = {}
+        rng, config = random.Random("countdown"), self.config
+        items_by_question: dict[str, Item] = {}
         for _ in range(20 * config.puzzles):  # small settings have fewer puzzles than were asked for
-            numbers = [draw.randint(1, config.largest) for _ in range(config.numbers)]
-            expression = _expression(draw, numbers)
-            target = value(expression)
+            numbers = [rng.randint(1, config.largest) for _ in range(config.numbers)]
+            expression = _draw_expression(rng, numbers)
+            target = evaluate_expression(expression)
             if target is not None and target.denominator == 1 and target >= 0:
                 question = f"{' '.join(map(str, sorted(numbers)))} make {target}:"
                 item = {"question": question, "numbers": sorted(numbers), "target": int(target), "solution": expression}
-                found.setdefault(question, item)
-            if len(found) == config.puzzles:
+                items_by_question.setdefault(question, item)
+            if len(items_by_question) == config.puzzles:
                 break
-        return found.values()
+        return items_by_question.values()
 
     def score_answer(self, item: Item, answer: str) -> Outcome | dict[str, float]:
         try:
-            reached = checked(answer, item["numbers"])
+            result = evaluate_answer(answer, item["numbers"])
         except WrongForm as error:
             return zero(str(error))
-        return {"form": FORM, "value": (1 - FORM) * (reached == item["target"])}
+        return {"form": FORM_REWARD, "value": (1 - FORM_REWARD) * (result == item["target"])}
 
     def gold(self, item: Item) -> str:
         return str(item["solution"])
 
     def corrupt(self, item: Item) -> str:
-        wrong = [one for sign in SIGNS if value(one := sign.join(map(str, item["numbers"]))) != item["target"]]
+        wrong = [expression for operator_sign in OPERATORS if evaluate_expression(expression := operator_sign.join(map(str, item["numbers"]))) != item["target"]]
         return random.choice(wrong)
 
 
-def checked(answer: str, numbers: list[int]) -> Fraction | None:
+def evaluate_answer(answer: str, numbers: list[int]) -> Fraction | None:
     """The value of an answer that uses each number once; None when it divides by zero. Raises WrongForm."""
     text = answer.strip()
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise WrongForm("the answer is longer than any expression")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise WrongForm("the answer is no expression") from error
-    used = Counter(one.value for one in ast.walk(tree) if isinstance(one, ast.Constant))
-    if used != Counter(numbers):
+    used_numbers = Counter(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    if used_numbers != Counter(numbers):
         raise WrongForm("the answer does not use each number once")
-    return _evaluated(tree)
+    return _evaluate_node(tree)
 
 
-def value(expression: str) -> Fraction | None:
+def evaluate_expression(expression: str) -> Fraction | None:
     """Of an expression; None when it divides by zero. Raises WrongForm when it is none."""
-    return _evaluated(ast.parse(expression, mode="eval").body)
+    return _evaluate_node(ast.parse(expression, mode="eval").body)
 
 
-def _evaluated(node: ast.expr) -> Fraction | None:
+def _evaluate_node(node: ast.expr) -> Fraction | None:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return Fraction(node.value)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        left, right = _evaluated(node.left), _evaluated(node.right)
-        if left is None or right is None or (isinstance(node.op, ast.Div) and right == 0):
+        left_value, right_value = _evaluate_node(node.left), _evaluate_node(node.right)
+        if left_value is None or right_value is None or (isinstance(node.op, ast.Div) and right_value == 0):
             return None
-        return OPERATIONS[type(node.op)](left, right)
+        return OPERATIONS[type(node.op)](left_value, right_value)
     raise WrongForm("the answer holds something that is no number and none of + - * /")
 
 
-def _expression(draw: random.Random, numbers: list[int]) -> str:
+def _draw_expression(rng: random.Random, numbers: list[int]) -> str:
     """The numbers in some order with signs between them, read from the left."""
-    order = draw.sample(numbers, len(numbers))
+    order = rng.sample(numbers, len(numbers))
     text = str(order[0])
     for number in order[1:]:
         text = f"({text})" if len(text) > 1 and not text.isdigit() else text
-        text = f"{text}{draw.choice(SIGNS)}{number}"
+        text = f"{text}{rng.choice(OPERATORS)}{number}"
     return text
 
 

@@ -11,7 +11,7 @@ from lachesis.environment import Item, TaskEnv, TaskEnvConfig
 
 NAMES = ("Ada", "Bo", "Cy", "Dee", "Eli", "Flo", "Gus", "Ida")
 CITIES = ("Rome", "Oslo", "Lima", "Bonn", "Kyiv", "Riga")
-SHARE = 0.25
+COMPONENT_REWARD = 0.25
 """Of the reward, for each of four components."""
 
 
@@ -28,38 +28,38 @@ class FormatJsonEnv(TaskEnv):
     config: FormatJsonConfig
 
     def load_dataset(self) -> Iterable[Item]:
-        draw = random.Random("format_json")
-        every = [(name, age, city) for name in NAMES for age in range(1, self.config.oldest + 1) for city in CITIES]
-        return [_item(*one) for one in draw.sample(every, min(1000, len(every)))]
+        rng = random.Random("format_json")
+        all_facts = [(name, age, city) for name in NAMES for age in range(1, self.config.oldest + 1) for city in CITIES]
+        return [_build_item(*fact) for fact in rng.sample(all_facts, min(1000, len(all_facts)))]
 
     def score_answer(self, item: Item, answer: str) -> dict[str, float]:
-        right: dict[str, Any] = item["answer"]
-        found = _parsed(answer)
-        is_object = isinstance(found, dict)
-        keys = is_object and set(found) == set(right)
-        types = keys and all(type(found[key]) is type(right[key]) for key in right)
-        values = types and found == right
-        return {"json": SHARE * is_object, "keys": SHARE * keys, "types": SHARE * types, "values": SHARE * values}
+        expected: dict[str, Any] = item["answer"]
+        parsed = _parse_json(answer)
+        is_object = isinstance(parsed, dict)
+        has_right_keys = is_object and set(parsed) == set(expected)
+        has_right_types = has_right_keys and all(type(parsed[key]) is type(expected[key]) for key in expected)
+        has_right_values = has_right_types and parsed == expected
+        return {"json": COMPONENT_REWARD * is_object, "keys": COMPONENT_REWARD * has_right_keys, "types": COMPONENT_REWARD * has_right_types, "values": COMPONENT_REWARD * has_right_values}
 
     def gold(self, item: Item) -> str:
         return json.dumps(item["answer"], separators=(",", ":"))
 
     def corrupt(self, item: Item) -> str:
         """With one fault of those that models make."""
-        right = item["answer"]
-        elsewhere = random.choice([city for city in CITIES if city != right["city"]])
-        as_text, another = {**right, "age": str(right["age"])}, {**right, "city": elsewhere}
-        without = {"name": right["name"], "age": right["age"]}
+        expected = item["answer"]
+        wrong_city = random.choice([city for city in CITIES if city != expected["city"]])
+        with_text_age, with_wrong_city = {**expected, "age": str(expected["age"])}, {**expected, "city": wrong_city}
+        without_city = {"name": expected["name"], "age": expected["age"]}
         return random.choice(
-            [self.gold(item)[:-1], *(json.dumps(one, separators=(",", ":")) for one in (as_text, another, without))]
+            [self.gold(item)[:-1], *(json.dumps(wrong_answer, separators=(",", ":")) for wrong_answer in (with_text_age, with_wrong_city, without_city))]
         )
 
 
-def _item(name: str, age: int, city: str) -> Item:
+def _build_item(name: str, age: int, city: str) -> Item:
     return {"question": f"{name}, {age}, {city}", "answer": {"name": name, "age": age, "city": city}}
 
 
-def _parsed(answer: str) -> Any:
+def _parse_json(answer: str) -> Any:
     try:
         return json.loads(answer)
     except (ValueError, RecursionError):

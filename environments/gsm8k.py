@@ -12,16 +12,16 @@ from pydantic import Field
 
 from lachesis.environment import Item, Outcome, Rollout, TaskEnv, TaskEnvConfig, rows, zero
 
-SYSTEM = "Solve the problem step by step, and put the final number in \\boxed{}."
-BOXED = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
-POWERS = re.compile(r"\^|\*\*|!|\\(?:uparrow|binom|prod|sum|int|Gamma)")
+SYSTEM_PROMPT = "Solve the problem step by step, and put the final number in \\boxed{}."
+BOXED_EXTRACTION = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
+EXPENSIVE_EXPRESSION = re.compile(r"\^|\*\*|!|\\(?:uparrow|binom|prod|sum|int|Gamma)")
 """What no answer here needs, and what can keep a computer busy for years."""
-MOST_CHARACTERS = 100
+MAX_CHARACTERS = 100
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that the time limit is somebody else's
 
 
 class Gsm8kConfig(TaskEnvConfig):
-    system_prompt: str | None = Field(SYSTEM, description="Said before each question, as the system's message")
+    system_prompt: str | None = Field(SYSTEM_PROMPT, description="Said before each question, as the system's message")
     max_answer_tokens: int = Field(512, ge=8, le=131_072, description="Most tokens of one answer")
     dataset: str = Field("openai/gsm8k", description="Of Hugging Face, or a JSONL file with `question` and `answer`")
     held_out_dataset: str | None = Field(
@@ -41,62 +41,62 @@ class Gsm8kEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
         config, needed = self.config, ("question", "answer")
-        local = Path(config.dataset).suffix in (".jsonl", ".json", ".ndjson")
-        train = rows(config.dataset, needed=needed, subset=None if local else "main")
+        is_local = Path(config.dataset).suffix in (".jsonl", ".json", ".ndjson")
+        train = rows(config.dataset, needed=needed, subset=None if is_local else "main")
         if config.held_out_dataset:
             held_out = rows(config.held_out_dataset, needed=needed)
         else:
-            held_out = [] if local else rows(config.dataset, needed=needed, subset="main", split="test")
-        asked = {_asked(one) for one in held_out}
-        self.shots = [one for one in train if _asked(one) not in asked][: config.few_shot]
-        shown = {_asked(one) for one in self.shots}
-        train = [one for one in train if _asked(one) not in shown]
+            held_out = [] if is_local else rows(config.dataset, needed=needed, subset="main", split="test")
+        held_out_questions = {_normalize_question(item) for item in held_out}
+        self.few_shot_items = [item for item in train if _normalize_question(item) not in held_out_questions][: config.few_shot]
+        few_shot_questions = {_normalize_question(shot) for shot in self.few_shot_items}
+        train = [item for item in train if _normalize_question(item) not in few_shot_questions]
         return {"train": train, "held_out": held_out} if held_out else train
 
     def prompt(self, item: Item) -> list[dict[str, Any]]:
-        shown = [{"role": role, "content": text} for one in self.shots for role, text in _turns(one)]
-        return [*shown, {"role": "user", "content": item["question"]}]
+        few_shot_messages = [{"role": role, "content": text} for shot in self.few_shot_items for role, text in _build_turns(shot)]
+        return [*few_shot_messages, {"role": "user", "content": item["question"]}]
 
     def identity(self, item: Item) -> str:
         return str(item["question"])
 
     def score_rollout(self, item: Item, rollout: Rollout) -> float | Outcome:
-        found = self.score_answer(item, rollout.answer)
-        if not isinstance(found, float) or found == 0:
-            return found
-        return found * (1 - self.config.length_penalty * rollout.sampled_tokens / self.config.max_answer_tokens)
+        score = self.score_answer(item, rollout.answer)
+        if not isinstance(score, float) or score == 0:
+            return score
+        return score * (1 - self.config.length_penalty * rollout.sampled_tokens / self.config.max_answer_tokens)
 
     def score_answer(self, item: Item, answer: str) -> float | Outcome:
         boxed = answer.rpartition("\\boxed")[2] if "\\boxed" in answer else ""
         if not boxed:
             return zero("no number in \\boxed{}")
-        if POWERS.search(boxed[:MOST_CHARACTERS]):
+        if EXPENSIVE_EXPRESSION.search(boxed[:MAX_CHARACTERS]):
             return zero("something in \\boxed{} that is no number")
-        found = parse(f"\\boxed{boxed[:MOST_CHARACTERS]}", BOXED, parsing_timeout=None)
-        return float(verify(parse(_number(item), parsing_timeout=None), found, timeout_seconds=None))
+        parsed = parse(f"\\boxed{boxed[:MAX_CHARACTERS]}", BOXED_EXTRACTION, parsing_timeout=None)
+        return float(verify(parse(_read_number(item), parsing_timeout=None), parsed, timeout_seconds=None))
 
     def gold(self, item: Item) -> str:
-        return f"{_steps(item)} \\boxed{{{_number(item)}}}"
+        return f"{_read_solution(item)} \\boxed{{{_read_number(item)}}}"
 
     def corrupt(self, item: Item) -> str:
-        return random.choice([f"\\boxed{{{_number(item)}1}}", f"It is {_number(item)}."])
+        return random.choice([f"\\boxed{{{_read_number(item)}1}}", f"It is {_read_number(item)}."])
 
 
-def _asked(item: Item) -> str:
+def _normalize_question(item: Item) -> str:
     return " ".join(str(item["question"]).split())
 
 
-def _number(item: Item) -> str:
+def _read_number(item: Item) -> str:
     """What stands behind #### in the data set's answers."""
     return str(item["answer"]).rpartition("####")[2].strip().replace(",", "")
 
 
-def _steps(item: Item) -> str:
+def _read_solution(item: Item) -> str:
     return str(item["answer"]).partition("####")[0].strip()
 
 
-def _turns(item: Item) -> list[tuple[str, str]]:
-    return [("user", str(item["question"])), ("assistant", f"{_steps(item)} \\boxed{{{_number(item)}}}")]
+def _build_turns(item: Item) -> list[tuple[str, str]]:
+    return [("user", str(item["question"])), ("assistant", f"{_read_solution(item)} \\boxed{{{_read_number(item)}}}")]
 
 
 if __name__ == "__main__":

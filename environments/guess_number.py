@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from lachesis.environment import Chat, ConversationEnv, ConversationEnvConfig, Item, Outcome, zero
-from lachesis.environment.toolcalls import MalformedCall, Tool, described, read
+from lachesis.environment.toolcalls import MalformedCall, ToolDefinition, describe_tools, parse_tool_calls
 
-ROOMY = 4096
+MIN_TOKENS_FOR_TOOL = 4096
 """Tokens of a conversation that the description of the tool is little of."""
 
 
@@ -31,31 +31,31 @@ class GuessNumberEnv(ConversationEnv):
     config: GuessNumberConfig
 
     def load_dataset(self) -> Iterable[Item]:
-        draw = random.Random("guess_number")
-        return [{"game": game, "number": draw.randint(0, self.config.largest)} for game in range(self.config.games)]
+        rng = random.Random("guess_number")
+        return [{"game": game, "number": rng.randint(0, self.config.largest)} for game in range(self.config.games)]
 
     def identity(self, item: Item) -> str:
         return str(item["game"])  # all games are asked in the same words
 
     @property
-    def tool(self) -> Tool:
+    def tool(self) -> ToolDefinition:
         number = {"type": "integer", "minimum": 0, "maximum": self.config.largest}
         parameters = {"properties": {"number": number}, "required": ["number"], "additionalProperties": False}
-        return Tool("guess", "Guess the number; the answer is higher, lower or right.", parameters)
+        return ToolDefinition("guess", "Guess the number; the answer is higher, lower or right.", parameters)
 
     def prompt(self, item: Item) -> str:
         task = f"Find my number, from 0 to {self.config.largest}."
-        told = self.config.tell_tool
-        if told is None:  # a model that is taught on this environment's examples has seen the tool, and little room
-            told = self.config.max_token_length >= ROOMY
-        return f"{described([self.tool])}\n{task}" if told else task
+        should_describe_tool = self.config.tell_tool
+        if should_describe_tool is None:  # a model that is taught on this environment's examples has seen the tool, and little room
+            should_describe_tool = self.config.max_token_length >= MIN_TOKENS_FOR_TOOL
+        return f"{describe_tools([self.tool])}\n{task}" if should_describe_tool else task
 
     async def play(self, item: Item, chat: Chat) -> float | Outcome:
         reply = None
         for turn in range(self.config.max_turns):
             answer = await chat.answer(reply)
             try:
-                calls = read(answer, [self.tool])
+                calls = parse_tool_calls(answer, [self.tool])
             except MalformedCall as error:
                 reply = {"role": "tool", "content": str(error)}
                 continue
@@ -70,10 +70,10 @@ class GuessNumberEnv(ConversationEnv):
     def example(self, item: Item, *, right: bool) -> list[dict[str, Any]]:
         """A game in the right form; with good guesses or any."""
         low, high = 0, self.config.largest
-        messages = self.messages(item)
+        messages = self.build_messages(item)
         for _ in range(self.config.max_turns):
             guess = (low + high) // 2 if right else random.randint(0, self.config.largest)
-            messages.append({"role": "assistant", "content": call(guess)})
+            messages.append({"role": "assistant", "content": format_tool_call(guess)})
             if guess == item["number"]:
                 break
             low, high = (guess + 1, high) if guess < item["number"] else (low, guess - 1)
@@ -81,7 +81,7 @@ class GuessNumberEnv(ConversationEnv):
         return messages
 
 
-def call(number: int) -> str:
+def format_tool_call(number: int) -> str:
     return f'<tool_call>{{"name": "guess", "arguments": {{"number": {number}}}}}</tool_call>'
 
 

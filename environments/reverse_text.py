@@ -27,16 +27,16 @@ class ReverseTextEnv(TaskEnv):
     config: ReverseTextConfig
 
     def load_dataset(self) -> Iterable[Item]:
-        draw, config = random.Random("reverse_text"), self.config
+        rng, config = random.Random("reverse_text"), self.config
         letters = ALPHABET[: config.letters]
         lengths = range(config.shortest, max(config.shortest, config.longest) + 1)
-        words = {"".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(config.words)}
+        words = {"".join(rng.choices(letters, k=rng.choice(lengths))) for _ in range(config.words)}
         return [{"question": f"{word}<", "answer": word[::-1]} for word in sorted(words)]
 
     def score_answer(self, item: Item, answer: str) -> dict[str, float]:
-        said = answer.strip()
-        alike = difflib.SequenceMatcher(None, said, item["answer"], autojunk=False).ratio()
-        return {"letters": alike / 2, "exact": (said == item["answer"]) / 2}
+        stripped = answer.strip()
+        similarity = difflib.SequenceMatcher(None, stripped, item["answer"], autojunk=False).ratio()
+        return {"letters": similarity / 2, "exact": (stripped == item["answer"]) / 2}
 
     def gold(self, item: Item) -> str:
         return str(item["answer"])

@@ -32,7 +32,7 @@ class RewardFunctionEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item]:
         self.solved = self.config.solved_at
-        self.function = loaded(self.config.function)
+        self.reward_function = load_reward_function(self.config.function)
         if not self.config.dataset:
             raise DatasetError("the field `dataset` names no file; needed: rows with a `prompt`, as JSONL")
         return rows(self.config.dataset, needed=("prompt",))
@@ -41,28 +41,28 @@ class RewardFunctionEnv(TaskEnv):
         return item["prompt"] if isinstance(item["prompt"], list) else str(item["prompt"])
 
     def score_answer(self, item: Item, answer: str) -> Any:
-        known = {**item, "prompt": item["prompt"], "completion": answer}
-        taken = inspect.signature(self.function).parameters
-        every = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-        return self.function(**{name: value for name, value in known.items() if every or name in taken})
+        arguments = {**item, "prompt": item["prompt"], "completion": answer}
+        parameters = inspect.signature(self.reward_function).parameters
+        has_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        return self.reward_function(**{name: value for name, value in arguments.items() if has_kwargs or name in parameters})
 
 
-def loaded(place: str) -> Callable[..., Any]:
+def load_reward_function(location: str) -> Callable[..., Any]:
     """The function at FILE.py:NAME. Raises DatasetError when there is none."""
-    file, _, name = place.rpartition(":")
+    file, _, name = location.rpartition(":")
     path = Path(file).expanduser()
     if not name.isidentifier() or path.suffix != ".py" or not path.is_absolute() or not path.is_file():
-        raise DatasetError(f"the field function is {place!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there")
+        raise DatasetError(f"the field function is {location!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
     sys.path.append(str(path.parent))  # it may import its neighbours
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise DatasetError(f"{path} holds no function {name!r}")
-    return found
+    return function
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from lachesis.base.failure_reasons import count_reason, describe_exception, sanitize_reason
 from lachesis.base.numbers import is_score
-from lachesis.environment.endpoint_errors import is_endpoint_error, is_lost
+from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswered
 
 BEAT_S = 2.0
 MOST_ERRORS, MOST_ZEROS = 5, 20
@@ -243,7 +243,7 @@ def watch_servers(tally: Tally) -> None:
                     answer = await _original(self, **options)
             except Exception as error:
                 tally.counts["failed_requests"] += 1
-                tally.counts["lost_requests"] += is_lost(error)
+                tally.counts["lost_requests"] += is_unanswered(error)
                 failed_requests.get([]).append(f"{type(error).__name__}: {error}")
                 raise
             tally.counts["sampling_s"] += time.monotonic() - started

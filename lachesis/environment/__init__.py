@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lachesis.environment.outcome import Invalid, Outcome, zero
     from lachesis.environment.task import Rollout, TaskEnv, TaskEnvConfig
 
-_WHERE = {
+_MODULE_OF_NAME = {
     "Chat": "conversation", "ConversationEnv": "conversation", "ConversationEnvConfig": "conversation",
     "DatasetError": "data", "Item": "data", "rows": "data",
     "Invalid": "outcome", "Outcome": "outcome", "zero": "outcome",
@@ -35,6 +35,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"lachesis.environment has no {name}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"lachesis.environment.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"lachesis.environment.{_MODULE_OF_NAME[name]}"), name)

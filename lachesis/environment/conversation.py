@@ -31,11 +31,11 @@ from pydantic import Field
 from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment.data import Item
 from lachesis.environment.endpoint_errors import is_endpoint_error
-from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
-from lachesis.environment.sampling import TooLong, between, first_prompt, sample
+from lachesis.environment.outcome import Invalid, Outcome, build_invalid, to_outcome, zero
+from lachesis.environment.sampling import PromptTooLongError, encode_turn_boundary, encode_first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
-TOO_LONG = "the conversation is longer than the limit of tokens"
+TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 
 
 class ConversationEnvConfig(TaskEnvConfig):
@@ -61,38 +61,38 @@ class Chat:
         makes it invalid.
         """
         config, tokenizer = self.env.config, self.env.tokenizer
-        said, prompt = self._prompt(message)
-        (one,) = await sample(
-            self.env.server, tokenizer, said, count=1, max_tokens=max_tokens or config.max_answer_tokens,
-            temperature=config.temperature, most_tokens=config.max_token_length, split=self.split, prompt=prompt,
+        messages, prompt_ids = self._build_prompt(message)
+        (sampled,) = await sample(
+            self.env.server, tokenizer, messages, count=1, max_tokens=max_tokens or config.max_answer_tokens,
+            temperature=config.temperature, max_total_tokens=config.max_token_length, split=self.split, prompt=prompt_ids,
         )  # fmt: skip
-        new = len(one.prompt) - len(self._tokens)
-        self._tokens = [*one.prompt, *one.tokens]
-        self._masks += [*[-100] * new, *one.tokens]
-        self._logprobs += [*[1.0] * new, *one.logprobs]
-        self._ended = bool(one.tokens) and one.tokens[-1] == tokenizer.eos_token_id
-        self.truncated = one.finish_reason == "length"
-        self.answers.append(one.text)
-        self.messages = [*said, {"role": "assistant", "content": one.text}]
-        return one.text
+        num_new = len(sampled.prompt) - len(self._tokens)
+        self._tokens = [*sampled.prompt, *sampled.tokens]
+        self._masks += [*[-100] * num_new, *sampled.tokens]
+        self._logprobs += [*[1.0] * num_new, *sampled.logprobs]
+        self._ended_with_eos = bool(sampled.tokens) and sampled.tokens[-1] == tokenizer.eos_token_id
+        self.truncated = sampled.finish_reason == "length"
+        self.answers.append(sampled.text)
+        self.messages = [*messages, {"role": "assistant", "content": sampled.text}]
+        return sampled.text
 
-    def _prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
+    def _build_prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
         """The messages that an answer is asked for, and their ids. What the server does not answer was never said."""
         if message is None:
             if self.answers:
                 raise ValueError("only the first answer can be asked for without a message")
-            return self.messages, first_prompt(self.env.tokenizer, self.messages)
-        new = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
-        said = [*self.messages, new]
+            return self.messages, encode_first_prompt(self.env.tokenizer, self.messages)
+        new_message = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        messages = [*self.messages, new_message]
         if not self.answers:
-            return said, first_prompt(self.env.tokenizer, said)
-        return said, [*self._tokens, *between(self.env.tokenizer, self.messages, new, ended=self._ended)]
+            return messages, encode_first_prompt(self.env.tokenizer, messages)
+        return messages, [*self._tokens, *encode_turn_boundary(self.env.tokenizer, self.messages, new_message, has_eos=self._ended_with_eos)]
 
-    def rollout(self, outcome: Outcome) -> Rollout:
+    def build_rollout(self, outcome: Outcome) -> Rollout:
         """What is sent to the trainer."""
         answer = self.answers[-1] if self.answers else ""
-        said = sum(mask != -100 for mask in self._masks)
-        tokens = self._tokens or first_prompt(self.env.tokenizer, self.messages)[: self.env.config.max_token_length - 2]
+        num_sampled = sum(mask != -100 for mask in self._masks)
+        tokens = self._tokens or encode_first_prompt(self.env.tokenizer, self.messages)[: self.env.config.max_token_length - 2]
         return Rollout(
             tokens=tokens,
             masks=self._masks or [-100] * len(tokens),
@@ -100,7 +100,7 @@ class Chat:
             answer=answer,
             messages=self.messages,
             truncated=self.truncated,
-            sampled_tokens=said,
+            sampled_tokens=num_sampled,
             outcome=outcome,
         )
 
@@ -115,23 +115,23 @@ class ConversationEnv(TaskEnv):
         """Hold one conversation; what it was worth, as from `score_answer`. What blocks goes through `asyncio.to_thread`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method play(self, item, chat) that returns a number")
 
-    async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
         """`count` conversations at once. One that the server does not answer is invalid, the others stay."""
-        made = list(await asyncio.gather(*(self._conversation(item, split) for _ in range(count))))
+        scored_rollouts = list(await asyncio.gather(*(self._play_conversation(item, split) for _ in range(count))))
         if type(self).score_group is not TaskEnv.score_group:
-            await self.compare(item, [one for one in made if one.outcome.valid])
-        return made
+            await self.score_together(item, [rollout for rollout in scored_rollouts if rollout.outcome.is_valid])
+        return scored_rollouts
 
-    async def _conversation(self, item: Item, split: str) -> Rollout:
-        chat = Chat(self, self.messages(item), split)
+    async def _play_conversation(self, item: Item, split: str) -> Rollout:
+        chat = Chat(self, self.build_messages(item), split)
         try:
-            async with self.in_time("play(), without what was sampled,"):
-                outcome = outcome_of(await self.play(item, chat))
-        except TooLong:
-            outcome = zero(TOO_LONG) if chat.answers else invalid("the first question is longer than the limit of tokens")
+            async with self.limit_time("play(), without what was sampled,"):
+                outcome = to_outcome(await self.play(item, chat))
+        except PromptTooLongError:
+            outcome = zero(TOO_LONG_REASON) if chat.answers else build_invalid("the first question is longer than the limit of tokens")
         except Invalid as error:
-            outcome = invalid(str(error))
+            outcome = build_invalid(str(error))
         except Exception as error:
             kind = "the server failed" if is_endpoint_error(error) else "play() raised"
-            outcome = invalid(f"{kind}: {describe_exception(error)}")
-        return chat.rollout(outcome)
+            outcome = build_invalid(f"{kind}: {describe_exception(error)}")
+        return chat.build_rollout(outcome)

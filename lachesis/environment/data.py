@@ -14,7 +14,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 Item = dict[str, Any]
-SHOWN = 3
+MAX_LOGGED_ROWS = 3
 """Broken rows that are named in full."""
 
 
@@ -29,33 +29,33 @@ def rows(source: str | Path, *, needed: Sequence[str], split: str = "train", sub
     Raises DatasetError when the source is not there, or no row is left.
     """
     file = Path(source).expanduser()
-    local = file.suffix in (".jsonl", ".json", ".ndjson")
-    found: Iterable[Any] = _lines(file) if local else _hub(str(source), subset, split)
-    kept: list[Item] = []
-    broken: Counter[str] = Counter()
-    for number, row in enumerate(found, 1):
-        problem = _problem(row, needed)
+    is_local = file.suffix in (".jsonl", ".json", ".ndjson")
+    source_rows: Iterable[Any] = _read_json_rows(file) if is_local else _load_from_hub(str(source), subset, split)
+    usable_rows: list[Item] = []
+    problem_counts: Counter[str] = Counter()
+    for number, row in enumerate(source_rows, 1):
+        problem = _find_problem(row, needed)
         if problem is None:
-            kept.append(row)
+            usable_rows.append(row)
         else:
-            broken[problem] += 1
-            if broken.total() <= SHOWN:
+            problem_counts[problem] += 1
+            if problem_counts.total() <= MAX_LOGGED_ROWS:
                 log.warning("%s, row %d is left out: %s", source, number, problem)
-    if broken:
-        told = ", ".join(f"{count} {problem}" for problem, count in broken.most_common(5))
-        log.warning("%s: %d of %d rows are left out: %s", source, broken.total(), broken.total() + len(kept), told)
-    if not kept:
-        why = ", ".join(broken) or "it is empty"
-        raise DatasetError(f"{source} holds no row that can be used ({why}); needed in each: {', '.join(needed)}")
-    return kept
+    if problem_counts:
+        summary = ", ".join(f"{count} {problem}" for problem, count in problem_counts.most_common(5))
+        log.warning("%s: %d of %d rows are left out: %s", source, problem_counts.total(), problem_counts.total() + len(usable_rows), summary)
+    if not usable_rows:
+        reason = ", ".join(problem_counts) or "it is empty"
+        raise DatasetError(f"{source} holds no row that can be used ({reason}); needed in each: {', '.join(needed)}")
+    return usable_rows
 
 
-def _lines(file: Path) -> Iterable[Any]:
+def _read_json_rows(file: Path) -> Iterable[Any]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        where = "" if file.is_absolute() else f"; the environment runs in {Path.cwd()}, so give the whole path"
-        raise DatasetError(f"{file} cannot be read: {error.strerror or error}{where}") from error
+        hint = "" if file.is_absolute() else f"; the environment runs in {Path.cwd()}, so give the whole path"
+        raise DatasetError(f"{file} cannot be read: {error.strerror or error}{hint}") from error
     for line in text.split("\n"):  # and at nothing else, as U+2028 may stand in a text
         if line.strip():
             try:
@@ -64,21 +64,21 @@ def _lines(file: Path) -> Iterable[Any]:
                 yield None
 
 
-def _hub(name: str, subset: str | None, split: str) -> Iterable[Any]:
+def _load_from_hub(name: str, subset: str | None, split: str) -> Iterable[Any]:
     import datasets
 
     try:
-        found: Iterable[Any] = datasets.load_dataset(name, subset, split=split)
-        return found
+        dataset: Iterable[Any] = datasets.load_dataset(name, subset, split=split)
+        return dataset
     except Exception as error:  # its own kinds, and those of the network
-        where = f"{name}{f' ({subset})' if subset else ''}, split {split}"
+        source = f"{name}{f' ({subset})' if subset else ''}, split {split}"
         raise DatasetError(
-            f"the data set {where} cannot be loaded: {type(error).__name__}: {str(error)[:300]}; a local JSONL file can stand "
+            f"the data set {source} cannot be loaded: {type(error).__name__}: {str(error)[:300]}; a local JSONL file can stand "
             "in its place"
         ) from error
 
 
-def _problem(row: Any, needed: Sequence[str]) -> str | None:
+def _find_problem(row: Any, needed: Sequence[str]) -> str | None:
     if not isinstance(row, dict):
         return "is no JSON object"
     for name in needed:
@@ -89,53 +89,53 @@ def _problem(row: Any, needed: Sequence[str]) -> str | None:
 
 
 @dataclass
-class Split:
+class DatasetSplit:
     """Items that are trained on, and items that never are."""
 
     train: list[Item]
     held_out: list[Item]
-    repeated: int = 0
+    num_overlapping: int = 0
     """Items that were taken out of the training ones because a held-out one asks the same."""
     _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
-    def item(self, position: int, seed: int) -> Item:
+    def get_training_item(self, position: int, seed: int) -> Item:
         """The training item at this place of an endless sequence: each pass holds every item once, in an order of its own."""
-        turn, place = divmod(position, len(self.train))
-        if (seed, turn) not in self._orders:
+        epoch, index = divmod(position, len(self.train))
+        if (seed, epoch) not in self._orders:
             order = list(range(len(self.train)))
-            random.Random(f"{seed}/{turn}").shuffle(order)
-            self._orders = {(seed, turn): order}
-        return self.train[self._orders[seed, turn][place]]
+            random.Random(f"{seed}/{epoch}").shuffle(order)
+            self._orders = {(seed, epoch): order}
+        return self.train[self._orders[seed, epoch][index]]
 
 
-def split(items: Iterable[Item], question: Callable[[Item], str], *, share: float, most: int) -> Split:
+def split_items(items: Iterable[Item], get_question: Callable[[Item], str], *, held_out_share: float, max_held_out: int) -> DatasetSplit:
     """Keep about `share` of the items aside, and evaluate on at most `most` of those. The side depends on what an item asks and
     on nothing else: one that occurs twice is on one side only, and neither the order of the rows nor new ones move the others.
 
     Raises DatasetError when there are not two different items.
     """
-    placed = sorted(((_place(question(item)), item) for item in items), key=lambda one: one[0])
-    distinct = sorted({place for place, _ in placed})
-    if len(distinct) < 2:
-        raise DatasetError(f"the data set holds {len(distinct)} different items; needed: one to train on and one to hold out")
-    held = {place for place in distinct[:-1] if int(place, 16) < share * 2**256} or {distinct[0]}
-    aside = list({place: item for place, item in placed if place in held}.values())
-    return Split([item for place, item in placed if place not in held], aside[:most])
+    hashed_items = sorted(((_hash_question(get_question(item)), item) for item in items), key=lambda pair: pair[0])
+    distinct_hashes = sorted({question_hash for question_hash, _ in hashed_items})
+    if len(distinct_hashes) < 2:
+        raise DatasetError(f"the data set holds {len(distinct_hashes)} different items; needed: one to train on and one to hold out")
+    held_out_hashes = {question_hash for question_hash in distinct_hashes[:-1] if int(question_hash, 16) < held_out_share * 2**256} or {distinct_hashes[0]}
+    held_out = list({question_hash: item for question_hash, item in hashed_items if question_hash in held_out_hashes}.values())
+    return DatasetSplit([item for question_hash, item in hashed_items if question_hash not in held_out_hashes], held_out[:max_held_out])
 
 
-def given(train: Iterable[Item], held_out: Iterable[Item], question: Callable[[Item], str], *, most: int) -> Split:
+def build_given_split(train: Iterable[Item], held_out: Iterable[Item], get_question: Callable[[Item], str], *, max_held_out: int) -> DatasetSplit:
     """Two sides as the data set has them. What a held-out item asks is not trained on. Raises as `split` does."""
-    aside = sorted(((_place(question(item)), item) for item in held_out), key=lambda one: one[0])
-    trained = [(_place(question(item)), item) for item in train]
-    both = {place for place, _ in aside}
-    kept = [item for place, item in trained if place not in both]
-    if not kept or not aside:
-        raise DatasetError(f"the data set holds {len(kept)} items to train on and {len(aside)} to hold out; each needs one")
-    if len(kept) < len(trained):
-        log.warning("%d training items are left out: a held-out item asks the same", len(trained) - len(kept))
-    once = list(dict(aside).values())
-    return Split(kept, once[:most], repeated=len(trained) - len(kept))
+    hashed_held_out = sorted(((_hash_question(get_question(item)), item) for item in held_out), key=lambda pair: pair[0])
+    hashed_train = [(_hash_question(get_question(item)), item) for item in train]
+    held_out_hashes = {question_hash for question_hash, _ in hashed_held_out}
+    train_items = [item for question_hash, item in hashed_train if question_hash not in held_out_hashes]
+    if not train_items or not hashed_held_out:
+        raise DatasetError(f"the data set holds {len(train_items)} items to train on and {len(hashed_held_out)} to hold out; each needs one")
+    if len(train_items) < len(hashed_train):
+        log.warning("%d training items are left out: a held-out item asks the same", len(hashed_train) - len(train_items))
+    unique_held_out = list(dict(hashed_held_out).values())
+    return DatasetSplit(train_items, unique_held_out[:max_held_out], num_overlapping=len(hashed_train) - len(train_items))
 
 
-def _place(question: str) -> str:
+def _hash_question(question: str) -> str:
     return hashlib.sha256(" ".join(question.split()).encode("utf-8", "replace")).hexdigest()

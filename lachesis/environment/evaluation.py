@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lachesis.environment.outcome import Outcome, solves
+from lachesis.environment.outcome import Outcome, is_solution
 
 if TYPE_CHECKING:
     from lachesis.environment.data import Item
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def evaluate(env: TaskEnv) -> tuple[dict[str, float], list[dict[str, Any]]]:
+async def evaluate_held_out(env: TaskEnv) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics over all held-out items, and one line per answer. An item that the server does not answer is left out, and
     counted."""
-    at_once = asyncio.Semaphore(max(1, env.config.max_eval_workers))
+    semaphore = asyncio.Semaphore(max(1, env.config.max_eval_workers))
 
-    async def one(item: Item) -> list[Rollout] | None:
-        async with at_once:
+    async def sample_item(item: Item) -> list[Rollout] | None:
+        async with semaphore:
             try:
-                return await env.rollouts(item, env.config.eval_samples, split="eval")
+                return await env.sample_rollouts(item, env.config.eval_samples, split="eval")
             except Exception as error:
                 log.warning("a held-out item was not answered", exc_info=error)
                 return None
 
-    found = await asyncio.gather(*(one(item) for item in env.items.held_out))
-    answered = [(item, rollouts) for item, rollouts in zip(env.items.held_out, found, strict=True) if rollouts is not None]
-    metrics = measures([[one.outcome for one in rollouts] for _, rollouts in answered], env.solved)
-    metrics["eval/unanswered"] = float(len(found) - len(answered))
-    return metrics, [_line(item, rollout) for item, rollouts in answered for rollout in rollouts]
+    rollouts_P = await asyncio.gather(*(sample_item(item) for item in env.items.held_out))
+    answered = [(item, rollouts) for item, rollouts in zip(env.items.held_out, rollouts_P, strict=True) if rollouts is not None]
+    metrics = compute_held_out_metrics([[rollout.outcome for rollout in rollouts] for _, rollouts in answered], env.solved)
+    metrics["eval/unanswered"] = float(len(rollouts_P) - len(answered))
+    return metrics, [_build_sample_record(item, rollout) for item, rollouts in answered for rollout in rollouts]
 
 
-def measures(outcomes_P: Sequence[Sequence[Outcome]], solved: float) -> dict[str, float]:
+def compute_held_out_metrics(outcomes_P: Sequence[Sequence[Outcome]], solved: float) -> dict[str, float]:
     """Of the outcomes of each item's answers:
 
     eval/percent_correct   share of the valid answers whose reward is at least `solved`
@@ -48,41 +48,41 @@ def measures(outcomes_P: Sequence[Sequence[Outcome]], solved: float) -> dict[str
     eval/items             items with an answer that could be scored
     eval/invalid           share of answers that could not be scored
     """
-    every = [one for outcomes in outcomes_P for one in outcomes]
-    found = {f"eval/{name}": value for name, value in shares(every, solved).items()}
-    counts = [_solutions(outcomes, solved) for outcomes in outcomes_P]
-    counts = [(n, c) for n, c in counts if n > 0]
-    found["eval/items"] = float(len(counts))
-    for k in sorted({1, min((n for n, _ in counts), default=1)}):
-        if counts:
-            found[f"eval/pass@{k}"] = statistics.fmean(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts)
-    return found
+    all_outcomes = [outcome for outcomes in outcomes_P for outcome in outcomes]
+    metrics = {f"eval/{name}": value for name, value in summarize_outcomes(all_outcomes, solved).items()}
+    valid_and_solved = [_count_solutions(outcomes, solved) for outcomes in outcomes_P]
+    valid_and_solved = [(n, c) for n, c in valid_and_solved if n > 0]
+    metrics["eval/items"] = float(len(valid_and_solved))
+    for k in sorted({1, min((n for n, _ in valid_and_solved), default=1)}):
+        if valid_and_solved:
+            metrics[f"eval/pass@{k}"] = statistics.fmean(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in valid_and_solved)
+    return metrics
 
 
-def shares(outcomes: Sequence[Outcome], solved: float) -> dict[str, float]:
+def summarize_outcomes(outcomes: Sequence[Outcome], solved: float) -> dict[str, float]:
     """`percent_correct`, `reward`, one number per part, and `invalid`; without the first three when nothing was scored."""
-    rewards = [one.reward for one in outcomes if one.reward is not None]
-    found: dict[str, float] = {}
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    metrics: dict[str, float] = {}
     if rewards:
-        found = {
-            "percent_correct": statistics.fmean(solves(one, solved) for one in rewards),
+        metrics = {
+            "percent_correct": statistics.fmean(is_solution(reward, solved) for reward in rewards),
             "reward": statistics.fmean(rewards),
         }
     parts: dict[str, list[float]] = {}
     for outcome in outcomes:
         for name, value in outcome.parts.items():
             parts.setdefault(name, []).append(value)
-    found |= {name: statistics.fmean(values) for name, values in parts.items() if name not in found}
+    metrics |= {name: statistics.fmean(values) for name, values in parts.items() if name not in metrics}
     if outcomes:
-        found["invalid"] = 1 - len(rewards) / len(outcomes)
-    return found
+        metrics["invalid"] = 1 - len(rewards) / len(outcomes)
+    return metrics
 
 
-def _solutions(outcomes: Sequence[Outcome], solved: float) -> tuple[int, int]:
-    rewards = [one.reward for one in outcomes if one.reward is not None]
-    return len(rewards), sum(solves(one, solved) for one in rewards)
+def _count_solutions(outcomes: Sequence[Outcome], solved: float) -> tuple[int, int]:
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    return len(rewards), sum(is_solution(reward, solved) for reward in rewards)
 
 
-def _line(item: Item, rollout: Rollout) -> dict[str, Any]:
+def _build_sample_record(item: Item, rollout: Rollout) -> dict[str, Any]:
     outcome = rollout.outcome
     return {**item, "model_answer": rollout.answer, "score": outcome.reward, "parts": outcome.parts, "reason": outcome.reason}

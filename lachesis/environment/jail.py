@@ -56,18 +56,18 @@ ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
     "rseq": (334, 293), "faccessat2": (439, 439),
 }  # fmt: skip
 OPEN, OPENAT, FCNTL, IOCTL, CLONE3 = (2, -1), (257, 56), (72, 25), (16, 29), (435, 435)
-WRITING = 0o3 | 0o100 | 0o1000
+WRITE_FLAGS = 0o3 | 0o100 | 0o1000
 """Of the flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file that was opened for reading; Landlock
 knows no right for that before Linux 6.2."""
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
 """What may be asked of a file. Not who is told by a signal when it can be read (F_SETOWN): that is a way to kill others, which
 Landlock does not close before Linux 6.12."""
-FCNTL_QUESTIONS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
+FCNTL_COMMANDS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
 TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
-IOCTL_QUESTIONS = (TCGETS, FIONBIO, FIOCLEX)
+IOCTL_COMMANDS = (TCGETS, FIONBIO, FIOCLEX)
 """Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of its own files."""
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
-ARGUMENT = (16, 24, 32)
+ARGUMENT_OFFSETS = (16, 24, 32)
 """Where the lower half of each argument of a call lies."""
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
@@ -76,10 +76,10 @@ EPERM, EACCES, ENOSYS = 1, 13, 38
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     try:
-        _limit(request)
-        _close_files(readable=_library())
+        _set_resource_limits(request)
+        _restrict_files(readable=_list_library_folders())
         _drop_capabilities()
-        _filter_calls()
+        _filter_system_calls()
     except OSError as error:
         print(f"{error.strerror}: {error.filename}", file=sys.stderr)
         os._exit(EXIT_UNCONFINED)
@@ -91,7 +91,7 @@ def main() -> None:
     exec(compile(request["program"], "program", "exec"), module.__dict__)
 
 
-def _limit(request: Json) -> None:
+def _set_resource_limits(request: Json) -> None:
     seconds = max(1, int(request["cpu_s"] + 0.999))
     limits = {
         resource.RLIMIT_AS: request["memory"],
@@ -100,47 +100,47 @@ def _limit(request: Json) -> None:
         resource.RLIMIT_NOFILE: 32,
         resource.RLIMIT_CORE: 0,
     }
-    for which, value in limits.items():
-        resource.setrlimit(which, (value, value + (which == resource.RLIMIT_CPU)))
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value + (limit == resource.RLIMIT_CPU)))
 
 
-def _library() -> list[str]:
+def _list_library_folders() -> list[str]:
     """Where Python's own modules lie."""
-    places = [os.path.dirname(os.__file__), *(path for path in sys.path if "lib-dynload" in path)]
-    return [path for path in dict.fromkeys(map(os.path.realpath, places)) if os.path.isdir(path)]
+    folders = [os.path.dirname(os.__file__), *(path for path in sys.path if "lib-dynload" in path)]
+    return [path for path in dict.fromkeys(map(os.path.realpath, folders)) if os.path.isdir(path)]
 
 
-def _called(what: str, result: int) -> int:
+def _check_result(call_name: str, result: int) -> int:
     if result < 0:
         error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), what)
+        raise OSError(error, os.strerror(error), call_name)
     return result
 
 
-def _close_files(readable: list[str]) -> None:
+def _restrict_files(readable: list[str]) -> None:
     """Landlock: of all files only those below these folders, and those for reading."""
-    version = _called("Landlock", LIBC.syscall(CREATE_RULESET, None, 0, 1))
-    rights = (1 << FILE_RIGHTS.get(version, 16)) - 1
-    tcp = 0b11 if version >= 4 else 0
-    scoped = 0b11 if version >= 6 else 0  # abstract sockets, signals
-    attributes = struct.pack("=QQQ", rights, tcp, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
-    rules = _called("Landlock", LIBC.syscall(CREATE_RULESET, attributes, len(attributes), 0))
+    abi_version = _check_result("Landlock", LIBC.syscall(CREATE_RULESET, None, 0, 1))
+    rights = (1 << FILE_RIGHTS.get(abi_version, 16)) - 1
+    tcp = 0b11 if abi_version >= 4 else 0
+    scoped = 0b11 if abi_version >= 6 else 0  # abstract sockets, signals
+    attributes = struct.pack("=QQQ", rights, tcp, scoped)[: 8 if abi_version < 4 else 16 if abi_version < 6 else 24]
+    ruleset_fd = _check_result("Landlock", LIBC.syscall(CREATE_RULESET, attributes, len(attributes), 0))
     for folder in readable:
-        place = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("=Qi", READ_FILE | READ_DIR, place)
-        _called("Landlock", LIBC.syscall(ADD_RULE, rules, 1, rule, 0))
-        os.close(place)
-    _called("no_new_privs", LIBC.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    _called("Landlock", LIBC.syscall(RESTRICT_SELF, rules, 0))
-    os.close(rules)
+        folder_fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", READ_FILE | READ_DIR, folder_fd)
+        _check_result("Landlock", LIBC.syscall(ADD_RULE, ruleset_fd, 1, rule, 0))
+        os.close(folder_fd)
+    _check_result("no_new_privs", LIBC.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+    _check_result("Landlock", LIBC.syscall(RESTRICT_SELF, ruleset_fd, 0))
+    os.close(ruleset_fd)
 
 
 def _drop_capabilities() -> None:
-    header, none = struct.pack("=Ii", CAPABILITIES_V3, 0), bytes(24)
-    _called("capset", LIBC.capset(header, none))
+    header, no_capabilities = struct.pack("=Ii", CAPABILITIES_V3, 0), bytes(24)
+    _check_result("capset", LIBC.capset(header, no_capabilities))
 
 
-def _filter_calls() -> None:
+def _filter_system_calls() -> None:
     """Each allowed call by its number; files are opened for reading only, and of fcntl and ioctl a few questions are answered;
     everything else fails. clone3 is said not to exist, so that
     the C library tries clone, which fails."""
@@ -149,23 +149,23 @@ def _filter_calls() -> None:
         raise OSError(ENOSYS, os.strerror(ENOSYS), f"no filter for {machine}")
     column = list(ARCHITECTURES).index(machine)
     numbers = [pair[column] for pair in ALLOWED.values() if pair[column] >= 0]
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 0)]
+    instructions = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 0)]
     for number in numbers:
-        code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
-    code += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
+        instructions += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    instructions += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
     for pair, argument in ((OPEN, 1), (OPENAT, 2)):
         if pair[column] >= 0:
-            code += [(EQUAL, 0, 4, pair[column]), (LOAD, 0, 0, ARGUMENT[argument]), (ANY_BIT, 0, 1, WRITING)]
-            code += [(RETURN, 0, 0, FAIL | EACCES), (RETURN, 0, 0, ALLOW)]
-    for pair, questions in ((FCNTL, FCNTL_QUESTIONS), (IOCTL, IOCTL_QUESTIONS)):
-        code += [(EQUAL, 0, 2 + 2 * len(questions), pair[column]), (LOAD, 0, 0, ARGUMENT[1])]
-        for question in questions:
-            code += [(EQUAL, 0, 1, question), (RETURN, 0, 0, ALLOW)]
-        code += [(RETURN, 0, 0, FAIL | EPERM)]
-    code += [(RETURN, 0, 0, FAIL | EPERM)]
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
-    program = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(code), ctypes.addressof(packed)))
-    _called("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
+            instructions += [(EQUAL, 0, 4, pair[column]), (LOAD, 0, 0, ARGUMENT_OFFSETS[argument]), (ANY_BIT, 0, 1, WRITE_FLAGS)]
+            instructions += [(RETURN, 0, 0, FAIL | EACCES), (RETURN, 0, 0, ALLOW)]
+    for pair, commands in ((FCNTL, FCNTL_COMMANDS), (IOCTL, IOCTL_COMMANDS)):
+        instructions += [(EQUAL, 0, 2 + 2 * len(commands), pair[column]), (LOAD, 0, 0, ARGUMENT_OFFSETS[1])]
+        for command in commands:
+            instructions += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
+        instructions += [(RETURN, 0, 0, FAIL | EPERM)]
+    instructions += [(RETURN, 0, 0, FAIL | EPERM)]
+    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions))
+    program = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(instructions), ctypes.addressof(packed)))
+    _check_result("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
 
 
 if __name__ == "__main__":

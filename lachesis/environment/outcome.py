@@ -38,13 +38,13 @@ class Outcome:
     """Of a zero or of an invalid rollout, as it is counted."""
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         return self.reward is not None
 
 
-def solves(reward: float, solved: float) -> bool:
+def is_solution(reward: float, threshold: float) -> bool:
     """Whether a reward is at least `solved`; parts may add up to a little less than the whole."""
-    return reward >= solved * (1 - 1e-9)
+    return reward >= threshold * (1 - 1e-9)
 
 
 def zero(reason: str) -> Outcome:
@@ -52,25 +52,25 @@ def zero(reason: str) -> Outcome:
     return Outcome(0.0, reason=reason)
 
 
-def invalid(reason: str) -> Outcome:
+def build_invalid(reason: str) -> Outcome:
     return Outcome(None, reason=reason or "Invalid was raised without a reason")
 
 
-def outcome_of(value: Any) -> Outcome:
+def to_outcome(value: Any) -> Outcome:
     """What a scoring function gave, as an outcome: a number, true or false, numbers by name (the reward is their sum), or an
     outcome. Anything else is invalid, and so are NaN and infinity."""
     if isinstance(value, Outcome):
         return value
     if isinstance(value, Mapping):
-        bad = next((name for name, part in value.items() if not is_score(part)), None)
-        if bad is not None:
-            return invalid(f"the score {str(bad)[:40]} is {_told(value[bad])}")
+        invalid_part = next((name for name, part in value.items() if not is_score(part)), None)
+        if invalid_part is not None:
+            return build_invalid(f"the score {str(invalid_part)[:40]} is {_describe_value(value[invalid_part])}")
         parts = {str(name): float(part) for name, part in value.items()}
         return Outcome(sum(parts.values()), parts)
-    return Outcome(float(value)) if is_score(value) else invalid(f"the score is {_told(value)}")
+    return Outcome(float(value)) if is_score(value) else build_invalid(f"the score is {_describe_value(value)}")
 
 
-def _told(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value}"
     return "None" if value is None else f"a {type(value).__name__}, not a number"

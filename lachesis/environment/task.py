@@ -30,10 +30,10 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, Scored
 from pydantic import Field
 
 from lachesis.environment import data, evaluation
-from lachesis.environment.data import Item, Split
-from lachesis.environment.outcome import AllInvalid, Outcome, invalid, outcome_of
-from lachesis.environment.sampling import Sampled, first_prompt, sample
-from lachesis.environment.verifier import Verifier, in_time
+from lachesis.environment.data import Item, DatasetSplit
+from lachesis.environment.outcome import AllInvalid, Outcome, build_invalid, to_outcome
+from lachesis.environment.sampling import SampledCompletion, encode_first_prompt, sample
+from lachesis.environment.verifier import Verifier, limit_time
 
 Message = dict[str, Any]
 
@@ -64,7 +64,7 @@ class Rollout:
     """Whether the limit of tokens has cut the answer."""
     sampled_tokens: int = 0
     """Tokens that the model has said."""
-    outcome: Outcome = field(default_factory=lambda: invalid("it was not scored"))
+    outcome: Outcome = field(default_factory=lambda: build_invalid("it was not scored"))
 
 
 class TaskEnv(BaseEnv):
@@ -77,7 +77,7 @@ class TaskEnv(BaseEnv):
     config: TaskEnvConfig
     solved: float = 1.0
     """A reward of at least this is a solution; the share of solutions is `percent_correct`."""
-    items: Split
+    items: DatasetSplit
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
         """All items; or those to train on and those to hold out, under `train` and `held_out`. May be a coroutine. An item is
@@ -90,8 +90,8 @@ class TaskEnv(BaseEnv):
 
     def identity(self, item: Item) -> str:
         """What makes two items the same: they are held out together or not at all. What is asked, if nothing else is said."""
-        asked = self.prompt(item)
-        return asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
+        prompt = self.prompt(item)
+        return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
     def score_answer(self, item: Item, answer: str) -> Any:
         """What an answer is worth: a number, true or false, or numbers by name, whose sum is the reward. May be a coroutine.
@@ -111,13 +111,13 @@ class TaskEnv(BaseEnv):
 
     async def score_text(self, item: Item, answer: str) -> Outcome:
         """What an answer would be worth that somebody gave, as in training."""
-        messages = self.messages(item)
-        prompt, tokens = first_prompt(self.tokenizer, messages), self.tokenizer.encode(answer, add_special_tokens=False)
-        one = Sampled(prompt, tokens, [0.0] * len(tokens), answer, "stop")
-        return await self.scored(self.score_rollout, item, _single(messages, one))
+        messages = self.build_messages(item)
+        prompt, tokens = encode_first_prompt(self.tokenizer, messages), self.tokenizer.encode(answer, add_special_tokens=False)
+        sampled = SampledCompletion(prompt, tokens, [0.0] * len(tokens), answer, "stop")
+        return await self.score_safely(self.score_rollout, item, _build_rollout(messages, sampled))
 
     @property
-    def scores_texts(self) -> bool:
+    def can_score_texts(self) -> bool:
         """Whether single answers can be scored: one of the two methods for it was written."""
         return any(getattr(type(self), name) is not getattr(TaskEnv, name) for name in ("score_answer", "score_rollout"))
 
@@ -125,7 +125,7 @@ class TaskEnv(BaseEnv):
         """A conversation to imitate before reinforcement begins, whose answer is right or not. Needs `gold` and `corrupt`."""
         answer = self.gold(item) if right else self.corrupt(item)  # type: ignore[attr-defined]
         answer = await answer if inspect.isawaitable(answer) else answer
-        return [*self.messages(item), {"role": "assistant", "content": answer}]
+        return [*self.build_messages(item), {"role": "assistant", "content": answer}]
 
     @classmethod
     def config_init(cls) -> tuple[TaskEnvConfig, list[APIServerConfig]]:
@@ -134,23 +134,23 @@ class TaskEnv(BaseEnv):
     # What Atropos calls.
 
     async def setup(self) -> None:
-        await self.load()
+        await self.load_items()
         self._verifier = Verifier(self.config.verifier_timeout)
-        self._rewards: list[Outcome] = []
+        self._train_outcomes: list[Outcome] = []
 
-    async def load(self) -> None:
+    async def load_items(self) -> None:
         """Make the items. Raises DatasetError, and what `load_dataset` raises."""
-        found = self.load_dataset()
-        found = await found if inspect.isawaitable(found) else found
-        most = self.config.most_held_out
-        if isinstance(found, Mapping):
-            self.items = data.given(found.get("train", ()), found.get("held_out", ()), self.identity, most=most)
+        dataset = self.load_dataset()
+        dataset = await dataset if inspect.isawaitable(dataset) else dataset
+        max_held_out = self.config.most_held_out
+        if isinstance(dataset, Mapping):
+            self.items = data.build_given_split(dataset.get("train", ()), dataset.get("held_out", ()), self.identity, max_held_out=max_held_out)
         else:
-            self.items = data.split(found, self.identity, share=self.config.held_out_share, most=most)
+            self.items = data.split_items(dataset, self.identity, held_out_share=self.config.held_out_share, max_held_out=max_held_out)
         self.position = 0
 
     async def get_next_item(self) -> Item:
-        item = self.items.item(self.position, self.config.data_seed)
+        item = self.items.get_training_item(self.position, self.config.data_seed)
         self.position += 1
         return item
 
@@ -162,14 +162,14 @@ class TaskEnv(BaseEnv):
         super().save_checkpoint(step, {**(data or {}), "position": self.position})
 
     async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
-        rollouts = await self.rollouts(item, self.config.group_size)
-        self._rewards += [one.outcome for one in rollouts]
-        return as_group(rollouts, with_messages=self.config.include_messages), []
+        rollouts = await self.sample_rollouts(item, self.config.group_size)
+        self._train_outcomes += [rollout.outcome for rollout in rollouts]
+        return build_scored_group(rollouts, with_messages=self.config.include_messages), []
 
     async def evaluate(self, *args: Any, **options: Any) -> None:
         """The held-out items, always the same."""
         started = time.time()
-        metrics, samples = await evaluation.evaluate(self)
+        metrics, samples = await evaluation.evaluate_held_out(self)
         await self.evaluate_log(metrics, start_time=started, end_time=time.time(), samples=samples)
 
     def evaluation_answers(self) -> int:
@@ -177,15 +177,15 @@ class TaskEnv(BaseEnv):
         return len(self.items.held_out) * self.config.eval_samples
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        seen, self._rewards = self._rewards, []
-        found = {f"train/{name}": value for name, value in evaluation.shares(seen, self.solved).items()}
-        await super().wandb_log({**(wandb_metrics or {}), **found})
+        outcomes, self._train_outcomes = self._train_outcomes, []
+        metrics = {f"train/{name}": value for name, value in evaluation.summarize_outcomes(outcomes, self.solved).items()}
+        await super().wandb_log({**(wandb_metrics or {}), **metrics})
 
     # How rollouts are made.
 
-    async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
         """`count` scored answers to one item. Raises what the server raises."""
-        messages = self.messages(item)
+        messages = self.build_messages(item)
         answers = await sample(
             self.server,
             self.tokenizer,
@@ -193,82 +193,82 @@ class TaskEnv(BaseEnv):
             count=count,
             max_tokens=self.config.max_answer_tokens,
             temperature=self.config.temperature,
-            most_tokens=self.config.max_token_length,
+            max_total_tokens=self.config.max_token_length,
             split=split,
         )
-        made = [_single(messages, one) for one in answers]
+        scored_rollouts = [_build_rollout(messages, sampled) for sampled in answers]
         if type(self).score_group is not TaskEnv.score_group:
-            await self.compare(item, made)
+            await self.score_together(item, scored_rollouts)
         else:
-            values = await self._verifier.values(self.score_rollout, [(item, one) for one in made])
-            for rollout, value in zip(made, values, strict=True):
-                rollout.outcome = outcome_of(value)
-        return made
+            values = await self._verifier.score_all(self.score_rollout, [(item, rollout) for rollout in scored_rollouts])
+            for rollout, value in zip(scored_rollouts, values, strict=True):
+                rollout.outcome = to_outcome(value)
+        return scored_rollouts
 
-    async def compare(self, item: Item, rollouts: Sequence[Rollout]) -> None:
+    async def score_together(self, item: Item, rollouts: Sequence[Rollout]) -> None:
         """Give each of these the outcome that `score_group` says."""
-        (found,) = await self._verifier.values(self.score_group, [(item, rollouts)])
-        if isinstance(found, list | tuple) and len(found) == len(rollouts):
-            outcomes = [outcome_of(value) for value in found]
+        (scores,) = await self._verifier.score_all(self.score_group, [(item, rollouts)])
+        if isinstance(scores, list | tuple) and len(scores) == len(rollouts):
+            outcomes = [to_outcome(value) for value in scores]
         else:
-            given = f"{len(found)} values" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
-            wrong = found if isinstance(found, Outcome) else invalid(f"score_group() gave {given} for {len(rollouts)} rollouts")
-            outcomes = [wrong] * len(rollouts)
+            description = f"{len(scores)} values" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
+            failure = scores if isinstance(scores, Outcome) else build_invalid(f"score_group() gave {description} for {len(rollouts)} rollouts")
+            outcomes = [failure] * len(rollouts)
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             rollout.outcome = outcome
 
-    async def scored(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
+    async def score_safely(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
         """What the scoring function says of this, whatever it does: raise, hang, or give something that is no score."""
-        (value,) = await self._verifier.values(scoring, [values])
-        return outcome_of(value)
+        (value,) = await self._verifier.score_all(scoring, [values])
+        return to_outcome(value)
 
-    def in_time(self, who: str) -> contextlib.AbstractAsyncContextManager[None]:
+    def limit_time(self, label: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than
         `verifier_timeout`."""
-        return in_time(self.config.verifier_timeout, who)
+        return limit_time(self.config.verifier_timeout, label)
 
-    def messages(self, item: Item) -> list[Message]:
+    def build_messages(self, item: Item) -> list[Message]:
         """The conversation's beginning: the system's message, if there is one, and the question."""
-        asked = self.prompt(item)
-        question = [{"role": "user", "content": asked}] if isinstance(asked, str) else [dict(one) for one in asked]
+        prompt = self.prompt(item)
+        question = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
         system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
         return [*system, *question]
 
 
-def as_group(rollouts: Sequence[Rollout], *, with_messages: bool = False) -> ScoredDataGroup:
+def build_scored_group(rollouts: Sequence[Rollout], *, with_messages: bool = False) -> ScoredDataGroup:
     """What the trainer is sent. An invalid rollout gets the mean of the others as its score, which leaves their advantages as
     they are, and an override that keeps it out of training. Raises Invalid when no rollout is valid."""
-    rewards = [one.outcome.reward for one in rollouts if one.outcome.reward is not None]
+    rewards = [rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None]
     if not rewards:
-        raise AllInvalid([str(one.outcome.reason) for one in rollouts])
-    middle = rewards[0] if len(set(rewards)) == 1 else sum(rewards) / len(rewards)
+        raise AllInvalid([str(rollout.outcome.reason) for rollout in rollouts])
+    mean_reward = rewards[0] if len(set(rewards)) == 1 else sum(rewards) / len(rewards)
     group = ScoredDataGroup(
-        tokens=[one.tokens for one in rollouts],
-        masks=[one.masks if one.outcome.valid else [-100] * len(one.tokens) for one in rollouts],
-        scores=[middle if one.outcome.reward is None else one.outcome.reward for one in rollouts],
-        inference_logprobs=[one.logprobs for one in rollouts],
-        overrides=[_override(one.outcome) for one in rollouts],
+        tokens=[rollout.tokens for rollout in rollouts],
+        masks=[rollout.masks if rollout.outcome.is_valid else [-100] * len(rollout.tokens) for rollout in rollouts],
+        scores=[mean_reward if rollout.outcome.reward is None else rollout.outcome.reward for rollout in rollouts],
+        inference_logprobs=[rollout.logprobs for rollout in rollouts],
+        overrides=[_build_override(rollout.outcome) for rollout in rollouts],
     )
     if with_messages:
-        group["messages"] = [one.messages for one in rollouts]
+        group["messages"] = [rollout.messages for rollout in rollouts]
     return group
 
 
-def _override(outcome: Outcome) -> dict[str, Any]:
-    found: dict[str, Any] = {"parts": outcome.parts} if outcome.parts else {}
-    if not outcome.valid:
-        return {**found, "invalid": outcome.reason, "set_advantage_to_zero": True}
-    return {**found, "zero": outcome.reason} if outcome.reason else found
+def _build_override(outcome: Outcome) -> dict[str, Any]:
+    override: dict[str, Any] = {"parts": outcome.parts} if outcome.parts else {}
+    if not outcome.is_valid:
+        return {**override, "invalid": outcome.reason, "set_advantage_to_zero": True}
+    return {**override, "zero": outcome.reason} if outcome.reason else override
 
 
-def _single(messages: list[Message], one: Sampled) -> Rollout:
-    said = [*messages, {"role": "assistant", "content": one.text}]
+def _build_rollout(messages: list[Message], sampled: SampledCompletion) -> Rollout:
+    conversation = [*messages, {"role": "assistant", "content": sampled.text}]
     return Rollout(
-        tokens=[*one.prompt, *one.tokens],
-        masks=[*[-100] * len(one.prompt), *one.tokens],
-        logprobs=[*[1.0] * len(one.prompt), *one.logprobs],
-        answer=one.text,
-        messages=said,
-        truncated=one.finish_reason == "length",
-        sampled_tokens=len(one.tokens),
+        tokens=[*sampled.prompt, *sampled.tokens],
+        masks=[*[-100] * len(sampled.prompt), *sampled.tokens],
+        logprobs=[*[1.0] * len(sampled.prompt), *sampled.logprobs],
+        answer=sampled.text,
+        messages=conversation,
+        truncated=sampled.finish_reason == "length",
+        sampled_tokens=len(sampled.tokens),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+TOOL_CALL_PATTERN = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class MalformedCall(Exception):
@@ -21,7 +21,7 @@ class MalformedCall(Exception):
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolDefinition:
     """`parameters` is the JSON schema of the arguments."""
 
     name: str
@@ -29,17 +29,17 @@ class Tool:
     parameters: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        about = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": about}
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     name: str
     arguments: dict[str, Any]
 
 
-def described(tools: Sequence[Tool]) -> str:
+def describe_tools(tools: Sequence[ToolDefinition]) -> str:
     """The tools as text for a system prompt."""
     listed = "\n".join(json.dumps(tool.as_json()) for tool in tools)
     return (
@@ -49,27 +49,27 @@ def described(tools: Sequence[Tool]) -> str:
     )
 
 
-def read(answer: str, tools: Sequence[Tool]) -> list[Call]:
+def parse_tool_calls(answer: str, tools: Sequence[ToolDefinition]) -> list[ToolCall]:
     """The calls of an answer, in their order; none when it holds none. Raises MalformedCall when one is no JSON, names no tool
     that there is, or has other arguments than its tool takes."""
-    texts = CALL.findall(answer)
+    texts = TOOL_CALL_PATTERN.findall(answer)
     if not texts and ("<tool_call>" in answer or "</tool_call>" in answer):
         raise MalformedCall("a tool call needs both <tool_call> and </tool_call>")
-    return [_call(text, {tool.name: tool for tool in tools}) for text in texts]
+    return [_parse_tool_call(text, {tool.name: tool for tool in tools}) for text in texts]
 
 
-def _call(text: str, tools: Mapping[str, Tool]) -> Call:
+def _parse_tool_call(text: str, tools: Mapping[str, ToolDefinition]) -> ToolCall:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MalformedCall(f"a tool call is no JSON: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         raise MalformedCall("a tool call is an object with `name` and `arguments`")
-    tool = tools.get(found["name"])
+    tool = tools.get(parsed["name"])
     if tool is None:
-        raise MalformedCall(f"there is no tool {found['name'][:40]!r}; there are: {', '.join(tools)}")
-    arguments = found.get("arguments", {})
+        raise MalformedCall(f"there is no tool {parsed['name'][:40]!r}; there are: {', '.join(tools)}")
+    arguments = parsed.get("arguments", {})
     problem = next(iter(jsonschema.Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(arguments)), None)
     if problem is not None:
         raise MalformedCall(f"the arguments of {tool.name} are wrong: {problem.message[:200]}")
-    return Call(tool.name, arguments)
+    return ToolCall(tool.name, arguments)

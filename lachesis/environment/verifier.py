@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from lachesis.base.failure_reasons import describe_exception
-from lachesis.environment import clock
-from lachesis.environment.outcome import Invalid, invalid
+from lachesis.environment import timeouts
+from lachesis.environment.outcome import Invalid, build_invalid
 
 log = logging.getLogger(__name__)
-MOST_STUCK = 8
+MAX_STUCK_CALLS = 8
 """So many calls that never end, and none is made any more: each of them keeps a thread."""
-TOO_MANY = "too many calls of the verifier have not ended; none is made until one of them has"
+TOO_MANY_STUCK_MESSAGE = "too many calls of the verifier have not ended; none is made until one of them has"
 Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Result:
+class ScoringResult:
     value: Any = None
     error: Exception | None = None
 
@@ -36,106 +36,106 @@ class Verifier:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         """For each call."""
-        self._turn = asyncio.Lock()
-        self._stuck = 0
+        self._lock = asyncio.Lock()
+        self._num_stuck = 0
 
-    async def values(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[Any]:
+    async def score_all(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[Any]:
         """What the function gives with each of these arguments, or an invalid outcome."""
-        results: list[Result] = []
+        results: list[ScoringResult] = []
         while len(results) < len(calls):
-            left = calls[len(results) :]
+            remaining_calls = calls[len(results) :]
             if inspect.iscoroutinefunction(scoring):
-                results += [Result(scoring(*one)) for one in left]
+                results += [ScoringResult(scoring(*arguments)) for arguments in remaining_calls]
             else:
-                results += await self._run(scoring, left)
-        return await asyncio.gather(*map(self._value, results))
+                results += await self._run_in_thread(scoring, remaining_calls)
+        return await asyncio.gather(*map(self._resolve, results))
 
-    async def _value(self, result: Result) -> Any:
+    async def _resolve(self, result: ScoringResult) -> Any:
         try:
             if result.error is not None:
                 raise result.error
             if not inspect.isawaitable(result.value):
                 return result.value
-            async with in_time(self.timeout_s, "the verifier"):
+            async with limit_time(self.timeout_s, "the verifier"):
                 return await result.value
         except Invalid as error:
-            return invalid(str(error))
+            return build_invalid(str(error))
         except Exception as error:
             log.warning("the verifier raised", exc_info=error)
-            return invalid(f"the verifier raised {describe_exception(error)}")
+            return build_invalid(f"the verifier raised {describe_exception(error)}")
 
-    async def _run(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[Result]:
+    async def _run_in_thread(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[ScoringResult]:
         """The results up to the first call that takes too long; at least one."""
-        async with self._turn:
-            if self._stuck > MOST_STUCK:
-                return [Result(error=Invalid(TOO_MANY))]
-            thread = Calls(scoring, calls)
-            ended = thread.begun()
+        async with self._lock:
+            if self._num_stuck > MAX_STUCK_CALLS:
+                return [ScoringResult(error=Invalid(TOO_MANY_STUCK_MESSAGE))]
+            thread = ScoringThread(scoring, calls)
+            finished = thread.start()
             try:
-                while not ended.done() and (left := thread.call_began + self.timeout_s - time.monotonic()) > 0:
-                    await asyncio.wait([ended], timeout=left)
+                while not finished.done() and (remaining_s := thread.call_started_at + self.timeout_s - time.monotonic()) > 0:
+                    await asyncio.wait([finished], timeout=remaining_s)
             finally:
                 results = list(thread.results)
-                if not ended.done():  # its thread cannot be ended
-                    self._stuck += 1
-                    thread.give_up(self._one_less)
-        late = Result(error=Invalid(f"the verifier was not done after {self.timeout_s:g} s"))
-        return results if len(results) == len(calls) else [*results, late]
+                if not finished.done():  # its thread cannot be ended
+                    self._num_stuck += 1
+                    thread.give_up(self._release_stuck)
+        timeout_result = ScoringResult(error=Invalid(f"the verifier was not done after {self.timeout_s:g} s"))
+        return results if len(results) == len(calls) else [*results, timeout_result]
 
-    def _one_less(self) -> None:
-        self._stuck -= 1
+    def _release_stuck(self) -> None:
+        self._num_stuck -= 1
 
 
-class Calls:
+class ScoringThread:
     """Calls of one function, one after the other, in a thread of their own, which does not keep the process from ending."""
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[Arguments]) -> None:
         self.function, self.calls = function, calls
-        self.results: list[Result] = []
-        self.call_began = time.monotonic()
+        self.results: list[ScoringResult] = []
+        self.call_started_at = time.monotonic()
         """When the call under way was made."""
-        self._given_up: Callable[[], None] | None = None
+        self._on_finish: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._finished: asyncio.Future[None] = self._loop.create_future()
 
-    def begun(self) -> asyncio.Future[None]:
+    def start(self) -> asyncio.Future[None]:
         """Begin; the future is done after the last call."""
         threading.Thread(target=self._run, name="verifier", daemon=True).start()
-        return self._ended
+        return self._finished
 
-    def give_up(self, then: Callable[[], None]) -> None:
+    def give_up(self, on_finish: Callable[[], None]) -> None:
         """Make no further call; `then` is done when the one under way ends."""
-        self._given_up = then
+        self._on_finish = on_finish
 
     def _run(self) -> None:
         for values in self.calls:
-            self.call_began = time.monotonic()
+            self.call_started_at = time.monotonic()
             try:
-                result = Result(self.function(*values))
+                result = ScoringResult(self.function(*values))
             except Exception as error:
-                result = Result(error=error)
+                result = ScoringResult(error=error)
             except BaseException as error:
-                ended = RuntimeError(f"{type(error).__name__} ended it")
-                result = Result(error=ended.with_traceback(error.__traceback__))
+                failure = RuntimeError(f"{type(error).__name__} ended it")
+                result = ScoringResult(error=failure.with_traceback(error.__traceback__))
             self.results.append(result)
-            if self._given_up is not None:
+            if self._on_finish is not None:
                 break
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
-        if self._given_up is not None:
-            self._given_up()
-        self._ended.set_result(None)
+        if self._on_finish is not None:
+            self._on_finish()
+        self._finished.set_result(None)
 
 
 @contextlib.asynccontextmanager
-async def in_time(seconds: float, who: str) -> AsyncIterator[None]:
+async def limit_time(seconds: float, label: str) -> AsyncIterator[None]:
     """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than this."""
     try:
-        async with clock.limited(seconds) as limit:
+        async with timeouts.pausable_timeout(seconds) as timeout:
             yield
     except TimeoutError:
-        if not limit.expired():
+        if not timeout.expired():
             raise  # one of its own
-        raise Invalid(f"{who} was not done after {seconds:g} s") from None
+        raise Invalid(f"{label} was not done after {seconds:g} s") from None

@@ -30,12 +30,12 @@ from verifiers.types import Response, ResponseMessage, ResponseTokens, ToolCall,
 from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment import toolcalls
 from lachesis.environment.data import Item
-from lachesis.environment.outcome import Invalid, Outcome, invalid, outcome_of, zero
-from lachesis.environment.sampling import Sampled, TooLong, between, first_prompt, sample
+from lachesis.environment.outcome import Invalid, Outcome, build_invalid, to_outcome, zero
+from lachesis.environment.sampling import SampledCompletion, PromptTooLongError, encode_turn_boundary, encode_first_prompt, sample
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
-TOO_LONG = "the conversation is longer than the limit of tokens"
-raised: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
+TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
+reward_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
 """By reward functions, while a rollout is scored."""
 
 
@@ -51,7 +51,7 @@ class VerifiersEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
         self.inner = self.load_environment()  # in the main thread, as it sets handlers of signals
-        _listen(self.inner.rubric)
+        _record_reward_errors(self.inner.rubric)
         train = [dict(row) for row in self.inner.get_dataset()]
         if self.inner.eval_dataset is None and self.inner.eval_dataset_source is None:
             return train
@@ -64,48 +64,48 @@ class VerifiersEnv(TaskEnv):
     def identity(self, item: Item) -> str:
         return json.dumps([item["prompt"], item.get("answer")], sort_keys=True, default=str)
 
-    async def rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
         """`count` conversations at once, scored by the environment's own rubric."""
         arguments = {"temperature": self.config.temperature, "max_tokens": self.config.max_answer_tokens}
-        client = Sampler(self, split)
+        client = VerifiersClient(self, split)
 
         async def conversation() -> Any:
             try:
-                async with self.in_time("the conversation"):
+                async with self.limit_time("the conversation"):
                     return await self.inner.rollout(dict(item), client, self.config.tokenizer_name, arguments)
             except Invalid:
                 return {"trajectory": [], "prompt": item["prompt"], "completion": (), "timed_out": True, "given_up": True}
 
         states = await asyncio.gather(*(conversation() for _ in range(count)))
-        made = [_rollout(state, self.tokenizer) for state in states]
-        for one, outcome in zip(made, await self._outcomes(states), strict=True):
-            one.outcome = outcome
-        return made
+        scored_rollouts = [_build_rollout_of_state(state, self.tokenizer) for state in states]
+        for rollout, outcome in zip(scored_rollouts, await self._collect_outcomes(states), strict=True):
+            rollout.outcome = outcome
+        return scored_rollouts
 
-    async def _outcomes(self, states: Sequence[Any]) -> list[Outcome]:
-        lost = [_lost(state) for state in states]
-        whole = [state for state, outcome in zip(states, lost, strict=True) if outcome is None]
-        if whole and self.inner.requires_group_rollouts:
-            found = await self.scored(self._score, whole)
-            scored = [found if not found.valid else outcome_of(state["reward"]) for state in whole]
+    async def _collect_outcomes(self, states: Sequence[Any]) -> list[Outcome]:
+        early_outcomes = [_find_early_outcome(state) for state in states]
+        scorable = [state for state, outcome in zip(states, early_outcomes, strict=True) if outcome is None]
+        if scorable and self.inner.requires_group_rollouts:
+            group_outcome = await self.score_safely(self._score_states, scorable)
+            scored_outcomes = [group_outcome if not group_outcome.is_valid else to_outcome(state["reward"]) for state in scorable]
         else:
-            scored = [await self.scored(self._score, [state]) for state in whole]
+            scored_outcomes = [await self.score_safely(self._score_states, [state]) for state in scorable]
         await asyncio.gather(*(self.inner.rubric.cleanup(state) for state in states if not state.get("given_up")))
-        rest = iter(scored)
-        return [outcome if outcome is not None else next(rest) for outcome in lost]
+        remaining_outcomes = iter(scored_outcomes)
+        return [outcome if outcome is not None else next(remaining_outcomes) for outcome in early_outcomes]
 
-    async def _score(self, states: list[Any]) -> Any:
+    async def _score_states(self, states: list[Any]) -> Any:
         """Score these together; the reward of the first."""
         problems: list[str] = []
-        raised.set(problems)
+        reward_errors.set(problems)
         if self.inner.requires_group_rollouts:
             await self.inner.rubric.score_group(states)
         else:
             await self.inner.rubric.score_rollout(states[0])
-        return invalid(problems[0]) if problems else states[0]["reward"]
+        return build_invalid(problems[0]) if problems else states[0]["reward"]
 
 
-class Sampler(Client):
+class VerifiersClient(Client):
     """Gives `verifiers` the model's answers with their tokens. An answer follows the ids of the conversation before it, as long
     as the environment leaves that as it was."""
 
@@ -117,115 +117,115 @@ class Sampler(Client):
         self, prompt: Any, model: str, sampling_args: Mapping[str, Any], tools: Any = None, *, state: Any = None, **_: Any
     ) -> Any:
         """Raises OverlongPromptError when there is no room left, and ModelError when the server fails."""
-        offered = [toolcalls.Tool(one.name, one.description, one.parameters) for one in tools or ()]
-        said = [_plain(message) for message in prompt]
-        ids = self._ids(said, offered, state["trajectory"] if state else [])
+        tool_definitions = [toolcalls.ToolDefinition(tool.name, tool.description, tool.parameters) for tool in tools or ()]
+        messages = [_to_message(message) for message in prompt]
+        ids = self._encode_prompt(messages, tool_definitions, state["trajectory"] if state else [])
         config = self.env.config
         try:
-            (one,) = await sample(
-                self.env.server, self.env.tokenizer, said, count=1, max_tokens=sampling_args.get("max_tokens") or 256,
-                temperature=sampling_args.get("temperature", 1.0), most_tokens=config.max_token_length, split=self.split,
+            (sampled,) = await sample(
+                self.env.server, self.env.tokenizer, messages, count=1, max_tokens=sampling_args.get("max_tokens") or 256,
+                temperature=sampling_args.get("temperature", 1.0), max_total_tokens=config.max_token_length, split=self.split,
                 prompt=ids,
             )  # fmt: skip
-        except TooLong as error:
+        except PromptTooLongError as error:
             raise vf.OverlongPromptError(str(error)) from error
         except Exception as error:
             raise vf.ModelError(f"{type(error).__name__}: {error}") from error
-        return _response(one, model, offered)
+        return _build_response(sampled, model, tool_definitions)
 
-    def _ids(self, said: list[Message], tools: list[toolcalls.Tool], before: Sequence[Any]) -> list[int]:
+    def _encode_prompt(self, messages: list[Message], tools: list[toolcalls.ToolDefinition], trajectory: Sequence[Any]) -> list[int]:
         tokenizer = self.env.tokenizer
-        if before and before[-1]["tokens"] is not None:
-            last = before[-1]
-            known = [_plain(message) for message in [*last["prompt"], *last["completion"]]]
-            if said[: len(known)] == known and len(said) > len(known):
+        if trajectory and trajectory[-1]["tokens"] is not None:
+            last = trajectory[-1]
+            earlier_messages = [_to_message(message) for message in [*last["prompt"], *last["completion"]]]
+            if messages[: len(earlier_messages)] == earlier_messages and len(messages) > len(earlier_messages):
                 sampled = last["tokens"]["completion_ids"]
                 ended = bool(sampled) and sampled[-1] == tokenizer.eos_token_id
-                added = between(tokenizer, known, *said[len(known) :], ended=ended)
-                return [*last["tokens"]["prompt_ids"], *sampled, *added]
-        return first_prompt(tokenizer, _with_tools(tokenizer, said, tools))
+                boundary_ids = encode_turn_boundary(tokenizer, earlier_messages, *messages[len(earlier_messages) :], has_eos=ended)
+                return [*last["tokens"]["prompt_ids"], *sampled, *boundary_ids]
+        return encode_first_prompt(tokenizer, _add_tools(tokenizer, messages, tools))
 
-    async def _not_asked(self, *values: Any, **options: Any) -> Any:
+    async def _not_supported(self, *values: Any, **options: Any) -> Any:
         raise NotImplementedError("only get_response() is asked for")
 
-    setup_client = to_native_tool = to_native_prompt = get_native_response = _not_asked
-    raise_from_native_response = from_native_response = _not_asked
+    setup_client = to_native_tool = to_native_prompt = get_native_response = _not_supported
+    raise_from_native_response = from_native_response = _not_supported
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
-def _plain(message: Any) -> Message:
+def _to_message(message: Any) -> Message:
     """A message of `verifiers`, or of OpenAI's form, as the chat template takes it."""
-    found = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
-    content = found.get("content") or ""
+    fields = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+    content = fields.get("content") or ""
     if not isinstance(content, str):
-        others = [part.get("type") for part in content if part.get("type") != "text"]
-        if others:
-            raise vf.ModelError(f"a message holds {others[0]}, which a model of text cannot read")
+        unsupported_types = [part.get("type") for part in content if part.get("type") != "text"]
+        if unsupported_types:
+            raise vf.ModelError(f"a message holds {unsupported_types[0]}, which a model of text cannot read")
         content = "".join(part["text"] for part in content)
-    return {"role": found["role"], "content": content}
+    return {"role": fields["role"], "content": content}
 
 
-def _with_tools(tokenizer: Any, said: list[Message], tools: list[toolcalls.Tool]) -> list[Message]:
+def _add_tools(tokenizer: Any, messages: list[Message], tools: list[toolcalls.ToolDefinition]) -> list[Message]:
     """The tools as the system's message, after what it says."""
     if not tools:
-        return said
-    text = toolcalls.described(tools)
-    if said and said[0]["role"] == "system":
-        return [{"role": "system", "content": f"{said[0]['content']}\n\n{text}"}, *said[1:]]
-    return [{"role": "system", "content": text}, *said]
+        return messages
+    text = toolcalls.describe_tools(tools)
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
-def _response(one: Sampled, model: str, tools: list[toolcalls.Tool]) -> Any:
+def _build_response(sampled: SampledCompletion, model: str, tools: list[toolcalls.ToolDefinition]) -> Any:
     try:
-        calls = toolcalls.read(one.text, tools) if tools else []
+        calls = toolcalls.parse_tool_calls(sampled.text, tools) if tools else []
     except toolcalls.MalformedCall:
         calls = []  # a plain answer, as which it is scored
-    cut = one.finish_reason == "length"
+    is_truncated = sampled.finish_reason == "length"
     return Response(
         id=uuid.uuid4().hex,
         created=int(time.time()),
         model=model,
         usage=Usage(
-            prompt_tokens=len(one.prompt),
+            prompt_tokens=len(sampled.prompt),
             reasoning_tokens=0,
-            completion_tokens=len(one.tokens),
-            total_tokens=len(one.prompt) + len(one.tokens),
+            completion_tokens=len(sampled.tokens),
+            total_tokens=len(sampled.prompt) + len(sampled.tokens),
         ),
         message=ResponseMessage(
-            content=one.text,
+            content=sampled.text,
             tool_calls=[
                 ToolCall(id=uuid.uuid4().hex[:8], name=call.name, arguments=json.dumps(call.arguments)) for call in calls
             ]
             or None,
-            finish_reason="length" if cut else "tool_calls" if calls else "stop",
-            is_truncated=cut,
+            finish_reason="length" if is_truncated else "tool_calls" if calls else "stop",
+            is_truncated=is_truncated,
             tokens=ResponseTokens(
-                prompt_ids=one.prompt,
-                prompt_mask=[0] * len(one.prompt),
-                completion_ids=one.tokens,
-                completion_mask=[1] * len(one.tokens),
-                completion_logprobs=one.logprobs,
+                prompt_ids=sampled.prompt,
+                prompt_mask=[0] * len(sampled.prompt),
+                completion_ids=sampled.tokens,
+                completion_mask=[1] * len(sampled.tokens),
+                completion_logprobs=sampled.logprobs,
             ),
         ),
     )
 
 
-def _lost(state: Any) -> Outcome | None:
+def _find_early_outcome(state: Any) -> Outcome | None:
     """What became of a conversation that is not scored."""
     if not state["trajectory"] and state.get("prompt_too_long"):
-        return invalid("the first question is longer than the limit of tokens")
+        return build_invalid("the first question is longer than the limit of tokens")
     if state.get("prompt_too_long"):
-        return zero(TOO_LONG)
+        return zero(TOO_LONG_REASON)
     if state.get("error") is not None:
         error = state["error"]
         cause = error.__cause__ or error
-        return invalid(f"{type(error).__name__}: {describe_exception(cause)}")
-    return invalid("the environment's time limit was over") if state.get("timed_out") else None
+        return build_invalid(f"{type(error).__name__}: {describe_exception(cause)}")
+    return build_invalid("the environment's time limit was over") if state.get("timed_out") else None
 
 
-def _rollout(state: Any, tokenizer: Any) -> Rollout:
+def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
     """The tokens of the conversation's last piece that no message of which was changed: mostly all of it."""
     steps = [step for step in state["trajectory"] if step["tokens"] is not None]
     first = len(steps) - 1
@@ -235,21 +235,21 @@ def _rollout(state: Any, tokenizer: Any) -> Rollout:
     masks: list[int] = []
     logprobs: list[float] = []
     for step in steps[max(first, 0) :]:
-        found = step["tokens"]
-        new = len(found["prompt_ids"]) - len(tokens)
-        tokens = [*found["prompt_ids"], *found["completion_ids"]]
-        masks += [*[-100] * new, *found["completion_ids"]]
-        logprobs += [*[1.0] * new, *found["completion_logprobs"]]
+        step_tokens = step["tokens"]
+        num_new = len(step_tokens["prompt_ids"]) - len(tokens)
+        tokens = [*step_tokens["prompt_ids"], *step_tokens["completion_ids"]]
+        masks += [*[-100] * num_new, *step_tokens["completion_ids"]]
+        logprobs += [*[1.0] * num_new, *step_tokens["completion_logprobs"]]
     if not tokens:  # nothing was said
-        tokens = first_prompt(tokenizer, [_plain(message) for message in state["prompt"]])
+        tokens = encode_first_prompt(tokenizer, [_to_message(message) for message in state["prompt"]])
         masks, logprobs = [-100] * len(tokens), [1.0] * len(tokens)
-    said = [_plain(message) for message in [*state["prompt"], *(state["completion"] or ())]]
+    messages = [_to_message(message) for message in [*state["prompt"], *(state["completion"] or ())]]
     return Rollout(
         tokens=tokens,
         masks=masks,
         logprobs=logprobs,
-        answer=next((one["content"] for one in reversed(said) if one["role"] == "assistant"), ""),
-        messages=said,
+        answer=next((message["content"] for message in reversed(messages) if message["role"] == "assistant"), ""),
+        messages=messages,
         truncated=bool(state.get("is_truncated")),
         sampled_tokens=sum(mask != -100 for mask in masks),
     )
@@ -260,22 +260,22 @@ def _extends(step: Any, later: Any) -> bool:
     return bool(later["tokens"]["prompt_ids"][: len(before)] == before)
 
 
-def _listen(rubric: Any) -> None:
+def _record_reward_errors(rubric: Any) -> None:
     """Note what the reward functions raise, which the rubric takes for 0."""
-    for one in getattr(rubric, "rubrics", ()):
-        _listen(one)
-    rubric.funcs = [_noting(func) for func in getattr(rubric, "funcs", ())]
+    for inner_rubric in getattr(rubric, "rubrics", ()):
+        _record_reward_errors(inner_rubric)
+    rubric.funcs = [_wrap_reward_function(func) for func in getattr(rubric, "funcs", ())]
 
 
-def _noting(func: Any) -> Any:
+def _wrap_reward_function(func: Any) -> Any:
     @functools.wraps(func)
     async def call(*values: Any, **named: Any) -> Any:
         try:
-            found = func(*values, **named)
-            return await found if inspect.isawaitable(found) else found
+            score = func(*values, **named)
+            return await score if inspect.isawaitable(score) else score
         except Exception as error:
             name = getattr(func, "__name__", "a function")
-            raised.get([]).append(f"{name} raised {describe_exception(error)}")
+            reward_errors.get([]).append(f"{name} raised {describe_exception(error)}")
             raise
 
     return call

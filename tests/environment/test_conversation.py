@@ -13,8 +13,8 @@ import pytest
 from lachesis.catalog import describe
 from lachesis.env_process import stages
 from lachesis.environment import Chat, ConversationEnv, Invalid, Item
-from lachesis.environment.conversation import TOO_LONG
-from lachesis.environment.toolcalls import Call, MalformedCall, Tool, described, read
+from lachesis.environment.conversation import TOO_LONG_REASON
+from lachesis.environment.toolcalls import ToolCall, MalformedCall, ToolDefinition, describe_tools, parse_tool_calls
 from tests.environment.conftest import LOGPROB, Generator, without_place
 
 Make = Callable[..., Any]
@@ -91,7 +91,7 @@ async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made: Make
         (["a", "bug"], None, "play() raised: ValueError somewhere: a bug"),
         (["a", "late"], None, "play() raised: TimeoutError somewhere: the judge"),
         (["a", "hangs"], None, "play(), without what was sampled, was not done after 0.4 s"),
-        (["x" * 60 + "…", "yes"], 0.0, TOO_LONG),
+        (["x" * 60 + "…", "yes"], 0.0, TOO_LONG_REASON),
     ],
 )
 async def test_what_ends_a_conversation_decides_its_outcome(
@@ -166,14 +166,14 @@ async def test_what_the_server_did_not_answer_was_never_said(made: Make, generat
     assert [one["content"] for one in rollout.messages] == ["one?", "yes", "three?", "yes"]
 
 
-GUESS = Tool("guess", "Guess.", {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]})
+GUESS = ToolDefinition("guess", "Guess.", {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]})
 
 
 def test_calls_are_read_and_checked() -> None:
     answer = 'Let me.<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
-    assert read(answer, [GUESS]) == [Call("guess", {"number": 7})]
-    assert read("no call", [GUESS]) == []
-    assert '"name": "guess"' in described([GUESS])
+    assert parse_tool_calls(answer, [GUESS]) == [ToolCall("guess", {"number": 7})]
+    assert parse_tool_calls("no call", [GUESS]) == []
+    assert '"name": "guess"' in describe_tools([GUESS])
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_calls_are_read_and_checked() -> None:
 )
 def test_a_malformed_call_is_told_to_the_model(text: str, said: str) -> None:
     with pytest.raises(MalformedCall, match=said):
-        read(f"<tool_call>{text}</tool_call>", [GUESS])
+        parse_tool_calls(f"<tool_call>{text}</tool_call>", [GUESS])
 
 
 def test_half_a_call_is_malformed() -> None:
     with pytest.raises(MalformedCall, match="needs both"):
-        read('<tool_call>{"name": "guess"}', [GUESS])
+        parse_tool_calls('<tool_call>{"name": "guess"}', [GUESS])
 
 
 async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.environment import DatasetError, rows
-from lachesis.environment.data import given, split
+from lachesis.environment.data import build_given_split, split_items
 
 
 def question(item: dict) -> str:
@@ -21,10 +21,10 @@ def items(count: int) -> list[dict]:
 
 
 def test_a_split_depends_on_what_is_asked_and_on_nothing_else() -> None:
-    first = split(items(300), question, share=0.2, most=1000)
+    first = split_items(items(300), question, held_out_share=0.2, max_held_out=1000)
     shuffled = items(500)
     random.Random(0).shuffle(shuffled)
-    later = split(shuffled, question, share=0.2, most=1000)
+    later = split_items(shuffled, question, held_out_share=0.2, max_held_out=1000)
     old = {one["q"] for one in first.held_out}
     assert old <= {one["q"] for one in later.held_out}, "more rows in another order move nothing"
     assert 30 < len(old) < 90
@@ -33,7 +33,7 @@ def test_a_split_depends_on_what_is_asked_and_on_nothing_else() -> None:
 
 def test_one_question_is_on_one_side_only() -> None:
     doubled = [*items(50), *[{"q": f"  question   {number}\n"} for number in range(50)]]
-    made = split(doubled, question, share=0.3, most=1000)
+    made = split_items(doubled, question, held_out_share=0.3, max_held_out=1000)
     asked = [{" ".join(one["q"].split()) for one in side} for side in (made.train, made.held_out)]
     assert not asked[0] & asked[1]
     assert len(asked[1]) == len(made.held_out), "an evaluation asks each once"
@@ -41,17 +41,17 @@ def test_one_question_is_on_one_side_only() -> None:
 
 @pytest.mark.parametrize("share", [1e-9, 0.5, 1 - 1e-9])
 def test_neither_side_is_empty(share: float) -> None:
-    made = split(items(2), question, share=share, most=10)
+    made = split_items(items(2), question, held_out_share=share, max_held_out=10)
     assert (len(made.train), len(made.held_out)) == (1, 1)
 
 
 def test_what_is_held_out_is_taken_out_of_the_training_items(caplog: pytest.LogCaptureFixture) -> None:
-    made = given(items(10), items(3), question, most=2)
+    made = build_given_split(items(10), items(3), question, max_held_out=2)
     assert [one["n"] for one in made.train] == list(range(3, 10))
-    assert (made.repeated, len(made.held_out)) == (3, 2)
+    assert (made.num_overlapping, len(made.held_out)) == (3, 2)
     assert "3 training items are left out" in caplog.text
     with pytest.raises(DatasetError, match="0 items to train on"):
-        given(items(3), items(3), question, most=2)
+        build_given_split(items(3), items(3), question, max_held_out=2)
 
 
 def test_broken_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

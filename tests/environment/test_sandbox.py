@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from lachesis.environment import Invalid, jail
-from lachesis.environment.sandbox import Limits, Ran, Sandbox
+from lachesis.environment.sandbox import Limits, SandboxResult, Sandbox
 from tests.environment.conftest import unconfined
 from tests.patience import deadline
 
@@ -25,7 +25,7 @@ print(libc.syscall({number}, {arguments}), ctypes.get_errno())
 """
 
 
-async def ran(program: str, stdin: str = "", limits: Limits = QUICK) -> Ran:
+async def ran(program: str, stdin: str = "", limits: Limits = QUICK) -> SandboxResult:
     return await Sandbox(limits).run(program, stdin)
 
 
@@ -116,7 +116,7 @@ async def test_what_never_ends_is_ended(program: str) -> None:
 
 async def test_what_waits_for_a_processor_is_not_the_programs_time() -> None:
     """Eight that think at once on one core, each for less than a quarter of its limit."""
-    sandbox = Sandbox(Limits(seconds=1.5), at_once=8)
+    sandbox = Sandbox(Limits(seconds=1.5), max_concurrent=8)
     code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done')"
     core = {min(os.sched_getaffinity(0))}
     before = os.sched_getaffinity(0)
@@ -151,7 +151,7 @@ async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
 
 async def test_a_program_killed_before_it_begins_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    monkeypatch.setattr("lachesis.environment.sandbox.JAIL", tmp_path / "killed.py")
+    monkeypatch.setattr("lachesis.environment.sandbox.JAIL_FILE", tmp_path / "killed.py")
     with pytest.raises(Invalid, match="something on this machine has killed the program"):
         await ran("print(1)")
 
@@ -171,7 +171,7 @@ async def test_nothing_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_programs_run_side_by_side() -> None:
-    sandbox = Sandbox(QUICK, at_once=4)
+    sandbox = Sandbox(QUICK, max_concurrent=4)
     found = await asyncio.gather(*(sandbox.run("print(input())", str(number)) for number in range(12)))
     assert [one.output for one in found] == [f"{number}\n" for number in range(12)]
 
@@ -181,6 +181,6 @@ async def test_a_machine_that_cannot_confine_runs_nothing(monkeypatch: pytest.Mo
     names = "CREATE_RULESET, ADD_RULE, RESTRICT_SELF = "
     changed = Path(jail.__file__).read_text().replace(f"{names}444", f"{names}9999")  # noqa: ASYNC240
     (tmp_path / "jail.py").write_text(changed)
-    monkeypatch.setattr("lachesis.environment.sandbox.JAIL", tmp_path / "jail.py")
+    monkeypatch.setattr("lachesis.environment.sandbox.JAIL_FILE", tmp_path / "jail.py")
     with pytest.raises(Invalid, match="this machine cannot confine a program: Function not implemented: Landlock"):
         await ran("print('free')")

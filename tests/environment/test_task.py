@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lachesis.env_process import stages
-from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, clock, zero
-from lachesis.environment.task import Rollout, as_group
+from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, timeouts, zero
+from lachesis.environment.task import Rollout, build_scored_group
 from lachesis.trainer.batch import Recipe, to_batch
 from tests.environment.conftest import LOGPROB, Generator, without_place
 
@@ -195,13 +195,13 @@ async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made:
     await env.setup()
 
     async def waits(item: Any) -> float:
-        with clock.uncounted():
+        with timeouts.pause_timeout():
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.1)
         return 1.0
 
     async def hangs(item: Any) -> float:
-        with clock.uncounted():
+        with timeouts.pause_timeout():
             await asyncio.sleep(0.1)
         await asyncio.sleep(5)
         return 1.0
@@ -257,7 +257,7 @@ async def test_equal_rewards_beside_an_invalid_one_are_equal(made: Make, generat
     for one in rollouts:
         one.outcome = Outcome(0.1)
     rollouts[3].outcome = Outcome(None, reason="away")
-    assert len(set(as_group(rollouts)["scores"])) == 1
+    assert len(set(build_scored_group(rollouts)["scores"])) == 1
 
 
 async def test_items_come_in_an_order_that_a_resumed_run_repeats(made: Make) -> None:
