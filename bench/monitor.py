@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from table import show
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration.launcher import Serving, wait_for
 from lachesis.runs.metrics import MetricsFile
@@ -73,7 +73,7 @@ def post(url: str, body: dict[str, object]) -> dict[str, str]:
 
 def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> None:
     flow = httpx.post(f"{url}/flows/", json={"name": "bench"}).json()["id"]
-    config = configuration.resolve("bench", "embedded", {}, model="m").to_yaml()
+    config = run_config.resolve_run_config("bench", "embedded", {}, model="m").to_yaml()
     for number in range(first, first + count):
         state = {"type": "RUNNING", "name": "Running"}
         flow_run = post(f"{url}/flow_runs/", {"flow_id": flow, "state": state})["id"]

@@ -27,7 +27,7 @@ from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.base.secrets import build_child_env
-from lachesis.config.profiles import all_keys
+from lachesis.config.profiles import list_all_keys
 from lachesis.orchestration.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK, flow_processes
@@ -174,7 +174,7 @@ class Launcher:
             "pid": os.getpid(),
             "pids": {child.name: child.process.pid for child in self.children},
             "max_runs": own_max_runs(),
-            "keys": [name for name in all_keys() if os.environ.get(name)],
+            "keys": [name for name in list_all_keys() if os.environ.get(name)],
             "started_at": now(),
         }
         write_private(server_file(self.home), json.dumps(content))

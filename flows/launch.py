@@ -251,7 +251,7 @@ class _Run:
         check_profile(record.profile)
         found = Checkpoints(self.folder.checkpoints).to_resume()
         config = RunConfig.from_yaml(self.folder.config)
-        resume = found.received(config.parts()) if found else None
+        resume = found.received(config.build_environment_configs()) if found else None
         self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
         self.plan.write()
         self.again = Restarting(store, self.run_id, group, self.plan, self._require_wanted)

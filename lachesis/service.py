@@ -14,8 +14,8 @@ from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import Environment, ScanResult, scan_environments
 from lachesis.config import mixture
-from lachesis.config import run_config as configuration
-from lachesis.config.edits import TOP, Field, Fields, allowed, editable, with_limits
+from lachesis.config import run_config as run_config
+from lachesis.config.edits import TOP_SECTION, ConfigField, ConfigFields, describe_allowed, get_editable_values, replace_limits
 from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import judge_list, judge_shown
@@ -68,7 +68,7 @@ class Service:
 
     def describe(self, launch: Launch) -> Json:
         """One environment and its fields, with the value that this launch would have, and why it could not start so."""
-        configuration.profile_values(launch.profile)
+        run_config.load_profile_values(launch.profile)
         environment = discovery.find_environment(launch.environment)
         schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
@@ -82,20 +82,20 @@ class Service:
             problem = str(error)
             config = self._configure(replace(launch, edits=()), schema, fields)
         values = config.model_dump()
-        values[TOP] = values
+        values[TOP_SECTION] = values
         for name, value in launch.edits:
             field = fields.find(name)
-            values[field.section][field.name] = fields.read(field, value)
+            values[field.section][field.name] = fields.parse_value(field, value)
         described = [
             {
                 "name": field.name,
                 "section": field.section,
                 "type": field.type,
                 "default": field.default,
-                "allowed": allowed(field.schema),
+                "allowed": describe_allowed(field.schema),
                 "description": field.description,
                 "current_value": values[field.section].get(field.name),
-                "locked": field.locked,
+                "locked": field.lock_reason,
             }
             for field in fields.by_name.values()
         ]
@@ -108,27 +108,27 @@ class Service:
             "warning": schema.warning,
         }
 
-    def edit(self, launch: Launch, name: str, value: Any) -> tuple[Launch, Field, Any]:
+    def edit(self, launch: Launch, name: str, value: Any) -> tuple[Launch, ConfigField, Any]:
         """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
         FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
-        configuration.profile_values(launch.profile)
+        run_config.load_profile_values(launch.profile)
         environment = discovery.find_environment(launch.environment)
         schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
-        field, checked = fields.edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
+        field, checked = fields.check_edit(name, value, self._configure(replace(launch, edits=()), schema, fields))
         key = f"{field.section}.{field.name}"
         if key == "env.mixture":
-            mixture.check(launch.profile, checked, self.schema_timeout_s)
+            mixture.check_mixture(launch.profile, checked, self.schema_timeout_s)
         changed = replace(launch, edits=(*((one, old) for one, old in launch.edits if one != key), (key, checked)))
         for one in self._complaints(environment, schema, changed, fields):
             if one["field"] == field.name:
                 raise FieldValueError(f"{environment.name} refuses it: {one['message']}")
         return changed, field, checked
 
-    def _complaints(self, environment: Environment, schema: EnvironmentSchema, launch: Launch, fields: Fields) -> list[dict[str, str]]:
+    def _complaints(self, environment: Environment, schema: EnvironmentSchema, launch: Launch, fields: ConfigFields) -> list[dict[str, str]]:
         """What validators of the environment's own class say to the edits; they run in its own process only."""
         edited = [(fields.find(name), value) for name, value in launch.edits]
-        own = {field.name: fields.read(field, value) for field, value in edited if field.section == "env"}
+        own = {field.name: fields.parse_value(field, value) for field, value in edited if field.section == "env"}
         return discovery.check_values(environment, schema, own, self.schema_timeout_s)
 
     # --- runs -------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Service:
             raise ConfigError(untaught)
         launch_inputs.require_loadable(config.openai.model_name, self.store.home, profile=launch.profile)
         if launch.require_validation:
-            gate.require_validation(self.tests, config, mixture.files(environment, config))
+            gate.require_validation(self.tests, config, mixture.list_environment_files(environment, config))
         PrefectApi()  # raises when no server is known, before anything is made
         return Checked(environment, config, origin)
 
@@ -175,16 +175,16 @@ class Service:
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: Fields, origin: fork.Origin | None = None) -> RunConfig:
+    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.Origin | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
         nobody has set them. Raises ConfigError."""
         model = launch_inputs.base_model(launch, [], origin, self.store.home)
-        base = configuration.resolve(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
+        base = run_config.resolve_run_config(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
         edits: dict[str, dict[str, Any]] = {}
         if origin:
             edits["tinker"] = {"lora_rank": origin.config.tinker.lora_rank}
         for name, value in launch.edits:
-            field, checked = fields.edit(name, value, base)
+            field, checked = fields.check_edit(name, value, base)
             edits.setdefault(field.section, {})[field.name] = checked
         if launch.seed is not None:
             edits.setdefault("tinker", {})["seed"] = launch.seed
@@ -193,8 +193,8 @@ class Service:
             edits["tinker"]["supervised_file"] = str(launch_inputs.find_examples(examples))
         others = edits.get("env", {}).get("mixture", {})
         model = launch_inputs.base_model(launch, others, origin, self.store.home)
-        config = configuration.resolve(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
-        return mixture.complete(config, self.schema_timeout_s)
+        config = run_config.resolve_run_config(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
+        return mixture.complete_mixture(config, self.schema_timeout_s)
 
     def start(self, launch: Launch, run_id: str | None = None) -> RunRecord:
         """Create a run and submit it; no run is left behind when this raises. With a `run_id` that exists already, because
@@ -222,9 +222,9 @@ class Service:
             build.build(build.Recipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
-        code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.parts()
+        code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.build_environment_configs()
         expected = None if config.env.mixture else gate.known_forecast(self.tests, config, code)
-        others = {name: file for name, file in mixture.files(environment, config).items() if name != environment.name}
+        others = {name: file for name, file in mixture.list_environment_files(environment, config).items() if name != environment.name}
         return RunRecord(
             run_id=run_id,
             environment=environment.name,
@@ -252,7 +252,7 @@ class Service:
 
         Raises what `start_test` would raise.
         """
-        configuration.profile_values(launch.profile)
+        run_config.load_profile_values(launch.profile)
         environment = discovery.find_environment(launch.environment)
         schema = discovery.load_schema(environment, self.schema_timeout_s)
         config = self._configure(launch, schema, launch.fields(schema))
@@ -310,7 +310,7 @@ class Service:
         Checkpoints(folder.checkpoints).to_resume()  # raises where none is whole, before anything changes
         config = RunConfig.from_yaml(folder.config)
         if limits:
-            config = with_limits(config, limits, instead=fork.advice(record, folder, limits))
+            config = replace_limits(config, limits, hint=fork.advice(record, folder, limits))
         steps = MetricsFile(folder.metrics).tail(1)
         used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
         if used_up:
@@ -326,7 +326,7 @@ class Service:
     def editable_values(self, record: RunRecord) -> Json:
         """The fields of the run that its profile lets be edited, with their values."""
         config = RunConfig.from_yaml(self.store.dir(record.run_id).config)
-        return editable(config)
+        return get_editable_values(config)
 
     def get(self, run_id: str) -> RunRecord:
         return launcher.refresh(self.store, self.store.load(run_id))

@@ -29,7 +29,7 @@ def register(ctx: Any) -> None:
             schema={"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
             handler=handler(tool),
             check_fn=check_rl_api_keys,
-            requires_env=list(profile.keys) if profile else [],
+            requires_env=list(profile.required_keys) if profile else [],
             description=tool.description.splitlines()[0],
         )
     if hasattr(ctx, "register_skill") and has_skill():

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lachesis.agent.session import Desk, Tell
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError, error_to_payload, to_compact_json
-from lachesis.config.run_config import explain
+from lachesis.config.run_config import format_validation_error
 from lachesis.reporting.status import Report
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Tool:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
             known = ", ".join(self.arguments.model_fields) or "none"
-            raise ArgumentsError(f"{self.name}: {explain(error)} (arguments: {known})") from error
+            raise ArgumentsError(f"{self.name}: {format_validation_error(error)} (arguments: {known})") from error
         values = {name: getattr(checked, name) for name in self.arguments.model_fields}
         if preview and self.preview is not None and (shown := self.preview(call, **values)) is not None:
             return shown

@@ -16,9 +16,9 @@ from lachesis.agent import schemas, views
 from lachesis.agent.session_store import AskedTest, Check, Draft, Session, SessionState, Start
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, RunStateError, StorageError, UnknownTestError
-from lachesis.config.edits import editable
-from lachesis.config.profiles import missing_keys
-from lachesis.config.run_config import PROFILES, profile_values, setting
+from lachesis.config.edits import get_editable_values
+from lachesis.config.profiles import list_missing_keys
+from lachesis.config.run_config import PROFILES, load_profile_values, read_env_number
 from lachesis.orchestration import launcher
 from lachesis.orchestration.launch_inputs import describe_default, find_problem
 from lachesis.orchestration.prefect_api import api_url
@@ -40,7 +40,7 @@ TELL_S = 2.0
 
 def status_interval_s() -> float:
     """Seconds between two live looks at the same run, from $LACHESIS_STATUS_INTERVAL_S. Raises ConfigError."""
-    return setting("LACHESIS_STATUS_INTERVAL_S", 1800, least=0)
+    return read_env_number("LACHESIS_STATUS_INTERVAL_S", 1800, min_value=0)
 
 
 def default_profile() -> str:
@@ -59,7 +59,7 @@ class Desk:
     def select(self, name: str, profile: str | None = None, model: str | None = None) -> schemas.Selected:
         draft = Draft(environment=name, profile=profile or default_profile(), model=model)
         found = self.service.describe(_launch(draft))
-        missing = missing_keys(draft.profile, launcher.key_names())
+        missing = list_missing_keys(draft.profile, launcher.key_names())
         lacking = f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of `lachesis serve`"
         with self.session.change() as state:
             state.draft = draft
@@ -187,13 +187,13 @@ class Desk:
         draft = self._draft(self.session.read()).model_copy(update={"start_from": start_from})
         launch = _launch(draft)
         config, plan = self.service.preview(launch)
-        missing = missing_keys(draft.profile, launcher.key_names())
+        missing = list_missing_keys(draft.profile, launcher.key_names())
         lacking = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
         problem = lacking or find_problem(launch, config, self.service.store.home)
         return schemas.Started(
             message="nothing was started; this is what rl_start_training() would start",
             environment=draft.environment,
-            config=editable(config),
+            config=get_editable_values(config),
             wandb_project=config.tinker.wandb_project,
             profile=draft.profile,
             dry_run=True,
@@ -345,8 +345,8 @@ class Desk:
         profile = state.draft.profile if state.draft else default_profile()
         missing: list[str] = []
         try:
-            profile_values(profile)
-            missing = missing_keys(profile, launcher.key_names())
+            load_profile_values(profile)
+            missing = list_missing_keys(profile, launcher.key_names())
         except ConfigError as error:
             problems.append(str(error))
         scan = self.service.environments()
@@ -370,7 +370,7 @@ class Desk:
     def is_paid(self, run_id: str | None = None) -> bool:
         """Whether the draft, or that run, trains where somebody may be billed."""
         profile = self.service.store.load(run_id).profile if run_id else self._draft(self.session.read()).profile
-        return PROFILES[profile].paid if profile in PROFILES else True
+        return PROFILES[profile].is_paid if profile in PROFILES else True
 
 
 def _news(report: RunStatus | Json) -> tuple[Any, ...]:

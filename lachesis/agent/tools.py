@@ -16,7 +16,7 @@ from lachesis.agent import checks, schemas
 from lachesis.agent.registry import TABLE, Call, Hints, Json, Tool, told, tool
 from lachesis.agent.session import default_profile
 from lachesis.base.errors import ArgumentsError, to_compact_json
-from lachesis.config.profiles import missing_keys
+from lachesis.config.profiles import list_missing_keys
 from lachesis.config.run_config import PROFILES
 from lachesis.orchestration import launcher
 from lachesis.reporting.status import RunResults
@@ -255,7 +255,7 @@ def get_missing_keys() -> list[str]:
     profile = default_profile()
     if profile not in PROFILES:
         return []
-    return [key for key in missing_keys(profile, launcher.key_names()) if not os.environ.get(key)]
+    return [key for key in list_missing_keys(profile, launcher.key_names()) if not os.environ.get(key)]
 
 
 def check_rl_api_keys() -> bool:

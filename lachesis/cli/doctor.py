@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
-from lachesis.config.profiles import missing_modules
+from lachesis.config.profiles import list_missing_modules
 from lachesis.config.run_config import PROFILES
 from lachesis.orchestration import launcher
 from lachesis.runs import cleanup
@@ -52,13 +52,13 @@ def _checkout() -> Check:
 
 
 def _embedded() -> Check:
-    absent = missing_modules(("torch", "transformers", "peft", "safetensors"))
+    absent = list_missing_modules(("torch", "transformers", "peft", "safetensors"))
     found = f"without {', '.join(absent)}" if absent else "installed"
     return Check("embedded engine", not absent, found, "pip install 'lachesis[embedded]'", needed=False)
 
 
 def _mcp() -> Check:
-    absent = missing_modules(["mcp"])
+    absent = list_missing_modules(["mcp"])
     found = "not installed" if absent else "installed"
     return Check("MCP server", not absent, found, "pip install 'lachesis[mcp]'", needed=False)
 
@@ -79,8 +79,8 @@ def _server() -> Check:
 def _keys() -> list[Check]:
     checks = []
     for profile in PROFILES.values():
-        if profile.keys:
-            missing = [key for key in profile.keys if not os.environ.get(key)]
+        if profile.required_keys:
+            missing = [key for key in profile.required_keys if not os.environ.get(key)]
             found = f"without {', '.join(missing)}" if missing else "set"
             remedy = f"set {', '.join(missing)} in the environment"
             checks.append(Check(f"keys of profile {profile.name}", not missing, found, remedy, needed=False))

@@ -9,7 +9,7 @@ import sys
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError
 from lachesis.cli import show
-from lachesis.config.profiles import missing_modules
+from lachesis.config.profiles import list_missing_modules
 from lachesis.orchestration import launcher
 
 
@@ -24,7 +24,7 @@ def prefect(args: argparse.Namespace) -> int:
 
 def mcp(args: argparse.Namespace) -> int:
     """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
-    if missing_modules(["mcp"]):
+    if list_missing_modules(["mcp"]):
         raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
     from lachesis.agent import mcp_server
     from lachesis.agent.session_store import Session, folder_session

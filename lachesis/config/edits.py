@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
-from lachesis.config.run_config import PROFILES, RunConfig, build, priced
+from lachesis.config.run_config import PROFILES, RunConfig, build_run_config, check_cost_limit
 from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
 
 SECTIONS: dict[str, type[Section]] = {
@@ -25,13 +25,13 @@ SECTIONS: dict[str, type[Section]] = {
     "openai": OpenAISection,
     "limits": LimitsSection,
 }
-TOP = "run"
+TOP_SECTION = "run"
 """The section of the fields that stand in no section of the YAML."""
-MOST_CHARACTERS = 10_000
+MAX_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
-class Field:
+class ConfigField:
     """One field. `locked` is the reason why it cannot be changed in this profile, or None."""
 
     section: str
@@ -39,7 +39,7 @@ class Field:
     schema: dict[str, Any]
     default: Any
     description: str
-    locked: str | None
+    lock_reason: str | None
 
     @property
     def type(self) -> str:
@@ -53,84 +53,84 @@ class Field:
         return " | ".join(words)
 
 
-class Fields:
+class ConfigFields:
     """All fields of one environment under one profile.
 
     `by_owner` opens those that are locked for agents only.
     """
 
-    def __init__(self, profile: str, schema: EnvironmentSchema | None = None, *, by_owner: bool = False) -> None:
+    def __init__(self, profile: str, schema: EnvironmentSchema | None = None, *, is_owner: bool = False) -> None:
         self.definitions: dict[str, Any] = {}
-        self.by_name: dict[str, Field] = {}
-        self.own: dict[str, Any] = {}
+        self.by_name: dict[str, ConfigField] = {}
+        self.environment_properties: dict[str, Any] = {}
         """The environment's schema, which may be narrower than ours for fields of both."""
         unlocked = PROFILES[profile].unlocked
         for section, model in SECTIONS.items():
-            ours = model.model_json_schema()
-            self.definitions.update(ours.get("$defs", {}))
+            section_schema = model.model_json_schema()
+            self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
-                locks = [mark for mark in info.metadata if isinstance(mark, Locked)]
-                marks = [lock.reason for lock in locks if not (by_owner and lock.for_agents)]
-                locked = marks[0] if marks and f"{section}.{name}" not in unlocked else None
-                field = Field(section, name, ours["properties"][name], info.default, info.description or "", locked)
+                locks = [lock for lock in info.metadata if isinstance(lock, Locked)]
+                lock_reasons = [lock.reason for lock in locks if not (is_owner and lock.for_agents)]
+                lock_reason = lock_reasons[0] if lock_reasons and f"{section}.{name}" not in unlocked else None
+                field = ConfigField(section, name, section_schema["properties"][name], info.default, info.description or "", lock_reason)
                 self.by_name[f"{section}.{name}"] = field
         for name in ("slurm", "testing"):
             info = RunConfig.model_fields[name]
-            one = {"type": "boolean", "enum": [False]}
-            field = Field(TOP, name, one, False, info.description or "", INFRASTRUCTURE.reason)
-            self.by_name[f"{TOP}.{name}"] = field
+            field_schema = {"type": "boolean", "enum": [False]}
+            field = ConfigField(TOP_SECTION, name, field_schema, False, info.description or "", INFRASTRUCTURE.reason)
+            self.by_name[f"{TOP_SECTION}.{name}"] = field
         if schema is not None:
             self._add_own(schema)
 
     def _add_own(self, schema: EnvironmentSchema) -> None:
         self.definitions.update(schema.definitions)
-        self.own = schema.properties
-        for name, one in schema.properties.items():
-            reference = str(one.get("$ref", "")).rsplit("/", 1)[-1]
-            one = {**self.definitions.get(reference, {}), **{key: value for key, value in one.items() if key != "$ref"}}
+        self.environment_properties = schema.properties
+        for name, property_schema in schema.properties.items():
+            reference = str(property_schema.get("$ref", "")).rsplit("/", 1)[-1]
+            property_schema = {**self.definitions.get(reference, {}), **{key: value for key, value in property_schema.items() if key != "$ref"}}
             if f"env.{name}" not in self.by_name:
                 default = schema.values.get(name)
-                self.by_name[f"env.{name}"] = Field("env", name, one, default, one.get("description", ""), None)
+                self.by_name[f"env.{name}"] = ConfigField("env", name, property_schema, default, property_schema.get("description", ""), None)
 
-    def find(self, name: str) -> Field:
+    def find(self, name: str) -> ConfigField:
         """Raises UnknownFieldError with the fields that can be edited."""
-        names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP)))
-        found = [self.by_name[one] for one in names if one in self.by_name]
-        if found:
-            return next((field for field in found if field.locked is None), found[0])
-        available = [field.name for field in self.by_name.values() if field.locked is None]
+        names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP_SECTION)))
+        matches = [self.by_name[full_name] for full_name in names if full_name in self.by_name]
+        if matches:
+            return next((field for field in matches if field.lock_reason is None), matches[0])
+        available = [field.name for field in self.by_name.values() if field.lock_reason is None]
         raise UnknownFieldError(
             f"there is no field {shorten(repr(name))}; fields that can be edited: {', '.join(available)}",
             available_fields=available,
         )
 
-    def edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[Field, Any]:
+    def check_edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[ConfigField, Any]:
         """The field and the checked value. Raises UnknownFieldError, LockedFieldError or FieldValueError."""
         field = self.find(name)
-        if field.locked is not None:
-            section = current if field.section == TOP else getattr(current, field.section, None)
-            held = getattr(section, field.name, field.default)
+        if field.lock_reason is not None:
+            section = current if field.section == TOP_SECTION else getattr(current, field.section, None)
+            current_value = getattr(section, field.name, field.default)
             raise LockedFieldError(
-                f"{field.section}.{field.name} is locked at {held!r} ({field.locked}); rl_get_current_config or "
+                f"{field.section}.{field.name} is locked at {current_value!r} ({field.lock_reason}); rl_get_current_config or "
                 "`lachesis envs NAME` shows what can be edited",
-                locked_value=held,
+                locked_value=current_value,
             )
-        return field, self._checked(field, value)
+        return field, self._check_value(field, value)
 
-    def read(self, field: Field, value: Any) -> Any:
+    def parse_value(self, field: ConfigField, value: Any) -> Any:
         """Read a text as the type of the field, without a check of the value; see `typed_values`."""
         schema = field.schema
         if field.section == "env":  # its own schema of a field of both is the narrower one
-            schema = self.own.get(field.name, schema)
+            schema = self.environment_properties.get(field.name, schema)
         return read_typed_value(schema, value, self.definitions)
 
-    def _checked(self, field: Field, value: Any) -> Any:
+    def _check_value(self, field: ConfigField, value: Any) -> Any:
         try:
-            value = self.read(field, value)
-            _plain(value)
+            value = self.parse_value(field, value)
+            _reject_unusable_value(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
             if field.section == "env":
-                jsonschema.validate(value, {**self.own.get(field.name, {}), "$defs": self.definitions})
+                jsonschema.validate(value, {**self.environment_properties.get(field.name, {}), "$defs": self.definitions})
             model = SECTIONS[field.section]
             if field.name in model.model_fields:
                 return getattr(model.model_validate({field.name: value}), field.name)
@@ -139,54 +139,54 @@ class Fields:
             shown = shorten(repr(value))
             raise FieldValueError(
                 f"{field.section}.{field.name} is {shown}: {shorten(reason.removeprefix('Value error, '))}; "
-                f"allowed: {allowed(field.schema)}"
+                f"allowed: {describe_allowed(field.schema)}"
             ) from error
         return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
 
 
-def editable(config: RunConfig) -> dict[str, Any]:
+def get_editable_values(config: RunConfig) -> dict[str, Any]:
     """The values of the fields that the configuration's profile does not lock."""
-    free = [field for field in Fields(config.profile).by_name.values() if field.locked is None]
-    values = {field.name: getattr(getattr(config, field.section), field.name) for field in free}
+    unlocked_fields = [field for field in ConfigFields(config.profile).by_name.values() if field.lock_reason is None]
+    values = {field.name: getattr(getattr(config, field.section), field.name) for field in unlocked_fields}
     return {**values, **(config.env.model_extra or {})}
 
 
-def with_limits(config: RunConfig, limits: dict[str, Any], instead: str = "") -> RunConfig:
+def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") -> RunConfig:
     """Return the configuration with other limits.
 
     Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value that is not allowed.
     """
-    fields = Fields(config.profile)
+    fields = ConfigFields(config.profile)
     values = config.model_dump()
     for name, value in limits.items():
         if name.removeprefix("limits.") not in values["limits"]:
             allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
             raise ConfigError(
-                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: {allowed_names}{instead}"
+                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: {allowed_names}{hint}"
             )
-        field, checked = fields.edit(f"limits.{name.removeprefix('limits.')}", value)
+        field, checked = fields.check_edit(f"limits.{name.removeprefix('limits.')}", value)
         values["limits"][field.name] = checked
-    return priced(build(values))
+    return check_cost_limit(build_run_config(values))
 
 
-def _plain(value: Any) -> None:
+def _reject_unusable_value(value: Any) -> None:
     """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters, a
     text that is a document."""
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _plain(one)
+    for element in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _reject_unusable_value(element)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it is not a finite number")
-    if isinstance(value, str) and any(ord(one) < 32 and one not in "\n\t" for one in value):
+    if isinstance(value, str) and any(ord(character) < 32 and character not in "\n\t" for character in value):
         raise ValueError("it has control characters")
-    if isinstance(value, str) and any(0xD800 <= ord(one) <= 0xDFFF for one in value):
+    if isinstance(value, str) and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
         raise ValueError("it is not Unicode text (half of a surrogate pair, or bytes outside UTF-8)")
-    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        raise ValueError(f"it has more than {MAX_CHARACTERS} characters")
 
 
-def allowed(schema: dict[str, Any]) -> str:
+def describe_allowed(schema: dict[str, Any]) -> str:
     """A field's type and limits in words."""
-    limits = {
+    limit_words = {
         "minimum": "at least",
         "exclusiveMinimum": "above",
         "maximum": "at most",
@@ -195,12 +195,12 @@ def allowed(schema: dict[str, Any]) -> str:
         "pattern": "matching",
         "enum": "one of",
     }
-    kinds = []
-    for one in schema.get("anyOf") or [schema]:
-        words = [str(one.get("type") or one.get("$ref", "a value").rsplit("/", 1)[-1])]
-        words += [f"{text} {one[key]}" for key, text in limits.items() if key in one]
-        kinds.append(", ".join(words))
-    return " or ".join(kinds)
+    alternatives = []
+    for alternative in schema.get("anyOf") or [schema]:
+        words = [str(alternative.get("type") or alternative.get("$ref", "a value").rsplit("/", 1)[-1])]
+        words += [f"{text} {alternative[key]}" for key, text in limit_words.items() if key in alternative]
+        alternatives.append(", ".join(words))
+    return " or ".join(alternatives)
 
 
 def parse_assignment(text: str) -> tuple[str, str]:

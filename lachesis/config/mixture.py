@@ -8,41 +8,41 @@ from typing import Any
 from lachesis.base.errors import FieldValueError
 from lachesis.catalog import describe
 from lachesis.catalog.scan import Environment
-from lachesis.config.edits import Fields
-from lachesis.config.run_config import RunConfig, build
+from lachesis.config.edits import ConfigFields
+from lachesis.config.run_config import RunConfig, build_run_config
 from lachesis.config.schema import EnvSection
 
-GIVEN = ("weight", "max_token_length")
+MIXTURE_FIELDS = ("weight", "max_token_length")
 Values = dict[str, dict[str, Any]]
 
 
-def complete(config: RunConfig, timeout_s: float) -> RunConfig:
+def complete_mixture(config: RunConfig, timeout_s: float) -> RunConfig:
     """The configuration with every field of the further environments, which were checked as those of the first one are. Raises
     UnknownEnvironmentError, UnknownFieldError, LockedFieldError, FieldValueError, and what `discovery.schema` raises."""
     if not config.env.mixture:
         return config
     values = config.model_dump()
-    values["env"]["mixture"] = check(config.profile, config.env.mixture, timeout_s)
-    return build(values)
+    values["env"]["mixture"] = check_mixture(config.profile, config.env.mixture, timeout_s)
+    return build_run_config(values)
 
 
-def check(profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: float) -> Values:
+def check_mixture(profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: float) -> Values:
     """The environments with all their own fields."""
-    return {name: _own(profile, name, values, timeout_s) for name, values in mixture.items()}
+    return {name: _complete_environment(profile, name, values, timeout_s) for name, values in mixture.items()}
 
 
-def files(environment: Environment, config: RunConfig) -> dict[str, str]:
+def list_environment_files(environment: Environment, config: RunConfig) -> dict[str, str]:
     """Where the run's environments are, by name, the first one first. Raises UnknownEnvironmentError."""
     return {environment.name: environment.file_path, **{name: describe.find_environment(name).file_path for name in config.env.mixture}}
 
 
-def _own(profile: str, name: str, values: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+def _complete_environment(profile: str, name: str, values: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     environment = describe.find_environment(name)
     schema = describe.load_schema(environment, timeout_s)
-    fields = Fields(profile, schema)
-    edited = {key: fields.edit(f"env.{key}", value)[1] for key, value in values.items() if key not in GIVEN}
-    complaints = describe.check_values(environment, schema, edited, timeout_s)
-    if complaints:
-        raise FieldValueError(f"{name} refuses it: {'; '.join(one['message'] for one in complaints)}")
+    fields = ConfigFields(profile, schema)
+    checked_values = {key: fields.check_edit(f"env.{key}", value)[1] for key, value in values.items() if key not in MIXTURE_FIELDS}
+    validation_errors = describe.check_values(environment, schema, checked_values, timeout_s)
+    if validation_errors:
+        raise FieldValueError(f"{name} refuses it: {'; '.join(validation_error['message'] for validation_error in validation_errors)}")
     defaults = {key: value for key, value in schema.values.items() if key not in EnvSection.model_fields}
-    return {**defaults, **values, **edited}
+    return {**defaults, **values, **checked_values}

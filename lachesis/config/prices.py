@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError
 
-PER = 1_000_000
+TOKENS_PER_PRICE_UNIT = 1_000_000
 
 
-class Tokens(BaseModel):
+class TokenCounts(BaseModel):
     """Tokens by what is paid for them. A prompt counts once per request, however many completions are drawn from it."""
 
     prefill: float = 0
@@ -38,32 +38,32 @@ class Prices(BaseModel):
     train: float = Field(ge=0, allow_inf_nan=False)
     dated: date
 
-    def cost(self, tokens: Tokens) -> float:
+    def compute_cost(self, tokens: TokenCounts) -> float:
         """US dollars."""
-        return (self.prefill * tokens.prefill + self.sample * tokens.sampled + self.train * tokens.trained) / PER
+        return (self.prefill * tokens.prefill + self.sample * tokens.sampled + self.train * tokens.trained) / TOKENS_PER_PRICE_UNIT
 
 
-def price_of(model: str, home: Path | None = None) -> Prices | None:
+def find_prices(model: str, home: Path | None = None) -> Prices | None:
     """The model's prices, or None when no table has them. Raises ConfigError for a table of another shape."""
-    for file in _tables(home):
-        found = _read(file).get(model)
-        if found is not None:
+    for file in _list_price_files(home):
+        price_fields = _read_price_file(file).get(model)
+        if price_fields is not None:
             try:
-                return Prices.model_validate(found)
+                return Prices.model_validate(price_fields)
             except ValidationError as error:
-                one = error.errors()[0]
-                raise ConfigError(f"{file}: {model}.{'.'.join(map(str, one['loc']))}: {one['msg']}") from error
+                error_detail = error.errors()[0]
+                raise ConfigError(f"{file}: {model}.{'.'.join(map(str, error_detail['loc']))}: {error_detail['msg']}") from error
     return None
 
 
-def _tables(home: Path | None) -> list[Path]:
-    own = [(home or paths.home()) / "prices.yaml"]
+def _list_price_files(home: Path | None) -> list[Path]:
+    candidates = [(home or paths.home()) / "prices.yaml"]
     with contextlib.suppress(MissingDependencyError):  # an installed package without a checkout has the operator's table only
-        own.append(paths.checkout_dir() / "deployments" / "prices.yaml")
-    return [file for file in own if file.is_file()]
+        candidates.append(paths.checkout_dir() / "deployments" / "prices.yaml")
+    return [file for file in candidates if file.is_file()]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_price_file(file: Path) -> dict[str, Any]:
     try:
         models = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("models") or {}
         if not isinstance(models, dict):

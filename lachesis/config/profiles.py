@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 from lachesis.base.errors import MissingDependencyError, MissingKeyError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import PROFILES
 
 
 def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile lacks here."""
-    configuration.profile_values(profile)
-    missing = missing_keys(profile, environ)
+    run_config.load_profile_values(profile)
+    missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
             f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, whose children train; "
@@ -27,23 +27,23 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
 
 def check_embedded() -> None:
     """Raises MissingDependencyError when the embedded engine cannot run here."""
-    absent = missing_modules(("torch", "transformers", "peft"))
-    if absent:
+    missing = list_missing_modules(("torch", "transformers", "peft"))
+    if missing:
         raise MissingDependencyError(
-            f"profile embedded needs {', '.join(absent)}, which is not installed: pip install 'lachesis[embedded]'"
+            f"profile embedded needs {', '.join(missing)}, which is not installed: pip install 'lachesis[embedded]'"
         )
 
 
-def endpoint_key(environ: Mapping[str, str]) -> str:
+def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
     """The name of the key for models that are tested at an endpoint: $OPENAI_BASE_URL when it is set, else OpenRouter."""
     return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
 
 
 def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:
     """Raises MissingKeyError when these models at an endpoint cannot be asked."""
-    present = os.environ if environ is None else environ
-    key = endpoint_key(present)
-    if not present.get(key):
+    variables = os.environ if environ is None else environ
+    key = get_endpoint_key_name(variables)
+    if not variables.get(key):
         raise MissingKeyError(
             f"testing {', '.join(models)[:200]} needs {key} in the environment of `lachesis serve`; a model of this machine "
             "(`embedded:NAME`) needs no key, and OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
@@ -51,18 +51,18 @@ def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) 
         )
 
 
-def missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
+def list_missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """The names of the keys that the profile needs and that are not there."""
-    present = os.environ if environ is None else environ
-    return [key for key in PROFILES[profile].keys if not present.get(key)]
+    variables = os.environ if environ is None else environ
+    return [key for key in PROFILES[profile].required_keys if not variables.get(key)]
 
 
-def all_keys() -> list[str]:
+def list_all_keys() -> list[str]:
     """Every variable that a profile or the endpoint of an inference test needs."""
-    of_profiles = {key for profile in PROFILES.values() for key in profile.keys}
-    return sorted(of_profiles | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
+    profile_keys = {key for profile in PROFILES.values() for key in profile.required_keys}
+    return sorted(profile_keys | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
 
 
-def missing_modules(names: Iterable[str]) -> list[str]:
+def list_missing_modules(names: Iterable[str]) -> list[str]:
     """Those that cannot be imported, without importing them."""
     return [name for name in names if find_spec(name) is None]

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
-from lachesis.config.prices import price_of
+from lachesis.config.prices import find_prices
 from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, OpenAISection, Section, TinkerSection
 
 ProfileName = Literal["embedded", "tinker", "custom"]
@@ -31,7 +31,7 @@ ProfileName = Literal["embedded", "tinker", "custom"]
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the time."""
-MOST_WEIGHT = 1000
+MAX_WEIGHT = 1000
 """Of an environment, beside others."""
 _LINE_ENDS = re.compile(r"[\r\x85\u2028\u2029\ufeff]")
 
@@ -69,7 +69,7 @@ class RunConfig(Section):
     """Whether Atropos answers by itself, without a model."""
 
     @model_validator(mode="after")
-    def _batches_can_form(self) -> Self:
+    def _check_batch_size(self) -> Self:
         env = self.env
         if env.batch_size % env.group_size:
             raise ValueError(
@@ -79,7 +79,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _sequences_fit_the_trainer(self) -> Self:
+    def _check_sequence_length(self) -> Self:
         longest, limit = self.env.max_token_length, self.tinker.max_token_trainer_length
         if longest >= limit:
             raise ValueError(
@@ -89,7 +89,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_tokenizer(self) -> Self:
+    def _check_tokenizer(self) -> Self:
         if self.env.tokenizer_name != self.openai.model_name:
             raise ValueError(
                 f"env.tokenizer_name ({self.env.tokenizer_name}) and openai.model_name ({self.openai.model_name}) differ; "
@@ -98,41 +98,41 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _environments_fit(self) -> Self:
-        self.parts()
+    def _check_mixture(self) -> Self:
+        self.build_environment_configs()
         return self
 
-    def parts(self) -> dict[str, RunConfig]:
+    def build_environment_configs(self) -> dict[str, RunConfig]:
         """What each environment of the run reads, by its name, the run's first one first. Raises ValueError."""
         env = self.env
         if not env.mixture:
             return {self.environment: self}
         if self.environment in env.mixture:
             raise ValueError(f"env.mixture names {self.environment}, which is the run's own environment; allowed: others")
-        values = {self.environment: {**(env.model_extra or {}), "weight": env.inference_weight}, **env.mixture}
-        if len({plain(name) for name in values}) < len(values):
-            raise ValueError(f"env.mixture has names that differ in signs only: {', '.join(values)}")
-        weights = {name: _weight(name, own) for name, own in values.items()}
-        groups = env.max_batches_offpolicy * env.batch_size / env.group_size / sum(weights.values())
-        return {name: self._part(name, own, weights[name], math.ceil(groups * weights[name])) for name, own in values.items()}
+        values_by_name = {self.environment: {**(env.model_extra or {}), "weight": env.inference_weight}, **env.mixture}
+        if len({to_safe_name(name) for name in values_by_name}) < len(values_by_name):
+            raise ValueError(f"env.mixture has names that differ in signs only: {', '.join(values_by_name)}")
+        weights = {name: _read_weight(name, own_values) for name, own_values in values_by_name.items()}
+        groups_per_weight = env.max_batches_offpolicy * env.batch_size / env.group_size / sum(weights.values())
+        return {name: self._build_environment_config(name, own_values, weights[name], math.ceil(groups_per_weight * weights[name])) for name, own_values in values_by_name.items()}
 
-    def _part(self, name: str, own: Mapping[str, Any], weight: float, workers: int) -> RunConfig:
+    def _build_environment_config(self, name: str, own_values: Mapping[str, Any], weight: float, max_workers: int) -> RunConfig:
         """One environment's view: it has no more groups under way than is its share of what may wait."""
         shared = {key: getattr(self.env, key) for key in EnvSection.model_fields}
-        common = sorted(own.keys() & (shared.keys() - {"max_token_length"}))
-        if common:
-            raise ValueError(f"env.mixture.{name} sets {', '.join(common)}, which all environments of a run have in common")
-        shared |= {"mixture": {}, "inference_weight": weight, "max_num_workers": workers}
+        shared_names = sorted(own_values.keys() & (shared.keys() - {"max_token_length"}))
+        if shared_names:
+            raise ValueError(f"env.mixture.{name} sets {', '.join(shared_names)}, which all environments of a run have in common")
+        shared |= {"mixture": {}, "inference_weight": weight, "max_num_workers": max_workers}
         if name != self.environment and self.env.wandb_name:
-            shared["wandb_name"] = f"{self.env.wandb_name}-{plain(name)}"
-        env = {**shared, **{key: value for key, value in own.items() if key != "weight"}}
+            shared["wandb_name"] = f"{self.env.wandb_name}-{to_safe_name(name)}"
+        env = {**shared, **{key: value for key, value in own_values.items() if key != "weight"}}
         try:
             return RunConfig.model_validate({**self.model_dump(), "environment": name, "env": env})
         except ValidationError as error:
-            raise ValueError(f"env.mixture.{name}: {explain(error)}") from None
+            raise ValueError(f"env.mixture.{name}: {format_validation_error(error)}") from None
 
     @property
-    def fetches_ahead(self) -> bool:
+    def is_prefetching(self) -> bool:
         """Whether the trainer holds one of the batches that may wait."""
         return self.env.max_batches_offpolicy > 1
 
@@ -142,8 +142,8 @@ class RunConfig(Section):
         endpoint = self.openai.model_dump(mode="json")
         content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
         meta = {"environment": self.environment, "profile": self.profile}
-        whole = {**content, "openai": [endpoint, dict(endpoint)], "lachesis": meta}
-        return dump_yaml(whole)
+        document = {**content, "openai": [endpoint, dict(endpoint)], "lachesis": meta}
+        return dump_yaml(document)
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunConfig:
@@ -156,12 +156,12 @@ class RunConfig(Section):
             raise ConfigError(f"{path} is not YAML: {error}") from error
         endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
         endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
-        if not isinstance(content, dict) or not all(isinstance(one or {}, dict) for one in (*content.values(), endpoint)):
+        if not isinstance(content, dict) or not all(isinstance(section or {}, dict) for section in (*content.values(), endpoint)):
             raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
         meta = content.pop("lachesis", None) or {"environment": (content.get("env") or {}).get("wandb_name") or path.stem}
-        known = {key: content[key] for key in ("env", "tinker", "limits", "slurm", "testing") if key in content}
-        values = {**known, **meta, "openai": endpoint}
-        return build(values, where=str(path))
+        sections = {key: content[key] for key in ("env", "tinker", "limits", "slurm", "testing") if key in content}
+        values = {**sections, **meta, "openai": endpoint}
+        return build_run_config(values, source=str(path))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class Profile:
     description: str
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     unlocked: frozenset[str] = frozenset()
-    keys: tuple[str, ...] = ()
+    required_keys: tuple[str, ...] = ()
 
     @property
-    def paid(self) -> bool:
+    def is_paid(self) -> bool:
         """Whether somebody may be billed: the servers that ask for a key."""
-        return bool(self.keys)
+        return bool(self.required_keys)
 
 
 _TUNABLE = frozenset(
@@ -208,17 +208,17 @@ PROFILES: dict[str, Profile] = {
         },
         unlocked=_TUNABLE,
     ),
-    "tinker": Profile("tinker", "the Tinker cloud", keys=("TINKER_API_KEY",)),
+    "tinker": Profile("tinker", "the Tinker cloud", required_keys=("TINKER_API_KEY",)),
     "custom": Profile(
         "custom",
         "another server that speaks the Tinker protocol",
         unlocked=_TUNABLE,
-        keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
+        required_keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
     ),
 }
 
 
-def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
+def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
     """A profile's values, with an operator's own from `$LACHESIS_HOME/profiles.yaml` over them:
 
     tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
@@ -242,7 +242,7 @@ def profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str
     return values
 
 
-def resolve(
+def resolve_run_config(
     environment: str,
     profile: str,
     edits: Mapping[str, Mapping[str, Any]],
@@ -255,9 +255,9 @@ def resolve(
 
     `model` names the base model and its tokenizer. Raises ConfigError; see `build`.
     """
-    values = profile_values(profile, home)
-    own = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
-    env = {**own, **values.get("env", {})}
+    values = load_profile_values(profile, home)
+    own_defaults = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
+    env = {**own_defaults, **values.get("env", {})}
     sections = {"env": env, **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")}}
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
@@ -267,15 +267,15 @@ def resolve(
         sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
-    if PROFILES[profile].paid:
-        base = sections["openai"].get("model_name", OpenAISection().model_name)
-        sections["tinker"].setdefault("prices", price_of(base, home))
-    return priced(build({"environment": environment, "profile": profile, **sections}))
+    if PROFILES[profile].is_paid:
+        base_model = sections["openai"].get("model_name", OpenAISection().model_name)
+        sections["tinker"].setdefault("prices", find_prices(base_model, home))
+    return check_cost_limit(build_run_config({"environment": environment, "profile": profile, **sections}))
 
 
-def priced(config: RunConfig) -> RunConfig:
+def check_cost_limit(config: RunConfig) -> RunConfig:
     """The configuration, if its budget of money can be kept. Raises ConfigError."""
-    if config.limits.max_cost_usd is not None and PROFILES[config.profile].paid and config.tinker.prices is None:
+    if config.limits.max_cost_usd is not None and PROFILES[config.profile].is_paid and config.tinker.prices is None:
         raise ConfigError(
             f"limits.max_cost_usd cannot be kept: no price of {config.openai.model_name} is known; add it to "
             "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
@@ -283,46 +283,46 @@ def priced(config: RunConfig) -> RunConfig:
     return config
 
 
-def plain(name: str) -> str:
+def to_safe_name(name: str) -> str:
     """An environment's name as part of the names of files and processes."""
     return re.sub("[^A-Za-z0-9_]+", "_", name)
 
 
-def _weight(name: str, own: Mapping[str, Any]) -> float:
-    weight = own.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MOST_WEIGHT:
-        raise ValueError(f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MOST_WEIGHT}")
+def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
+    weight = own_values.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
+        raise ValueError(f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MAX_WEIGHT}")
     return float(weight)
 
 
-def setting(name: str, default: float, *, least: float) -> float:
+def read_env_number(name: str, default: float, *, min_value: float) -> float:
     """A number from the environment variable `name`. Raises ConfigError."""
     text = os.environ.get(name, "")
     try:
         value = float(text) if text.strip() else default
     except ValueError:
         value = math.nan
-    if not value >= least:
-        raise ConfigError(f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {least:g}")
+    if not value >= min_value:
+        raise ConfigError(f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}")
     return value
 
 
-def build(values: Mapping[str, Any], where: str = "") -> RunConfig:
+def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:
     """A checked configuration. Raises FieldValueError that names every field which is wrong, its value and what is allowed."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise FieldValueError((f"{where}: " if where else "") + explain(error)) from error
+        raise FieldValueError((f"{source}: " if source else "") + format_validation_error(error)) from error
 
 
-def explain(error: ValidationError) -> str:
+def format_validation_error(error: ValidationError) -> str:
     """Pydantic's findings in one line: field, value, what is allowed."""
     lines = []
-    for one in error.errors():
-        place = ".".join(map(str, one["loc"]))
-        message = one["msg"].removeprefix("Value error, ")
-        if one["type"] == "missing":
-            lines.append(f"{place} is missing")
+    for error_detail in error.errors():
+        field_path = ".".join(map(str, error_detail["loc"]))
+        message = error_detail["msg"].removeprefix("Value error, ")
+        if error_detail["type"] == "missing":
+            lines.append(f"{field_path} is missing")
             continue
-        lines.append(f"{place} is {shorten(repr(one['input']))}: {message}" if place else message)
+        lines.append(f"{field_path} is {shorten(repr(error_detail['input']))}: {message}" if field_path else message)
     return "; ".join(lines)

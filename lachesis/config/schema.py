@@ -83,7 +83,7 @@ class EnvSection(Section):
 
     @field_validator("max_num_workers")
     @classmethod
-    def _some_workers(cls, workers: int) -> int:
+    def _check_workers(cls, workers: int) -> int:
         if workers == 0:
             raise ValueError("that would start no worker; allowed: -1, or 1 or more")
         return workers

@@ -14,7 +14,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
-from lachesis.config.edits import Fields
+from lachesis.config.edits import ConfigFields
 from lachesis.monitor.course import Health, RunFacts, Step
 from lachesis.monitor.learning import judge
 from lachesis.monitor.observe import Look, look_at_files
@@ -150,7 +150,7 @@ def _environment(name: str, file: str) -> str:
 @functools.cache
 def _tunable(profile: str) -> frozenset[str]:
     try:
-        fields = Fields(profile)
-        return frozenset(name for name in ADVISED if fields.find(name).locked is None)
+        fields = ConfigFields(profile)
+        return frozenset(name for name in ADVISED if fields.find(name).lock_reason is None)
     except (LachesisError, KeyError):
         return frozenset()

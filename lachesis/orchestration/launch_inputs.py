@@ -16,7 +16,7 @@ from lachesis.base import paths
 from lachesis.base.errors import FieldValueError, ModelNotFoundError, shorten
 from lachesis.base.model_files import require_model
 from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
-from lachesis.config.edits import Fields
+from lachesis.config.edits import ConfigFields
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import Origin
 from lachesis.tiny_model import build as models
@@ -42,9 +42,9 @@ class Launch:
     by_owner: bool = False
     """Whether the owner of this machine asks, who may also set the fields that are locked for agents."""
 
-    def fields(self, schema: EnvironmentSchema) -> Fields:
+    def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the fields of the environment as whoever asks may edit them."""
-        return Fields(self.profile, schema, by_owner=self.by_owner)
+        return ConfigFields(self.profile, schema, is_owner=self.by_owner)
 
 
 def base_model(launch: Launch, others: Iterable[str], origin: Origin | None, home: Path) -> str | None:
@@ -119,7 +119,7 @@ def find_problem(launch: Launch, config: RunConfig, home: Path) -> str | None:
 
     The default model would stay at reward 0 to the last step where it was not taught the form of the answers.
     """
-    environments = list(config.parts())
+    environments = list(config.build_environment_configs())
     if launch.profile != "embedded" or launch.model or launch.start_from:
         return None
     if _knows_sums(environments) or find_taught(environments, home):

@@ -20,7 +20,7 @@ import psutil
 from lachesis.base import paths
 from lachesis.base.errors import ProcessExitedError, RunStateError, ServerDownError, StorageError, UnknownRunError
 from lachesis.base.files import storage_errors
-from lachesis.config.run_config import setting
+from lachesis.config.run_config import read_env_number
 from lachesis.orchestration.prefect_api import PrefectApi, api_url, server_file, server_note
 from lachesis.orchestration.suspension import (
     SUSPENDED,
@@ -292,12 +292,12 @@ def running_server() -> dict[str, Any] | None:
 
 def own_max_runs() -> int:
     """Training runs at once on this host, from $LACHESIS_MAX_RUNS; more of them wait in the queue. Raises ConfigError."""
-    return int(setting("LACHESIS_MAX_RUNS", 4, least=1))
+    return int(read_env_number("LACHESIS_MAX_RUNS", 4, min_value=1))
 
 
 def monitor_interval_s() -> float:
     """Seconds between two looks at all living runs, from $LACHESIS_MONITOR_INTERVAL_S. Raises ConfigError."""
-    return setting("LACHESIS_MONITOR_INTERVAL_S", 60, least=15)
+    return read_env_number("LACHESIS_MONITOR_INTERVAL_S", 60, min_value=15)
 
 
 def max_runs() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.files import read_last_lines
-from lachesis.config.prices import Tokens
+from lachesis.config.prices import TokenCounts
 from lachesis.runs.budgets import KINDS, kept, spent
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.environment_counts import read_all_counts
@@ -281,7 +281,7 @@ def _offline_run(folder: RunDir) -> str | None:
 def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
     """The forecast that the run was started with, and what came of it."""
     last, end = steps[-1] if steps else {}, kept(folder.spent)  # the evaluations before and after come after the last step
-    tokens = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in KINDS})
+    tokens = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in KINDS})
     took = spent(record, last, at_end=end)
     training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
     actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lachesis.base.json_lines import read_json_lines
-from lachesis.config.run_config import plain
+from lachesis.config.run_config import to_safe_name
 from lachesis.runs.held_out import HeldOutPoint, to_point, whole_curve, with_interval
 from lachesis.runs.store import RunDir, RunRecord
 
@@ -63,7 +63,7 @@ def _evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
     """Return the metrics of each evaluation before and after training, with the names of a single environment."""
     found = dict(record.evaluation)
     for name in record.mixture:
-        prefix = f"{plain(name)}/"
+        prefix = f"{to_safe_name(name)}/"
         for which, metrics in record.evaluation.items():
             own = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
             found[f"{name} {which}"] = own

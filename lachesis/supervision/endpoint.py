@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.config.profiles import endpoint_key
+from lachesis.config.profiles import get_endpoint_key_name
 from lachesis.runs.leftovers import MARK, mark
 from lachesis.supervision.health import http_question
 from lachesis.supervision.plan import HOST, PYTHON
@@ -44,7 +44,7 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
         cwd=output.parent,
         env={
             "LACHESIS_ENDPOINT_URL": url,
-            "LACHESIS_ENDPOINT_KEY": os.environ.get(endpoint_key(os.environ), ""),
+            "LACHESIS_ENDPOINT_KEY": os.environ.get(get_endpoint_key_name(os.environ), ""),
             "LACHESIS_PROXY_TOKEN": token,
             MARK: mark(output.parent),
         },

@@ -21,7 +21,7 @@ from lachesis.base.model_files import is_cached
 from lachesis.base.secrets import read_passed_variables, read_public_variables
 from lachesis.base.tls import get_tls_context
 from lachesis.catalog.requirements import find_interpreter
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK, mark
 from lachesis.runs.store import RunDir, RunRecord
@@ -73,8 +73,8 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: M
     engine is made here and goes to the two children that need it, through their environment only. For a run that goes on from a
     checkpoint `resume` has the numbers of groups that training had received by then, by environment. Raises ConfigError if the
     configuration was edited to have other environments than the run began with."""
-    if set(config.parts()) != set(record.environment_files):
-        began, now = ", ".join(record.environment_files), ", ".join(config.parts())
+    if set(config.build_environment_configs()) != set(record.environment_files):
+        began, now = ", ".join(record.environment_files), ", ".join(config.build_environment_configs())
         raise ConfigError(f"{folder.config} has the environments {now}; allowed: those the run began with ({began})")
     ports = dict(zip(ORDER, free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
@@ -86,7 +86,7 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: M
         services.insert(0, engine)
     evaluations = {}
     trainer_url = f"http://{HOST}:{ports['trainer']}"
-    for number, (name, part) in enumerate(config.parts().items()):
+    for number, (name, part) in enumerate(config.build_environment_configs().items()):
         one = _Environment(number, name, part, record.environment_files[name], folder, mixed=bool(config.env.mixture))
         files[one.config_file] = part.to_yaml()
         services.append(one.serving(groups=(resume or {}).get(name, 0)))
@@ -117,7 +117,7 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
     engine_port, port = free_ports(2)
     values = config.model_dump()
     values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
-    config = configuration.build(values)
+    config = run_config.build_run_config(values)
     token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(port)
     file = folder / "server.yaml"
     engine = _engine(config, engine_port, token, seed, store=folder / "engine", log=folder / "engine.log")
@@ -145,7 +145,7 @@ def _with_addresses(config: RunConfig, folder: RunDir, ports: dict[str, int]) ->
     values["env"]["rollout_server_url"] = f"http://{HOST}:{ports['api']}"
     values["openai"]["base_url"] = f"http://{HOST}:{ports['trainer']}/v1"
     values["tinker"]["checkpoint_dir"] = str(folder.checkpoints)
-    return configuration.build(values)
+    return run_config.build_run_config(values)
 
 
 def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path, log: Path) -> ServiceSpec:
@@ -163,9 +163,9 @@ def _engine(config: RunConfig, port: int, token: str, seed: int, *, store: Path,
 
 
 def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
-    ahead = int(config.fetches_ahead)
+    ahead = int(config.is_prefetching)
     batches = ["--offpolicy", str(config.env.max_batches_offpolicy - ahead), "--ahead", str(ahead)]
-    sharing = ["--environments", str(len(config.parts()))] if config.env.mixture else []
+    sharing = ["--environments", str(len(config.build_environment_configs()))] if config.env.mixture else []
     return ServiceSpec(
         "api",
         [*PYTHON, "lachesis.rollout_api.app", "--port", str(port), *batches, *sharing],
@@ -214,7 +214,7 @@ class _Environment:
     @property
     def ending(self) -> str:
         """What its files and services are called by, beside those of the first one."""
-        return f"-{configuration.plain(self.name)}" if self.number else ""
+        return f"-{run_config.to_safe_name(self.name)}" if self.number else ""
 
     @property
     def service(self) -> str:
@@ -246,7 +246,7 @@ class _Environment:
         values: dict[str, Any] = self.config.model_dump()
         values["openai"]["base_url"] = base_url
         values["env"].update(data_dir_to_save_evals=str(self.folder.evaluation / f"{which}{self.ending}"), use_wandb=False)
-        return configuration.build(values).to_yaml()
+        return run_config.build_run_config(values).to_yaml()
 
     def evaluating(self, which: str) -> tuple[ServiceSpec, Path]:
         """The environment's own `evaluate` command, against the base model or the trained one, and the file that it reads."""
@@ -306,7 +306,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         cwd=folder,
         env={**_data_hub(config), **read_passed_variables(), **_wandb_of_test(False), MARK: mark(folder)},
     )
-    return check, {config_file: configuration.dump_yaml(values)}
+    return check, {config_file: run_config.dump_yaml(values)}
 
 
 def _python(file: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import NAMES
 from lachesis.supervision.group import ServiceGroup
@@ -66,7 +66,7 @@ def serve_base(group: ServiceGroup, config: RunConfig, model: str, folder: Path)
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
-    plan = make_base_server(configuration.build(values), folder)
+    plan = make_base_server(run_config.build_run_config(values), folder)
     plan.write()
     for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
         group.start(spec)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from lachesis.base.errors import LachesisError, ModelNotFoundError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.metrics import WandbSink
 from lachesis.runs.store import RunDir, RunStore
@@ -72,7 +72,7 @@ def read_config(args: argparse.Namespace) -> RunConfig:
     for (section, name), value in overrides.items():
         if value is not None:
             values[section][name] = value
-    return configuration.build(values, where=str(args.config))
+    return run_config.build_run_config(values, source=str(args.config))
 
 
 def main() -> int:
@@ -190,7 +190,7 @@ def _evaluations(config: RunConfig, folder: RunDir, usage: Usage, *, final: bool
     from lachesis.trainer.evaluations import Evaluations
 
     return Evaluations(
-        list(config.parts()),
+        list(config.build_environment_configs()),
         every=config.env.steps_per_eval,
         last=config.env.total_steps if final else None,
         usage=usage,

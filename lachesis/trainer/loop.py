@@ -134,7 +134,7 @@ class Trainer:
         fetched = await task
         more = fetched is not None and self.state.step + 1 < self.config.env.total_steps
         self._ahead = None
-        if more and self.config.fetches_ahead:
+        if more and self.config.is_prefetching:
             self._ahead = asyncio.ensure_future(unless(stop, self._fetch(self.state.step + 1)))
         return fetched
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.files import write_private
-from lachesis.config.prices import Prices, Tokens
+from lachesis.config.prices import Prices, TokenCounts
 from lachesis.runs.budgets import KINDS, kept
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.metrics import MetricsFile
@@ -45,9 +45,9 @@ class Ledger:
         self.prices, self._file, self._folder = prices, folder.spent, folder
         last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
         before = kept(self._file)
-        self.total = Tokens(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in KINDS})
+        self.total = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in KINDS})
         self.cost = max(float(last.get("cost/total") or 0.0), float(before.get("cost") or 0.0))
-        self._seen = Tokens()
+        self._seen = TokenCounts()
         self._completions = self._truncated = 0
         self._counted = self._tallies()
 
@@ -56,7 +56,7 @@ class Ledger:
         now = usage.tokens()
         new = self._new(now)
         self._seen = now
-        self.total = Tokens(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS})
+        self.total = TokenCounts(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS})
         found = {f"tokens/{kind}": getattr(new, kind) for kind in KINDS}
         found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in KINDS}
         if seconds > 0:
@@ -66,7 +66,7 @@ class Ledger:
             found["rollouts/truncated_share"] = round(share, 4)
             self._completions, self._truncated = usage.completions, usage.truncated
         if self.prices is not None:
-            money = self.prices.cost(new)
+            money = self.prices.compute_cost(new)
             self.cost += money
             found |= {"cost/step": round(money, 6), "cost/total": round(self.cost, 6)}
         return {**found, **self._environments()}
@@ -75,7 +75,7 @@ class Ledger:
         """Tokens of all kinds together and US dollars until now, over all attempts, also those since the last step, which may
         never end; money is null without a price."""
         new = self._new(usage.tokens())
-        cost = None if self.prices is None else round(self.cost + self.prices.cost(new), 6)
+        cost = None if self.prices is None else round(self.cost + self.prices.compute_cost(new), 6)
         return {"tokens": self.total.total + new.total, "cost_usd": cost}
 
     def keep(self, usage: Usage) -> None:
@@ -84,8 +84,8 @@ class Ledger:
         total = {kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS}
         write_private(self._file, json.dumps({**total, "cost": self.spent(usage)["cost_usd"]}))
 
-    def _new(self, now: Tokens) -> Tokens:
-        return Tokens(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
+    def _new(self, now: TokenCounts) -> TokenCounts:
+        return TokenCounts(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
 
     def _environments(self) -> dict[str, float]:
         before, self._counted = self._counted, self._tallies()

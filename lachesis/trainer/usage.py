@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.config.prices import Tokens
+from lachesis.config.prices import TokenCounts
 from lachesis.trainer.batch import IGNORED, pieces
 
 MOST_SEQUENCES = 65_536
@@ -28,8 +28,8 @@ class Usage:
         self._under_way: dict[int, float] = {}
         self._sampled: OrderedDict[int, tuple[int, bool]] = OrderedDict()
 
-    def tokens(self) -> Tokens:
-        return Tokens(prefill=self.prefill, sampled=self.sampled, trained=self.trained)
+    def tokens(self) -> TokenCounts:
+        return TokenCounts(prefill=self.prefill, sampled=self.sampled, trained=self.trained)
 
     @contextlib.contextmanager
     def request(self, prompt: Sequence[int]) -> Iterator[None]:

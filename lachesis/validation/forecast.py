@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.config.prices import Prices, Tokens
+from lachesis.config.prices import Prices, TokenCounts
 
 LEAST_WIDTH = 0.2
 LEAST_STEPS = 5
@@ -78,7 +78,7 @@ class Forecast(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     planned: Planned
-    tokens_per_rollout: Tokens
+    tokens_per_rollout: TokenCounts
     prompt_is_shared: bool = False
     """Whether a prompt is sent once for the whole group."""
     tokens: Range
@@ -92,7 +92,7 @@ class Forecast(BaseModel):
 class Actual(BaseModel):
     """What a run took until now. `ratio` is actual ÷ expected, scaled to the steps that were made."""
 
-    tokens: Tokens
+    tokens: TokenCounts
     hours: float
     """From the start of the first process to the end of the last one."""
     training_hours: float
@@ -115,9 +115,9 @@ def forecast(
     signal = sum(one.rollouts for one in measured if one.signal) / rollouts
     width = _width([(one.prefill + one.sampled) / one.rollouts for one in measured])
     length = sum(one.prefill * one.copies + one.sampled for one in measured) / rollouts
-    low = Tokens(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=length * (1 - width) * signal)
-    expected = Tokens(prefill=prefill, sampled=sampled, trained=length * max(signal, LEAST_WIDTH))
-    high = Tokens(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=length * (1 + width))
+    low = TokenCounts(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=length * (1 - width) * signal)
+    expected = TokenCounts(prefill=prefill, sampled=sampled, trained=length * max(signal, LEAST_WIDTH))
+    high = TokenCounts(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=length * (1 + width))
     ranges = [_plus_evaluations(_scaled(one, planned.rollouts), one, planned.evaluated) for one in (low, expected, high)]
     own = f"{rollouts} rollouts in {len(measured)} groups"
     pace = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
@@ -127,13 +127,13 @@ def forecast(
         prompt_is_shared=any(one.copies > 1 for one in measured),
         tokens=_range([one.total for one in ranges], digits=0),
         hours=_hours(measured, rollouts, planned, step_seconds),
-        cost_usd=_range([prices.cost(one) for one in ranges], digits=4) if prices else None,
+        cost_usd=_range([prices.compute_cost(one) for one in ranges], digits=4) if prices else None,
         basis=f"{own}, {pace}{_without(planned)}"
         + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
     )
 
 
-def compare(made: Forecast, *, steps: int, tokens: Tokens, training_hours: float, cost_usd: float | None) -> dict[str, float]:
+def compare(made: Forecast, *, steps: int, tokens: TokenCounts, training_hours: float, cost_usd: float | None) -> dict[str, float]:
     """What `steps` training steps took, divided by the same share of the forecast. Nothing for a few steps, of which the first
     one waits for the environment."""
     if steps < LEAST_STEPS:
@@ -167,7 +167,7 @@ def _without(planned: Planned) -> str:
     return f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
 
 
-def _total(per_rollout: Tokens, planned: Planned) -> float:
+def _total(per_rollout: TokenCounts, planned: Planned) -> float:
     """Return the tokens of all rollouts and of all evaluations, which train on nothing."""
     return planned.rollouts * per_rollout.total + planned.evaluated * (per_rollout.prefill + per_rollout.sampled)
 
@@ -193,14 +193,14 @@ def _width(values: Sequence[float]) -> float:
     return min(0.9, max(LEAST_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
 
 
-def _plus_evaluations(tokens: Tokens, per_answer: Tokens, answers: int) -> Tokens:
+def _plus_evaluations(tokens: TokenCounts, per_answer: TokenCounts, answers: int) -> TokenCounts:
     """Add what evaluations take, which train on nothing."""
     prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
     return tokens.model_copy(update={"prefill": round(tokens.prefill + prefill), "sampled": round(tokens.sampled + sampled)})
 
 
-def _scaled(tokens: Tokens, factor: float, digits: int = 0) -> Tokens:
-    return Tokens(**{key: round(value * factor, digits) for key, value in tokens.model_dump().items()})
+def _scaled(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenCounts:
+    return TokenCounts(**{key: round(value * factor, digits) for key, value in tokens.model_dump().items()})
 
 
 def _range(values: Sequence[float], digits: int) -> Range:

@@ -42,7 +42,7 @@ def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[
     """For each environment of the run, whose files are given by name, the newest test that allows it: of the same code and the
     same values of the environment's own fields, at most seven days old, with the verdict `learnable`. Raises
     ValidationMissingError that says what is missing."""
-    return [_allowing(tests, part, files[name]) for name, part in config.parts().items()]
+    return [_allowing(tests, part, files[name]) for name, part in config.build_environment_configs().items()]
 
 
 def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:

@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunRecord, RunStore
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
             "wandb_run_name": f"arithmetic-{run_id}",
         }
         record = RunRecord.model_validate({**known, **changes})
-        store.create(record, configuration.resolve("arithmetic", record.profile, {}, home=home).to_yaml())
+        store.create(record, run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml())
         return record
 
     return make

@@ -12,8 +12,8 @@ from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError,
 from lachesis.base.files import write_private
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.cli.main import parser
-from lachesis.config import run_config as configuration
-from lachesis.config.edits import Fields, editable, parse_assignment, with_limits
+from lachesis.config import run_config as run_config
+from lachesis.config.edits import ConfigFields, get_editable_values, parse_assignment, replace_limits
 from lachesis.config.run_config import RunConfig
 
 SCHEMA = EnvironmentSchema(
@@ -28,7 +28,7 @@ SCHEMA = EnvironmentSchema(
 
 
 def test_an_environments_own_fields_stand_beside_the_common_ones() -> None:
-    fields = Fields("embedded", SCHEMA)
+    fields = ConfigFields("embedded", SCHEMA)
     assert fields.find("largest").default == 5
     assert fields.find("group_size").default == 16
     assert fields.find("learning_rate").section == "tinker"
@@ -46,22 +46,22 @@ def test_an_environments_own_fields_stand_beside_the_common_ones() -> None:
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(name: str, value: Any, message: str) -> None:
     with pytest.raises(FieldValueError, match=message):
-        Fields("embedded", SCHEMA).edit(name, value)
+        ConfigFields("embedded", SCHEMA).check_edit(name, value)
 
 
 def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
-    current = configuration.resolve("gsm8k", "tinker", {})
+    current = run_config.resolve_run_config("gsm8k", "tinker", {})
     with pytest.raises(LockedFieldError, match=r"env.total_steps is locked at 2500 \(bounds what a run can cost\)") as caught:
-        Fields("tinker").edit("total_steps", 5, current)
+        ConfigFields("tinker").check_edit("total_steps", 5, current)
     assert caught.value.details == {"locked_value": 2500}
-    assert Fields("embedded").edit("total_steps", 5)[1] == 5
+    assert ConfigFields("embedded").check_edit("total_steps", 5)[1] == 5
 
 
 def test_an_unknown_field_is_refused_with_those_there_are() -> None:
     with pytest.raises(
         UnknownFieldError, match=r"no field 'steps'; fields that can be edited: group_size, batch_size"
     ) as caught:
-        Fields("tinker", SCHEMA).edit("steps", 5)
+        ConfigFields("tinker", SCHEMA).check_edit("steps", 5)
     assert "largest" in caught.value.details["available_fields"]
     assert "total_steps" not in caught.value.details["available_fields"]
 
@@ -78,14 +78,14 @@ TEXT_FIELD = EnvironmentSchema(properties={"label": {"type": "string"}}, definit
 @pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""])
 def test_a_text_field_gets_the_text_as_it_was_typed(text: str) -> None:
     name, value = parse_assignment(f"label={text}")
-    assert Fields("embedded", TEXT_FIELD).edit(name, value)[1] == text
-    assert Fields("embedded").edit("wandb_project", text or "p")[1] == (text or "p")
+    assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text
+    assert ConfigFields("embedded").check_edit("wandb_project", text or "p")[1] == (text or "p")
 
 
 @pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01"])
 def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
-    assert Fields("embedded").edit("wandb_name", text)[1] == text
-    assert Fields("embedded").edit("wandb_name", "null")[1] is None
+    assert ConfigFields("embedded").check_edit("wandb_name", text)[1] == text
+    assert ConfigFields("embedded").check_edit("wandb_name", "null")[1] is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
     ],
 )
 def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any) -> None:
-    read = Fields("embedded", SCHEMA).edit(name, text)[1]
+    read = ConfigFields("embedded", SCHEMA).check_edit(name, text)[1]
     assert read == value
     assert type(read) is type(value)
 
@@ -131,7 +131,7 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
 )
 def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(name: str, text: Any, message: str) -> None:
     with pytest.raises(FieldValueError, match=message):
-        Fields("embedded", SCHEMA).edit(name, text)
+        ConfigFields("embedded", SCHEMA).check_edit(name, text)
 
 
 texts = st.text(
@@ -147,21 +147,21 @@ texts = st.text(
 def test_any_text_reaches_a_text_field_through_command_line_and_file(tmp_path_factory: Any, text: str) -> None:
     args = parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
     ((name, typed),) = [parse_assignment(one) for one in args.edits]
-    field, value = Fields("embedded", TEXT_FIELD).edit(name, typed)
+    field, value = ConfigFields("embedded", TEXT_FIELD).check_edit(name, typed)
     assert value == text
-    config = configuration.resolve("arithmetic", "embedded", {field.section: {field.name: value}})
+    config = run_config.resolve_run_config("arithmetic", "embedded", {field.section: {field.name: value}})
     assert _through_file(tmp_path_factory, config).env.model_extra == {"label": text}
-    assert Fields("embedded", TEXT_FIELD).edit(name, value)[1] == text, "an edit that is repeated changes nothing"
+    assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text, "an edit that is repeated changes nothing"
 
 
 @given(number=st.integers(1, 10**12))
 @settings(deadline=None)
 def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int) -> None:
     typed = parse_assignment(f"total_steps={number}")
-    value = Fields("embedded").edit(*typed)[1]
+    value = ConfigFields("embedded").check_edit(*typed)[1]
     assert (value, type(value)) == (number, int)
     assert (
-        _through_file(tmp_path_factory, configuration.resolve("a", "embedded", {"env": {"total_steps": value}})).env.total_steps
+        _through_file(tmp_path_factory, run_config.resolve_run_config("a", "embedded", {"env": {"total_steps": value}})).env.total_steps
         == number
     )
 
@@ -169,9 +169,9 @@ def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int
 @given(number=st.floats(0, 1, exclude_min=True, exclude_max=True))
 @settings(deadline=None)
 def test_any_number_reaches_a_number_field(tmp_path_factory: Any, number: float) -> None:
-    value = Fields("embedded").edit(*parse_assignment(f"learning_rate={number!r}"))[1]
+    value = ConfigFields("embedded").check_edit(*parse_assignment(f"learning_rate={number!r}"))[1]
     assert value == number
-    config = configuration.resolve("a", "embedded", {"tinker": {"learning_rate": value}})
+    config = run_config.resolve_run_config("a", "embedded", {"tinker": {"learning_rate": value}})
     assert _through_file(tmp_path_factory, config).tinker.learning_rate == number
 
 
@@ -189,23 +189,23 @@ def test_the_words_of_an_environments_types() -> None:
         "four": {},
     }
     schema = EnvironmentSchema(properties=kinds, definitions={}, values={})
-    fields = Fields("embedded", schema)
+    fields = ConfigFields("embedded", schema)
     assert [fields.find(name).type for name in kinds] == ["integer | null", "a | b | 3", "Other | null", "any"]
 
 
 def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
-    config = configuration.resolve("a", "embedded", {})
-    changed = with_limits(config, {"max_tokens": "5", "limits.on_stall": "stop"})
+    config = run_config.resolve_run_config("a", "embedded", {})
+    changed = replace_limits(config, {"max_tokens": "5", "limits.on_stall": "stop"})
     assert (changed.limits.max_tokens, changed.limits.on_stall) == (5, "stop")
-    assert "total_steps" in editable(config)
+    assert "total_steps" in get_editable_values(config)
     with pytest.raises(FieldValueError, match="allowed: integer, at least 1 or null"):
-        with_limits(config, {"max_tokens": "0"})
+        replace_limits(config, {"max_tokens": "0"})
     with pytest.raises(ConfigError, match=r"'learning_rate' cannot be .*allowed: limits\.max_hours, .*on_broken; begin anew"):
-        with_limits(config, {"learning_rate": "1e-4"}, instead="; begin anew")
+        replace_limits(config, {"learning_rate": "1e-4"}, hint="; begin anew")
 
 
 def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
-    assert Fields("tinker", by_owner=True).edit("supervised_file", "a.jsonl")[1] == "a.jsonl"
-    assert Fields("tinker", by_owner=True).find("total_steps").locked is not None
+    assert ConfigFields("tinker", is_owner=True).check_edit("supervised_file", "a.jsonl")[1] == "a.jsonl"
+    assert ConfigFields("tinker", is_owner=True).find("total_steps").lock_reason is not None
     with pytest.raises(LockedFieldError, match="an agent may not"):
-        Fields("embedded").edit("supervised_file", "a.jsonl")
+        ConfigFields("embedded").check_edit("supervised_file", "a.jsonl")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lachesis.base.errors import ConfigError, FieldValueError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import PROFILES, RunConfig
 from lachesis.config.schema import EnvSection, Locked, OpenAISection, TinkerSection
 
@@ -48,7 +48,7 @@ LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract
 @pytest.mark.parametrize("section", LOCKED_VALUES)
 def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -> None:
     model = {"env": EnvSection, "openai": OpenAISection, "tinker": TinkerSection}[section]
-    values = getattr(configuration.resolve("gsm8k", "tinker", {}), section).model_dump()
+    values = getattr(run_config.resolve_run_config("gsm8k", "tinker", {}), section).model_dump()
     for name, value in LOCKED_VALUES[section].items():
         assert values[name] == value
         assert any(isinstance(mark, Locked) for mark in model.model_fields[name].metadata), name
@@ -81,12 +81,12 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
 )
 def test_an_impossible_configuration_cannot_be_built(edits: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldValueError, match=message):
-        configuration.resolve("arithmetic", "embedded", edits)
+        run_config.resolve_run_config("arithmetic", "embedded", edits)
 
 
 def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
     """Two identical endpoints, a non-empty key, an explicit name: see the file's own docstring for why."""
-    config = configuration.resolve("arithmetic", "embedded", {}, defaults={"largest": 5, "group_size": 99}, model="/models/x")
+    config = run_config.resolve_run_config("arithmetic", "embedded", {}, defaults={"largest": 5, "group_size": 99}, model="/models/x")
     content = yaml.safe_load(config.to_yaml())
     assert len(content["openai"]) == 2
     assert content["openai"][0] == content["openai"][1]
@@ -98,7 +98,7 @@ def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
 
 
 def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
-    config = configuration.resolve("arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5})
+    config = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5})
     file = tmp_path / "config.yaml"
     file.write_text(config.to_yaml())
     assert RunConfig.from_yaml(file) == config
@@ -127,13 +127,13 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
     (clean_environment / "profiles.yaml").write_text("tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}")
-    config = configuration.resolve("gsm8k", "tinker", {})
+    config = run_config.resolve_run_config("gsm8k", "tinker", {})
     assert (config.env.total_steps, config.tinker.lora_rank) == (10, 16)
     (clean_environment / "profiles.yaml").write_text("tinker: 3")
     with pytest.raises(ConfigError, match="is not of the form profile"):
-        configuration.resolve("gsm8k", "tinker", {})
+        run_config.resolve_run_config("gsm8k", "tinker", {})
 
 
 def test_an_unknown_profile_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="no profile 'cloud'; allowed: embedded, tinker, custom"):
-        configuration.resolve("arithmetic", "cloud", {})
+        run_config.resolve_run_config("arithmetic", "cloud", {})

@@ -17,7 +17,7 @@ from lachesis.base import paths
 from lachesis.base.errors import RunStateError
 from lachesis.catalog import describe
 from lachesis.cli.main import parser
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.edits import parse_assignment
 from lachesis.monitor.judgement import judge_look
 from lachesis.monitor.observe import look_at_files
@@ -81,7 +81,7 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
     if profile == "embedded":
         Path(tiny).mkdir(parents=True, exist_ok=True)
         (Path(tiny) / "config.json").write_text("{}")
-    config = configuration.resolve("arithmetic", profile, {}, model=model)
+    config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
     file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
     values = {"environment": "arithmetic", "environment_file": file, "profile": profile, "base_model": model, "seed": 0}
     values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now()}

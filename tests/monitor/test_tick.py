@@ -18,7 +18,7 @@ import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.host_clock import read_boot_id
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
 from lachesis.monitor.watched import load_memory
@@ -61,7 +61,7 @@ def make(store: RunStore) -> Iterator[Make]:
         def run(
             run_id: str = "0123abcd", limits: dict[str, Any] | None = None, *, alive: bool = True, **changes: Any
         ) -> RunRecord:
-            config = configuration.resolve("e", "embedded", {"limits": limits or {}}, model="m")
+            config = run_config.resolve_run_config("e", "embedded", {"limits": limits or {}}, model="m")
             values: dict[str, Any] = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m"}
             values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now()}
             values |= {

@@ -20,7 +20,7 @@ from lachesis.base.errors import (
     ServerDownError,
 )
 from lachesis.cli.main import main
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import launch_inputs
 from lachesis.orchestration.launch_inputs import Launch
@@ -286,7 +286,7 @@ def earlier(random_model: str) -> str:
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     service = Service()
     environment, _ = service.resolve(Launch("arithmetic"))
-    config = configuration.resolve("arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model)
+    config = run_config.resolve_run_config("arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model)
     record = RunRecord(
         run_id=run_id, environment="arithmetic", environment_file=environment.file_path, profile="embedded", base_model=model,
         total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",

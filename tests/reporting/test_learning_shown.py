@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lachesis.cli import show, watch
 from lachesis.cli.main import main
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.monitor import text
 from lachesis.reporting.status import run_status
 from lachesis.runs.metrics import MetricsFile
@@ -37,7 +37,7 @@ def make(store: RunStore, **changes: Any) -> RunRecord:
     values = {"environment": "arithmetic", "environment_file": "arithmetic.py", "profile": "embedded", "base_model": "m"}
     values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now()}
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
-    store.create(record, configuration.resolve("arithmetic", "embedded", {}, model="m").to_yaml())
+    store.create(record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml())
     return record
 
 

@@ -13,7 +13,7 @@ import pytest
 from lachesis.base.errors import ConfigError, FieldValueError, UnknownEnvironmentError, UnknownFieldError
 from lachesis.catalog import describe
 from lachesis.config import mixture
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.rollout_api.weighted_queue import Shares
 from lachesis.service import Launch, Service
@@ -114,7 +114,7 @@ def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
 
 
 async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> None:
-    config = configuration.resolve("arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}})
+    config = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}})
     with api_process(tmp_path, "--environments", "2") as (url, _):
         atropos = Atropos(url)
         await atropos.register(config, first_step=0, checkpoint_dir=tmp_path)
@@ -153,12 +153,12 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
 
 def resolved(**others: Json) -> RunConfig:
     edits = {"env": {"batch_size": 24, "group_size": 8, "mixture": others}}
-    return configuration.resolve("arithmetic", "embedded", edits, defaults={"largest": 9})
+    return run_config.resolve_run_config("arithmetic", "embedded", edits, defaults={"largest": 9})
 
 
 def test_each_environment_reads_its_own_view() -> None:
     config = resolved(reverse_text={"weight": 0.5, "max_token_length": 200, "words": 3})
-    parts = config.parts()
+    parts = config.build_environment_configs()
     assert list(parts) == ["arithmetic", "reverse_text"]
     first, other = (part.env for part in parts.values())
     assert (first.inference_weight, other.inference_weight) == (1.0, 0.5)
@@ -169,8 +169,8 @@ def test_each_environment_reads_its_own_view() -> None:
     assert (first.max_num_workers, other.max_num_workers) == (2, 1), "of three groups that may wait"
     assert first.mixture == other.mixture == {}
     assert other.wandb_name == f"{first.wandb_name}-reverse_text"
-    alone = configuration.resolve("arithmetic", "embedded", {})
-    assert alone.parts() == {"arithmetic": alone}
+    alone = run_config.resolve_run_config("arithmetic", "embedded", {})
+    assert alone.build_environment_configs() == {"arithmetic": alone}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> 
 
 
 def test_further_environments_are_checked_as_the_first_one_is() -> None:
-    found = mixture.check("embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S)["reverse_text"]
+    found = mixture.check_mixture("embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S)["reverse_text"]
     assert found.pop("weight") == 2.0
     assert found
     assert not found.keys() & {"group_size", "tokenizer_name"}
@@ -202,7 +202,7 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
         ({"arithmetic": {"largest": 0}}, FieldValueError),
     ):
         with pytest.raises(kind):
-            mixture.check("embedded", values, describe.SCHEMA_TIMEOUT_S)
+            mixture.check_mixture("embedded", values, describe.SCHEMA_TIMEOUT_S)
 
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
     launch, field, value = service.edit(Launch("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}})
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
     environment, config, _ = service._resolve(launch)
-    assert config.parts()["reverse_text"].env.model_extra, "with the fields of its own"
-    assert list(mixture.files(environment, config)) == ["arithmetic", "reverse_text"]
+    assert config.build_environment_configs()["reverse_text"].env.model_extra, "with the fields of its own"
+    assert list(mixture.list_environment_files(environment, config)) == ["arithmetic", "reverse_text"]
     with pytest.raises(UnknownEnvironmentError, match="there is no environment 'reverse'"):
         service.edit(Launch("arithmetic"), "mixture", {"reverse": {}})

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError, UnknownRunError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs import fork as forks
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord, RunStore
 from tests.runs.test_checkpoints import save
 
-CONFIG = configuration.resolve("arithmetic", "embedded", {}, model="m")
+CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {}, model="m")
 RUN = "0123abcd"
 
 
@@ -91,4 +91,4 @@ def test_an_adapter_that_does_not_fit_is_refused(store: RunStore, profile: str, 
     for section, fields in changes.items():
         values[section].update(fields)
     with pytest.raises(ConfigError, match=said):
-        forks.find(store, RUN).require_fit(profile, configuration.build(values))
+        forks.find(store, RUN).require_fit(profile, run_config.build_run_config(values))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import ConfigError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.plan import make_base_server, make_plan
@@ -22,7 +22,7 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     store = RunStore(tmp_path)
 
     def config(mixture: dict[str, dict[str, float]]) -> RunConfig:
-        return configuration.resolve("replay", "embedded", {"env": {"mixture": mixture}}, model="m")
+        return run_config.resolve_run_config("replay", "embedded", {"env": {"mixture": mixture}}, model="m")
 
     assert make_plan(record, store.dir(record.run_id), config({})).environments == {"environment": "replay"}
     with pytest.raises(ConfigError, match=r"environments replay, other; allowed: .* began with \(replay\)"):
@@ -43,7 +43,7 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
     for name in ("config.json", "tokenizer.json"):
         (snapshot / name).write_text("{}")
     for profile in ("embedded", "tinker"):
-        config = configuration.resolve("replay", profile, {}, model="Qwen/Small")
+        config = run_config.resolve_run_config("replay", profile, {}, model="Qwen/Small")
         plan = make_base_server(config, tmp_path / "test")
         engine, server = (plan.service(name).env for name in ("engine", "inference"))
         assert ("HF_HUB_OFFLINE" in engine, engine.get("HF_TOKEN")) == (False, "hf_x"), profile

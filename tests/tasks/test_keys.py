@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_plan
@@ -34,7 +34,7 @@ def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_in_an_inference_test(nosy: Path, random_model: str, clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment's process samples at the endpoint all the same, and logs to W&B offline."""
-    config = configuration.resolve("sums", "embedded", {"env": {"kind": "sound"}}, model=random_model)
+    config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=random_model)
     asked = InferenceRequest(environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4)
     tests = InferenceTests(clean_environment)
     test = tests.create(asked, config.to_yaml(), class_name="Sums")
@@ -54,7 +54,7 @@ def test_in_a_run(
     nosy: Path, random_model: str, tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch, *, passed: bool
 ) -> None:
     """Its log of W&B is offline, unless its user gives it the key."""
-    config = configuration.resolve(
+    config = run_config.resolve_run_config(
         "sums", "embedded", {"env": {"use_wandb": True}, "tinker": {"use_wandb": True}}, model=random_model
     )
     store = RunStore(clean_environment)

@@ -16,7 +16,7 @@ from prefect.exceptions import TerminationSignal
 from flows import launch
 from flows.wanted import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunDir, RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_plan
@@ -82,7 +82,7 @@ def created(store: RunStore, **values: Any) -> RunRecord:
     known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
     known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
     record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
-    store.create(record, configuration.resolve("one", "embedded", {}, model="m").to_yaml())
+    store.create(record, run_config.resolve_run_config("one", "embedded", {}, model="m").to_yaml())
     return record
 
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
     with pytest.raises(KeyError, match="asked"):
         launch.launch.fn(record.run_id, str(tmp_path))
     folder = store.dir(record.run_id)
-    plan = make_plan(record, folder, configuration.RunConfig.from_yaml(folder.config))
+    plan = make_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
     assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
 

@@ -17,7 +17,7 @@ from prefect.exceptions import Pause
 from flows.validate import validate
 from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
 from lachesis.base.numbers import is_score
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.env_process import counters
 from lachesis.env_process import stages as child_stages
 from lachesis.env_process.stages import NAMES
@@ -49,7 +49,7 @@ def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
 
     def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> Bench:
-        config = configuration.resolve("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
+        config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
         asked = InferenceRequest(environment="sums", environment_file=str(file), models=[model], num_steps=steps, group_size=8)
         tests = InferenceTests(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)
@@ -262,7 +262,7 @@ def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     tests = InferenceTests(tmp_path)
     request = InferenceRequest(environment="e", environment_file="e.py", models=["m"], prompts=["p"])
     test = tests.create(request, "")
-    config = configuration.resolve("sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path))
+    config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path))
     content = yaml.safe_load(probe_config(config, request, tests.output(test, "m"), {}, "run"))
     assert Path(content["env"]["data_path_to_save_groups"]) in tests.files(test, "m")
     assert tests.output(test, "m") in tests.files(test, "m")
@@ -276,7 +276,7 @@ def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypa
     inference.build_missing_model(bench)
     assert not built
     tiny = models.tiny_path(models.Recipe(), bench.tests.home)
-    inference.build_missing_model(replace(bench, config=configuration.resolve("sums", "embedded", {}, model=str(tiny))))
+    inference.build_missing_model(replace(bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))))
     assert built == [bench.tests.home]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.trainer.policy import Policy
 
 
@@ -14,7 +14,7 @@ from lachesis.trainer.policy import Policy
 async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    made = await Policy.create(configuration.resolve("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
+    made = await Policy.create(run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
     await made.publish()
     yield made
     await made.close("success")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.prices import Prices
 from lachesis.config.schema import LimitsSection
 from lachesis.runs import budgets
@@ -144,7 +144,7 @@ async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytes
     """With the test switch of the engine an update changes nothing, and the canary says exactly 0."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    config = configuration.resolve("arithmetic", "embedded", {}, model=engine.model)
+    config = run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model)
     policy = await Policy.create(config, resume_from=None)
     await policy.publish()
     logprobs = [-5.0] * 4

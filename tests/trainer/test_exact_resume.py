@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore
@@ -46,7 +46,7 @@ class Run:
             "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3, "keep_checkpoints": 2,
                        "final_evaluation": False, **(tinker or {})},
         }  # fmt: skip
-        config = configuration.resolve(environment.stem, "embedded", edits, model=model)
+        config = run_config.resolve_run_config(environment.stem, "embedded", edits, model=model)
         record = RunRecord(
             run_id="00000001", environment=environment.stem, environment_file=str(environment),
             profile="embedded", base_model=model, total_steps=steps, seed=0, wandb_project="p", wandb_run_name="n",

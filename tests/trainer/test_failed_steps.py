@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
@@ -64,7 +64,7 @@ class Run:
             "env": {"group_size": 4, "batch_size": 4 * GROUPS, "total_steps": STEPS},
             "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3},
         }
-        self.config: RunConfig = configuration.resolve("replay", "embedded", edits, model=engine.model)
+        self.config: RunConfig = run_config.resolve_run_config("replay", "embedded", edits, model=engine.model)
         self.tokenizer = AutoTokenizer.from_pretrained(engine.model)
 
     async def attempt(self) -> None:

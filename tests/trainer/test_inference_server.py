@@ -17,7 +17,7 @@ from atroposlib.envs.server_handling.sglang_server import SGLangServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from transformers import AutoTokenizer
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.__main__ import listener, serving
 from lachesis.trainer.inference_server import TrainerState, create_app
@@ -35,7 +35,7 @@ async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
-    config = configuration.resolve("arithmetic", "embedded", edits, model=engine.model)
+    config = run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model)
     policy = await Policy.create(config, resume_from=None)
     await policy.publish()
     app = create_app(policy, AutoTokenizer.from_pretrained(engine.model), config, TrainerState("training", 7))

@@ -13,13 +13,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.inference_server import TrainerState, create_app
 from tests.conftest import end, wait_http
 from tests.fuzz import fuzz, refusals, routes
 
-CONFIG = configuration.resolve("arithmetic", "embedded", {})
+CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {})
 APP = create_app(cast(Any, None), None, CONFIG, TrainerState())
 SCHEMA = APP.openapi()
 SELF = ("/health", "/wandb_info")
@@ -33,7 +33,7 @@ def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
     file = folder / "server.yaml"
-    file.write_text(configuration.resolve("arithmetic", "embedded", edits, model=engine.model).to_yaml())
+    file.write_text(run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model).to_yaml())
     secrets = {"TINKER_BASE_URL": engine.url, "TINKER_API_KEY": engine.token, "LACHESIS_INFERENCE_TOKEN": "run-token"}
     command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file), "--base-only"]
     with (folder / "log").open("wb") as log:

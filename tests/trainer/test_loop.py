@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lachesis.base.errors import BatchError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
@@ -50,7 +50,7 @@ async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.Mon
         async def make(**tinker: Any) -> Trainer:
             env = {"batch_size": 4, "group_size": 2, "total_steps": 1, "rollout_server_url": api}
             edits = {"env": env, "tinker": {"use_wandb": False, "learning_rate": 1e-3, **tinker}}
-            config = configuration.resolve("arithmetic", "embedded", edits, model=engine.model)
+            config = run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model)
             trained = await Policy.create(config, resume_from=None)
             stack.push_async_callback(trained.close, "success")
             await trained.publish()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tinker
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.trainer.policy import Policy
 
 
@@ -25,7 +25,7 @@ async def test_the_trainer_answers_while_a_deletion_waits_for_a_dead_server(
     engine = start_engine(random_model)
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    policy = await Policy.create(configuration.resolve("replay", "embedded", {}, model=random_model), resume_from=None)
+    policy = await Policy.create(run_config.resolve_run_config("replay", "embedded", {}, model=random_model), resume_from=None)
     path = (await policy.save("one"))["state"]
     engine.process.kill()
     engine.process.wait()

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from lachesis.base.errors import ServerDownError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.rollout_client import Atropos
 from tests.conftest import api_process
 from tests.patience import deadline
 
-CONFIG = configuration.resolve("arithmetic", "embedded", {"env": {"batch_size": 4, "group_size": 2}})
+CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"batch_size": 4, "group_size": 2}})
 
 
 async def until_connected(pid: int, clients: int = 1) -> None:

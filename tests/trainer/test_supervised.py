@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lachesis.base.errors import ConfigError
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.tiny_model import build
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.supervised import batches, read
@@ -65,7 +65,7 @@ async def test_a_model_learns_the_examples(engine: Any, tmp_path: Path, monkeypa
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     file = written(tmp_path, *({"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(8)))
     examples = read(file, build.tokenizer(), most_tokens=64)
-    policy = await Policy.create(configuration.resolve("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
+    policy = await Policy.create(run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
     losses = [await policy.imitate(batch, 1e-2) for batch in batches(examples, size=8, epochs=12, seed=0)]
     await policy.close("success")
     assert 4.5 < losses[0] < 7.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.config import run_config as configuration
+from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
 from lachesis.trainer.__main__ import parse_args, read_config
 
@@ -24,7 +24,7 @@ def write(folder: Path, model: str, **addresses: str) -> Path:
         "tinker": {"use_wandb": False},
     }
     file = folder / "config.yaml"
-    file.write_text(configuration.resolve("arithmetic", "embedded", edits, model=model).to_yaml())
+    file.write_text(run_config.resolve_run_config("arithmetic", "embedded", edits, model=model).to_yaml())
     return file
 
 

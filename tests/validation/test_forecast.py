@@ -8,8 +8,8 @@ import pytest
 
 from lachesis.base.errors import ConfigError, ValidationMissingError
 from lachesis.catalog.fingerprint import compute_fingerprint
-from lachesis.config import run_config as configuration
-from lachesis.config.prices import Prices, Tokens, price_of
+from lachesis.config import run_config as run_config
+from lachesis.config.prices import Prices, TokenCounts, find_prices
 from lachesis.runs.store import now
 from lachesis.validation.forecast import Planned, Rollouts, compare, forecast, rescaled
 from lachesis.validation.gate import known_forecast, planned, require_validation
@@ -27,7 +27,7 @@ def test_tokens_and_money_by_hand() -> None:
     made = forecast(groups, PLAN, PRICES)
     assert made is not None
     # per rollout: 10 tokens of prefill, 20 sampled; trained on 80 + 20 when its group has a signal, which half have
-    assert made.tokens_per_rollout == Tokens(prefill=10, sampled=20, trained=50)
+    assert made.tokens_per_rollout == TokenCounts(prefill=10, sampled=20, trained=50)
     assert made.tokens.expected == 160 * 80
     assert made.cost_usd is not None
     assert made.cost_usd.expected == pytest.approx(160 * (10 * 1 + 20 * 2 + 50 * 3) / 1e6, abs=1e-4)
@@ -51,14 +51,14 @@ def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() ->
     longer = rescaled(made, PLAN.model_copy(update={"total_steps": 30}))
     assert longer.tokens.expected == 3 * made.tokens.expected
     half = compare(
-        longer, steps=15, tokens=Tokens(sampled=longer.tokens.expected), training_hours=longer.hours.expected / 2, cost_usd=None
+        longer, steps=15, tokens=TokenCounts(sampled=longer.tokens.expected), training_hours=longer.hours.expected / 2, cost_usd=None
     )
     assert half["tokens"] == pytest.approx(2.0, abs=0.01)
     assert half["hours"] == pytest.approx(1.0, abs=0.01)
     assert longer.cost_usd is not None
-    paid = compare(longer, steps=30, tokens=Tokens(), training_hours=1.0, cost_usd=longer.cost_usd.expected / 2)
+    paid = compare(longer, steps=30, tokens=TokenCounts(), training_hours=1.0, cost_usd=longer.cost_usd.expected / 2)
     assert paid["cost_usd"] == pytest.approx(0.5, abs=0.01)
-    few = compare(longer, steps=4, tokens=Tokens(), training_hours=1.0, cost_usd=None)
+    few = compare(longer, steps=4, tokens=TokenCounts(), training_hours=1.0, cost_usd=None)
     assert few == {}, "the first steps wait for the environment"
 
 
@@ -73,12 +73,12 @@ def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
 
 
 def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:
-    found = price_of("Qwen/Qwen3-8B", tmp_path)
+    found = find_prices("Qwen/Qwen3-8B", tmp_path)
     assert found is not None
     assert found.dated.year >= 2026
-    assert price_of("somebody/else", tmp_path) is None
+    assert find_prices("somebody/else", tmp_path) is None
     (tmp_path / "prices.yaml").write_text("models: {Qwen/Qwen3-8B: {prefill: 9, sample: 9, train: 9, dated: 2027-01-01}}")
-    assert price_of("Qwen/Qwen3-8B", tmp_path) == Prices(prefill=9, sample=9, train=9, dated="2027-01-01")
+    assert find_prices("Qwen/Qwen3-8B", tmp_path) == Prices(prefill=9, sample=9, train=9, dated="2027-01-01")
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:
 def test_a_wrong_table_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "prices.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"prices\.yaml"):
-        price_of("m", tmp_path)
+        find_prices("m", tmp_path)
 
 
 def test_a_money_budget_needs_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
-    paid = configuration.resolve("e", "tinker", {"limits": {"max_cost_usd": 5}})
+    paid = run_config.resolve_run_config("e", "tinker", {"limits": {"max_cost_usd": 5}})
     assert paid.tinker.prices is not None
     with pytest.raises(ConfigError, match="no price of somebody/else is known"):
-        configuration.resolve("e", "tinker", {"limits": {"max_cost_usd": 5}}, model="somebody/else")
+        run_config.resolve_run_config("e", "tinker", {"limits": {"max_cost_usd": 5}}, model="somebody/else")
 
 
 def test_the_fingerprint_follows_local_imports(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     """In turn: no test, changed code, changed fields, another verdict, an old one; then none."""
     file = tmp_path / "env.py"
     file.write_text("x = 1\n")
-    config = configuration.resolve("e", "embedded", {"env": {"largest": 9}}, model="m")
+    config = run_config.resolve_run_config("e", "embedded", {"env": {"largest": 9}}, model="m")
     tests = InferenceTests(tmp_path)
 
     def refused(match: str) -> None:
@@ -196,4 +196,4 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
 )
 def test_the_evaluations_of_a_run_are_counted(every: int, final: bool, count: int) -> None:
     edits = {"env": {"total_steps": 30, "steps_per_eval": every}, "tinker": {"final_evaluation": final}}
-    assert planned(configuration.resolve("arithmetic", "embedded", edits)).evaluations == count
+    assert planned(run_config.resolve_run_config("arithmetic", "embedded", edits)).evaluations == count
