@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trl", metavar="PYTHON")
     args = parser.parse_args()
-    model = str(build.build(build.Recipe()))
+    model = str(build.ensure_tiny_model(build.TinyModelRecipe()))
     found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]

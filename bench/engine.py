@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, action="append", default=[])
     parser.add_argument("--skyrl", metavar="PYTHON")
     args = parser.parse_args()
-    for model in args.model or [build.build(build.Recipe()), medium()]:
+    for model in args.model or [build.ensure_tiny_model(build.TinyModelRecipe()), medium()]:
         compare(str(model), args.skyrl)
 
 
@@ -62,7 +62,7 @@ def medium() -> Path:
             num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=258,
         )  # fmt: skip
         Qwen3ForCausalLM(config).save_pretrained(folder)
-        build.tokenizer().save_pretrained(folder)
+        build.build_tokenizer().save_pretrained(folder)
     return folder
 
 

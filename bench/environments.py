@@ -54,7 +54,7 @@ def main() -> None:
 
 def taught(name: str) -> Path:
     """As `lachesis model build --for`: its answers are as long as those of the task."""
-    return teach.build((describe.find_environment(name), {}))
+    return teach.ensure_environment_model((describe.find_environment(name), {}))
 
 
 def finding(folder: Path) -> None:

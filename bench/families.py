@@ -41,7 +41,7 @@ from lachesis.engine.sample_request import Sampled, SampleRequest
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import Job
 from lachesis.engine.training import TrainingModel
-from lachesis.tiny_model.build import tokenizer
+from lachesis.tiny_model.build import build_tokenizer
 
 LIMIT = 1e-3
 """Nats by which the engine may differ."""
@@ -130,7 +130,7 @@ def build(family: str, folder: Path) -> None:
         elif "bias" in name:
             torch.nn.init.normal_(weight, std=0.1)
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
 
 
 def compare(family: str, folder: Path) -> Outcome:

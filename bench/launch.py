@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    build.build(build.Recipe())
+    build.ensure_tiny_model(build.TinyModelRecipe())
     started = time.monotonic()
     with launcher.Serving():
         serving = time.monotonic() - started

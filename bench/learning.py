@@ -31,7 +31,7 @@ def main() -> None:
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
-        model = build.build(build.Recipe()) if name == "arithmetic" else teach.build((describe.find_environment(name), {}))
+        model = build.ensure_tiny_model(build.TinyModelRecipe()) if name == "arithmetic" else teach.ensure_environment_model((describe.find_environment(name), {}))
         with launcher.Serving():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
         targets = "first <= 0.35, last >= 0.85, training <= 180 s" if name == "arithmetic" else "reward up by 0.3, run <= 300 s"

@@ -34,7 +34,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home, serving(LATENCY_S) as endpoint:
         os.environ.update(LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key)
-        build.build(build.Recipe())
+        build.ensure_tiny_model(build.TinyModelRecipe())
         with launcher.Serving():
             keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []

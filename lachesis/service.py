@@ -216,10 +216,10 @@ class Service:
             self.store.discard(record.run_id)
             raise
 
-    def build_model(self, config: RunConfig, progress: build.Progress) -> None:
+    def build_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
         """Make the tiny model, if this configuration needs it, while somebody watches; else the run does it."""
         if Path(config.openai.model_name) == launch_inputs.tiny_model(self.store.home):
-            build.build(build.Recipe(), self.store.home, progress)
+            build.ensure_tiny_model(build.TinyModelRecipe(), self.store.home, progress)
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
         code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.build_environment_configs()

@@ -57,7 +57,7 @@ def wait_for_end(
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:
     """Whether `model` is this project's tiny one and still has to be built."""
-    return Path(model) == build.tiny_path(build.Recipe(), home) and not Path(model).is_dir()
+    return Path(model) == build.get_tiny_model_path(build.TinyModelRecipe(), home) and not Path(model).is_dir()
 
 
 def build_tiny_model(home: Path, folder: Path) -> None:

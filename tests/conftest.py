@@ -64,7 +64,7 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory, schemas: Path, m
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A two-layer model with random weights."""
-    return str(build.build(build.Recipe(steps=0), tmp_path_factory.mktemp("random")))
+    return str(build.ensure_tiny_model(build.TinyModelRecipe(steps=0), tmp_path_factory.mktemp("random")))
 
 
 @dataclass

@@ -26,7 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home in which the warm-started tiny model is; made once, also for several workers."""
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
-    build.build(build.Recipe(), home)
+    build.ensure_tiny_model(build.TinyModelRecipe(), home)
     return home
 
 

@@ -28,10 +28,10 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
         edits.append(("total_steps", steps))
     wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
     service.resolve(wanted)  # wrong input is told before anything is built
-    if not build.tiny_path(build.Recipe()).is_dir():
+    if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
         show.notice("building a tiny model (about 20 s, once)")
     with show.steps_bar("building a tiny model", quiet=as_json) as advance:
-        model = build.build(build.Recipe(), progress=advance)
+        model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     show.notice(f"model: {model}")
     with contextlib.ExitStack() as stack:
         server = launcher.running_server()

@@ -64,7 +64,7 @@ def _mcp() -> Check:
 
 
 def _model() -> Check:
-    path = build.tiny_path(build.Recipe())
+    path = build.get_tiny_model_path(build.TinyModelRecipe())
     found = path.is_dir()
     return Check("tiny model", found, str(path) if found else "not built", "lachesis model build", needed=False)
 

@@ -103,12 +103,12 @@ def _show(line: Line) -> None:
 def model(args: argparse.Namespace) -> int:
     if not args.environments:
         with show.steps_bar("building the tiny model", quiet=args.json) as advance:
-            path = build.build(build.Recipe(), progress=advance)
+            path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
         found = [Service().resolve(Launch(describe.register_environment(one), "embedded", edits, by_owner=True)) for one in args.environments]
         taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
-            path = teach.build(*taught, share=args.share, steps=args.steps, progress=advance)
+            path = teach.ensure_environment_model(*taught, share=args.share, steps=args.steps, progress=advance)
     show.out(args, {"path": str(path)}, f"the model is at {path}")
     return 0

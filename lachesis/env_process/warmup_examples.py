@@ -27,7 +27,7 @@ def make(file: Path, class_name: str, request: Json) -> list[list[Json]]:
     first = cls.config_init()[0]
     env = cls.__new__(cls)  # there is no server to ask
     env.config = type(first)(**{**first.model_dump(), **request.get("values", {})})
-    env.tokenizer = build.tokenizer()
+    env.tokenizer = build.build_tokenizer()
     random.seed(request["seed"])  # corrupt() may draw
     return asyncio.run(_made(env, request))
 

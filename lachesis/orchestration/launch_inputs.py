@@ -90,7 +90,7 @@ def find_place(name: str, home: Path) -> str:
 
 def tiny_model(home: Path) -> Path:
     """Return the folder of the tiny model that knows sums, which may still have to be built."""
-    return models.tiny_path(models.Recipe(), home)
+    return models.get_tiny_model_path(models.TinyModelRecipe(), home)
 
 
 def find_taught(environments: Sequence[str], home: Path) -> Path | None:
@@ -101,11 +101,11 @@ def find_taught(environments: Sequence[str], home: Path) -> Path | None:
     if _knows_sums(environments):
         return None
     prefix = f"tiny-{'-'.join(environments)}-"
-    digits = "[0-9a-f]" * models.DIGEST
+    digits = "[0-9a-f]" * models.DIGEST_DIGITS
     folders = [
         folder
         for folder in paths.models_dir(home).glob(f"tiny-*-{digits}")
-        if folder.name[: -models.DIGEST] == prefix and (folder / "config.json").is_file()
+        if folder.name[: -models.DIGEST_DIGITS] == prefix and (folder / "config.json").is_file()
     ]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
@@ -139,7 +139,7 @@ def describe_default(launch: Launch, model: str) -> str | None:
     folder = Path(model)
     if launch.profile != "embedded" or launch.model or launch.start_from or folder.name.count("-") < 2:
         return None
-    return f"nobody named a model, so the one taught on {folder.name[5 : -models.DIGEST - 1]} is taken: {model}"
+    return f"nobody named a model, so the one taught on {folder.name[5 : -models.DIGEST_DIGITS - 1]} is taken: {model}"
 
 
 def require_loadable(model: str, home: Path, *, profile: str = "embedded") -> None:

@@ -24,21 +24,21 @@ from lachesis.base import paths
 from lachesis.base.errors import MissingDependencyError
 from lachesis.base.files import storage_errors
 
-USER, ASSISTANT, END, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+USER, ASSISTANT, END_OF_TURN, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ ('<|assistant|>' if message['role'] == 'assistant' else '<|user|>') + message['content'] + '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-DIGEST = 8
+DIGEST_DIGITS = 8
 """Digits at the end of the name of a model's folder, which stand for all that decides its weights."""
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TinyModelRecipe:
     """Everything that decides the weights. A changed recipe is another model in the cache."""
 
     hidden_size: int = 64
@@ -54,34 +54,34 @@ class Recipe:
     learning_rate: float = 6e-3
     seed: int = 0
 
-    def digest(self) -> str:
-        return _digest(asdict(self))
+    def compute_digest(self) -> str:
+        return _compute_digest(asdict(self))
 
 
 @dataclass(frozen=True)
-class Lessons:
+class ExampleConversations:
     """Conversations to imitate in place of sums, all equally often; `name` becomes part of the folder's."""
 
     name: str
     conversations: Sequence[Sequence[Message]]
 
 
-def tiny_path(recipe: Recipe, home: Path | None = None) -> Path:
-    return paths.models_dir(home) / f"tiny-{recipe.digest()}"
+def get_tiny_model_path(recipe: TinyModelRecipe, home: Path | None = None) -> Path:
+    return paths.models_dir(home) / f"tiny-{recipe.compute_digest()}"
 
 
-def build(
-    recipe: Recipe, home: Path | None = None, progress: Progress = lambda done, total: None, lessons: Lessons | None = None
+def ensure_tiny_model(
+    recipe: TinyModelRecipe, home: Path | None = None, progress: ProgressCallback = lambda done, total: None, examples: ExampleConversations | None = None
 ) -> Path:
     """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores), then cached.
 
     `progress(done, total)` is called after each training step. Raises MissingDependencyError without torch and
     transformers, StorageError when the disk refuses.
     """
-    target = tiny_path(recipe, home)
-    if lessons:
-        about = {**asdict(recipe), "lessons": [list(one) for one in lessons.conversations]}
-        target = target.with_name(f"tiny-{lessons.name}-{_digest(about)}")
+    target = get_tiny_model_path(recipe, home)
+    if examples:
+        digest_input = {**asdict(recipe), "lessons": [list(conversation) for conversation in examples.conversations]}
+        target = target.with_name(f"tiny-{examples.name}-{_compute_digest(digest_input)}")
     if (target / "config.json").is_file():
         return target
     with storage_errors(target):  # told before the work, not after it
@@ -90,15 +90,15 @@ def build(
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits and finds it made
         if not target.exists():
-            _make(recipe, target, progress, lessons)
+            _train_and_save(recipe, target, progress, examples)
     return target
 
 
-def _digest(about: Any) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:DIGEST]
+def _compute_digest(digest_input: Any) -> str:
+    return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
 
 
-def _make(recipe: Recipe, target: Path, progress: Progress, lessons: Lessons | None) -> None:
+def _train_and_save(recipe: TinyModelRecipe, target: Path, progress: ProgressCallback, examples: ExampleConversations | None) -> None:
     try:
         import torch
         import transformers
@@ -111,32 +111,32 @@ def _make(recipe: Recipe, target: Path, progress: Progress, lessons: Lessons | N
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        model = _new_model(recipe)
-        _warm_start(model, recipe, progress, lessons)
+        model = _create_model(recipe)
+        _fine_tune_on_examples(model, recipe, progress, examples)
     temporary = target.with_name(f".{uuid.uuid4().hex}")
     try:
         with storage_errors(target):
             temporary.mkdir()
             model.save_pretrained(temporary)
-            tokenizer().save_pretrained(temporary)
+            build_tokenizer().save_pretrained(temporary)
             os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def tokenizer() -> Any:
+def build_tokenizer() -> Any:
     """One token per byte, and four special ones; `<|end|>` ends every turn."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens([USER, ASSISTANT, END, PAD])
+    byte_tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    byte_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_tokenizer.decoder = decoders.ByteLevel()
+    byte_tokenizer.add_special_tokens([USER, ASSISTANT, END_OF_TURN, PAD])
     return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        eos_token=END,
+        tokenizer_object=byte_tokenizer,
+        eos_token=END_OF_TURN,
         pad_token=PAD,
         additional_special_tokens=[USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
@@ -144,13 +144,13 @@ def tokenizer() -> Any:
     )
 
 
-def _new_model(recipe: Recipe) -> Any:
+def _create_model(recipe: TinyModelRecipe) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    special = tokenizer()
+    byte_tokenizer = build_tokenizer()
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(special),
+            vocab_size=len(byte_tokenizer),
             hidden_size=recipe.hidden_size,
             intermediate_size=2 * recipe.hidden_size,
             num_hidden_layers=recipe.layers,
@@ -159,30 +159,30 @@ def _new_model(recipe: Recipe) -> Any:
             head_dim=recipe.hidden_size // recipe.heads,
             max_position_embeddings=recipe.context,
             tie_word_embeddings=False,
-            eos_token_id=special.eos_token_id,
-            pad_token_id=special.pad_token_id,
+            eos_token_id=byte_tokenizer.eos_token_id,
+            pad_token_id=byte_tokenizer.pad_token_id,
             bos_token_id=None,
         )
     )
 
 
-def _warm_start(model: Any, recipe: Recipe, progress: Progress, lessons: Lessons | None) -> None:
+def _fine_tune_on_examples(model: Any, recipe: TinyModelRecipe, progress: ProgressCallback, examples: ExampleConversations | None) -> None:
     """Supervised training on noisy answers; the loss covers the answer only."""
     import torch
 
     rng = random.Random(recipe.seed)
-    encode = functools.cache(tokenizer().encode)  # a few thousand different texts in all
+    encode = functools.cache(build_tokenizer().encode)  # a few thousand different texts in all
 
-    def draw() -> Sequence[Message]:
-        return rng.choice(lessons.conversations) if lessons else _sum(rng, recipe)
+    def draw_conversation() -> Sequence[Message]:
+        return rng.choice(examples.conversations) if examples else _draw_sum(rng, recipe)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     for step in range(recipe.steps):
-        rate = recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
+        learning_rate = recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
         for group in optimizer.param_groups:
-            group["lr"] = rate
-        ids, labels = _batch([draw() for _ in range(recipe.batch)], encode)
+            group["lr"] = learning_rate
+        ids, labels = _build_batch([draw_conversation() for _ in range(recipe.batch)], encode)
         logits = model(input_ids=ids).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
@@ -193,14 +193,14 @@ def _warm_start(model: Any, recipe: Recipe, progress: Progress, lessons: Lessons
     model.eval()
 
 
-def _sum(rng: random.Random, recipe: Recipe) -> Sequence[Message]:
+def _draw_sum(rng: random.Random, recipe: TinyModelRecipe) -> Sequence[Message]:
     a, b = rng.randint(0, recipe.largest), rng.randint(0, recipe.largest)
-    wrong = rng.random() >= recipe.accuracy
-    answer = max(0, a + b + (rng.choice([-10, -3, -2, -1, 1, 2, 3, 10]) if wrong else 0))
+    is_wrong = rng.random() >= recipe.accuracy
+    answer = max(0, a + b + (rng.choice([-10, -3, -2, -1, 1, 2, 3, 10]) if is_wrong else 0))
     return [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(answer)}]
 
 
-def _batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
+def _build_batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
     """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on what is not the
     assistant's, and on the padding."""
     import torch
@@ -209,9 +209,9 @@ def _batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], l
     for conversation in conversations:
         row: list[tuple[int, int]] = []
         for message in conversation:
-            said = message["role"] == "assistant"
-            row += [(token, -100) for token in encode(ASSISTANT if said else USER)]
-            row += [(token, token if said else -100) for token in encode(f"{message['content']}{END}")]
+            is_assistant = message["role"] == "assistant"
+            row += [(token, -100) for token in encode(ASSISTANT if is_assistant else USER)]
+            row += [(token, token if is_assistant else -100) for token in encode(f"{message['content']}{END_OF_TURN}")]
         rows.append(row)
     width = max(map(len, rows))
     ids, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)

@@ -14,30 +14,30 @@ from lachesis.catalog import describe
 from lachesis.catalog.scan import Environment
 from lachesis.tiny_model import build as models
 
-EXAMPLES = 4000
-MOST_TOKENS = 8_192
+NUM_EXAMPLES = 4000
+MAX_BATCH_TOKENS = 8_192
 """Of a batch of the teaching."""
-SHARE, STEPS = 0.3, 900
+RIGHT_SHARE, NUM_STEPS = 0.3, 900
 
 
-def build(
-    *taught: tuple[Environment, dict[str, Any]],
-    share: float = SHARE,
-    steps: int = STEPS,
+def ensure_environment_model(
+    *environments: tuple[Environment, dict[str, Any]],
+    share: float = RIGHT_SHARE,
+    steps: int = NUM_STEPS,
     home: Path | None = None,
-    progress: models.Progress = lambda done, total: None,
+    progress: models.ProgressCallback = lambda done, total: None,
 ) -> Path:
     """The model's folder; built at the first call, then found again. `taught` are environments with their fields, each of which
     gives as many examples. Raises ConfigError, EnvironmentLoadError for one that has none, and what `models.build` raises."""
     if not 0 <= share <= 1:
         raise ConfigError(f"the share of right examples is {share:g}; allowed: 0 to 1")
-    count = EXAMPLES // len(taught)
-    conversations = [one for each in taught for one in describe.collect_examples(*each, count=count, share=share)]
-    longest = max(sum(len(one["content"].encode()) + 2 for one in conversation) for conversation in conversations)
-    recipe = models.Recipe(
+    num_examples = NUM_EXAMPLES // len(environments)
+    conversations = [conversation for environment_and_values in environments for conversation in describe.collect_examples(*environment_and_values, count=num_examples, share=share)]
+    longest = max(sum(len(message["content"].encode()) + 2 for message in conversation) for conversation in conversations)
+    recipe = models.TinyModelRecipe(
         steps=steps,
         accuracy=share,
-        context=max(models.Recipe.context, 2 * longest),
-        batch=max(8, min(models.Recipe.batch, MOST_TOKENS // longest)),
+        context=max(models.TinyModelRecipe.context, 2 * longest),
+        batch=max(8, min(models.TinyModelRecipe.batch, MAX_BATCH_TOKENS // longest)),
     )
-    return models.build(recipe, home, progress, models.Lessons("-".join(one.name for one, _ in taught), conversations))
+    return models.ensure_tiny_model(recipe, home, progress, models.ExampleConversations("-".join(environment.name for environment, _ in environments), conversations))

@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from wandb.proto import wandb_internal_pb2
 
-from lachesis.tiny_model.build import tokenizer
+from lachesis.tiny_model.build import build_tokenizer
 
 Json = dict[str, Any]
 STEPS = 60
@@ -103,7 +103,7 @@ def _check_weights(note: dict[str, Any], results: dict[str, Any], start_engine: 
     """An engine on the run's checkpoints, asked through the SDK, against PEFT on the export."""
     store = Path(results["weights"]["adapter"]).parents[2]
     engine = start_engine(results["base_model"], store)
-    prompt = tokenizer().encode("<|user|>3+4=<|end|><|assistant|>7<|end|>")
+    prompt = build_tokenizer().encode("<|user|>3+4=<|end|><|assistant|>7<|end|>")
     with tinker.ServiceClient(base_url=engine.url, api_key=engine.token) as service:
         sampler = service.create_sampling_client(model_path=results["weights"]["sampler_weights"]).result()
         served = sampler.compute_logprobs(tinker.ModelInput.from_ints(prompt)).result()[1:]

@@ -28,7 +28,7 @@ from lachesis.engine.protobuf_messages import Datum
 from lachesis.engine.sample_request import PromptQuestions, Sampled, SampleRequest
 from lachesis.engine.sampler import Job, Sampler
 from lachesis.engine.training import Trained, TrainingModel
-from lachesis.tiny_model.build import tokenizer
+from lachesis.tiny_model.build import build_tokenizer
 
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
 CONFIGS = {
@@ -62,7 +62,7 @@ CONFIGS = {
 
 def model_of(folder: Path, name: str) -> BaseModel:
     AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
     return BaseModel(str(folder))
 
 
@@ -164,6 +164,6 @@ def test_a_client_chooses_what_is_trained(random_model: str, spec: dict[str, Any
 def test_a_model_that_keeps_more_than_keys_and_values_is_refused_by_name(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"\(mamba\) cannot be served correctly"):
         BaseModel(str(tmp_path))

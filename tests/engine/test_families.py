@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from bench import families
 from lachesis.base.errors import UnsupportedModelError
 from lachesis.engine.model import BaseModel
-from lachesis.tiny_model.build import tokenizer
+from lachesis.tiny_model.build import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about tied weights
 
@@ -65,7 +65,7 @@ def test_a_model_that_hides_its_gradient_is_refused(tmp_path: Path, monkeypatch:
     sizes = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
     monkeypatch.setattr(BaseModel, "logits", torch.no_grad()(BaseModel.logits))
     with pytest.raises(UnsupportedModelError, match="a training step lowers its loss by"):
         BaseModel(str(tmp_path))

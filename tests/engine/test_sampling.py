@@ -109,15 +109,15 @@ def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler: tinker.Samplin
 
 def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> None:
     """A byte-level vocabulary spells every word over several tokens."""
-    from lachesis.tiny_model.build import tokenizer
+    from lachesis.tiny_model.build import build_tokenizer
 
     free = sample(sampler, n=200, max_tokens=12, seed=11)
-    texts = [tokenizer().decode(one.tokens) for one in free]
+    texts = [build_tokenizer().decode(one.tokens) for one in free]
     index = next(i for i, text in enumerate(texts) if text[:8].isascii() and len(text) >= 8 and "<" not in text[:8])
     word = texts[index][3:6]
     found = sample(sampler, n=200, max_tokens=12, seed=11, stop=word)[index]
     assert found.stop_reason == "stop"
-    assert tokenizer().decode(found.tokens).endswith(word)
+    assert build_tokenizer().decode(found.tokens).endswith(word)
     assert len(found.tokens) < 12
 
 

@@ -17,8 +17,8 @@ from tests.engine.test_contract import PROMPT, datums, ids, step
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
-    recipe = build.Recipe(steps=0, layers=1, hidden_size=96, seed=5)
-    return str(build.build(recipe, tmp_path_factory.mktemp("teacher")))
+    recipe = build.TinyModelRecipe(steps=0, layers=1, hidden_size=96, seed=5)
+    return str(build.ensure_tiny_model(recipe, tmp_path_factory.mktemp("teacher")))
 
 
 @pytest.fixture(scope="module")

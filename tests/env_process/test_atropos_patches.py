@@ -23,7 +23,7 @@ from tests.endpoint import serving
 def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template)
     atropos_patches.restore_template_default()
-    tokenizer, messages = build.tokenizer(), [{"role": "user", "content": "a"}]
+    tokenizer, messages = build.build_tokenizer(), [{"role": "user", "content": "a"}]
     assert tokenizer.apply_chat_template(messages) == tokenizer.encode("<|user|>a<|end|>")
     assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
 

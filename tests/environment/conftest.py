@@ -94,14 +94,14 @@ class Generate(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    build.tokenizer().save_pretrained(folder)
+    build.build_tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     return folder
 
 
 @pytest.fixture
 def generator() -> Iterator[Generator]:
-    with Generator(build.tokenizer()) as server:
+    with Generator(build.build_tokenizer()) as server:
         threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
         yield server
         server.shutdown()

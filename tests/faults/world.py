@@ -47,7 +47,7 @@ class World:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.model = str(build.tiny_path(build.Recipe(), home))
+        self.model = str(build.get_tiny_model_path(build.TinyModelRecipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
         self.port = free_ports(1)[0]
         self.current: Run | None = None

@@ -76,7 +76,7 @@ def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRecord:
-    tiny = str(build.tiny_path(build.Recipe(), store.home))
+    tiny = str(build.get_tiny_model_path(build.TinyModelRecipe(), store.home))
     model = tiny if profile == "embedded" else "Qwen/Qwen3-8B"
     if profile == "embedded":
         Path(tiny).mkdir(parents=True, exist_ok=True)

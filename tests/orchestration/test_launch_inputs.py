@@ -146,7 +146,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
     def default(*environments: str) -> str | None:
         return launch_inputs.base_model(Launch(environments[0]), environments[1:], None, tmp_path)
 
-    sums = str(build.tiny_path(build.Recipe(), tmp_path))
+    sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
     assert default("own") == default("arithmetic") == sums
     older, newer = taught(tmp_path, "own"), taught(tmp_path, "own", "89abcdef")
     os.utime(older, (1, 1))
@@ -249,7 +249,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
         read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
-        assert len(supervised.read(Path(str(read_by_trainer)), build.tokenizer(), most_tokens=99)) == 1
+        assert len(supervised.read(Path(str(read_by_trainer)), build.build_tokenizer(), most_tokens=99)) == 1
         with pytest.raises(LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"):
             service.preview(Launch("arithmetic", profile, edits))
     described = service.describe(Launch("arithmetic", by_owner=True))
@@ -306,7 +306,7 @@ def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_m
 def test_another_model_or_rank_than_the_checkpoints_is_refused(earlier: str, random_model: str, refused: Refused) -> None:
     begin = ("train", "arithmetic", "--from", f"{earlier}@4")
     answer = refused(*begin, "--model", "tiny")
-    tiny = build.tiny_path(build.Recipe(), Path(os.environ["LACHESIS_HOME"]))
+    tiny = build.get_tiny_model_path(build.TinyModelRecipe(), Path(os.environ["LACHESIS_HOME"]))
     assert f"has base model {random_model}, this run {tiny}; they must be the same, so leave it out" in answer["error"]
     assert "has lora_rank 8, this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
     assert refused(*begin)["code"] == "server_down"

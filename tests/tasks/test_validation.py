@@ -275,7 +275,7 @@ def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypa
     monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
     inference.build_missing_model(bench)
     assert not built
-    tiny = models.tiny_path(models.Recipe(), bench.tests.home)
+    tiny = models.get_tiny_model_path(models.TinyModelRecipe(), bench.tests.home)
     inference.build_missing_model(replace(bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))))
     assert built == [bench.tests.home]
 

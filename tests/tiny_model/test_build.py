@@ -13,7 +13,7 @@ from lachesis.tiny_model import build, teach
 
 
 def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
-    tokenizer = build.tokenizer()
+    tokenizer = build.build_tokenizer()
     assert tokenizer.encode("5+7=") == [tokenizer.encode(char)[0] for char in "5+7="]
     assert tokenizer.decode(tokenizer.encode("héllo ∑\n")) == "héllo ∑\n"
     chat = [{"role": "user", "content": "5+7="}, {"role": "assistant", "content": "12"}]
@@ -21,15 +21,15 @@ def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
 
 
 def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> None:
-    recipe = build.Recipe(steps=3, batch=4)
+    recipe = build.TinyModelRecipe(steps=3, batch=4)
     steps: list[int] = []
-    one = build.build(recipe, tmp_path / "a", lambda done, total: steps.append(done))
-    other = build.build(recipe, tmp_path / "b")
+    one = build.ensure_tiny_model(recipe, tmp_path / "a", lambda done, total: steps.append(done))
+    other = build.ensure_tiny_model(recipe, tmp_path / "b")
     assert steps == [1, 2, 3]
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert build.build(recipe, tmp_path / "a", lambda done, total: steps.append(done)) == one
+    assert build.ensure_tiny_model(recipe, tmp_path / "a", lambda done, total: steps.append(done)) == one
     assert steps == [1, 2, 3]
-    assert build.build(build.Recipe(steps=3, batch=4, seed=1), tmp_path / "a") != one
+    assert build.ensure_tiny_model(build.TinyModelRecipe(steps=3, batch=4, seed=1), tmp_path / "a") != one
 
 
 def test_it_is_an_ordinary_qwen3_model(random_model: str) -> None:
@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path)
     (tmp_path / "file").write_text("")
     steps: list[int] = []
     with pytest.raises(StorageError, match="Not a directory"):
-        build.build(build.Recipe(), tmp_path / "file", lambda done, total: steps.append(done))
+        build.ensure_tiny_model(build.TinyModelRecipe(), tmp_path / "file", lambda done, total: steps.append(done))
     assert steps == []
 
 
@@ -56,22 +56,22 @@ CONVERSATION = [
 
 def test_only_what_the_assistant_says_is_taught() -> None:
     """In the form of the chat template."""
-    tokenizer = build.tokenizer()
-    ids, labels = build._batch([CONVERSATION, CONVERSATION[:2]], tokenizer.encode)
+    tokenizer = build.build_tokenizer()
+    ids, labels = build._build_batch([CONVERSATION, CONVERSATION[:2]], tokenizer.encode)
     assert ids[0].tolist() == tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
     assert tokenizer.decode([token for token in labels[0].tolist() if token != -100]) == "no<|end|>yes<|end|>"
     assert tokenizer.decode([token for token in labels[1].tolist() if token != -100]) == "no<|end|>"
 
 
 def test_other_lessons_make_another_model(tmp_path: Path) -> None:
-    recipe = build.Recipe(steps=1, batch=2)
-    talk = build.Lessons("talk", [CONVERSATION])
-    made = build.build(recipe, tmp_path, lessons=talk)
+    recipe = build.TinyModelRecipe(steps=1, batch=2)
+    talk = build.ExampleConversations("talk", [CONVERSATION])
+    made = build.ensure_tiny_model(recipe, tmp_path, examples=talk)
     assert made.name.startswith("tiny-talk-")
-    assert build.build(recipe, tmp_path, lessons=talk) == made
+    assert build.ensure_tiny_model(recipe, tmp_path, examples=talk) == made
     others = {
-        build.build(recipe, tmp_path),
-        build.build(recipe, tmp_path, lessons=build.Lessons("talk", [CONVERSATION[:2]])),
+        build.ensure_tiny_model(recipe, tmp_path),
+        build.ensure_tiny_model(recipe, tmp_path, examples=build.ExampleConversations("talk", [CONVERSATION[:2]])),
     }
     assert made not in others
     assert len(others) == 2
@@ -79,11 +79,11 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
 
 def test_several_environments_teach_one_model(tmp_path: Path) -> None:
     taught = [(describe.find_environment(name), {}) for name in ("reverse_text", "countdown")]
-    made = teach.build(*taught, steps=1, home=tmp_path)
+    made = teach.ensure_environment_model(*taught, steps=1, home=tmp_path)
     assert made.name.startswith("tiny-reverse_text-countdown-")
-    assert teach.build(*reversed(taught), steps=1, home=tmp_path) != made
+    assert teach.ensure_environment_model(*reversed(taught), steps=1, home=tmp_path) != made
 
 
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
-        teach.build((describe.find_environment("reverse_text"), {}), share=1.5)
+        teach.ensure_environment_model((describe.find_environment("reverse_text"), {}), share=1.5)
