@@ -34,12 +34,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lachesis.base.errors import LachesisError
 from lachesis.engine import lora
-from lachesis.engine.lora import LoraSpec, Snapshot
-from lachesis.engine.model import BaseModel
-from lachesis.engine.protobuf_messages import Datum
-from lachesis.engine.sample_request import Sampled, SampleRequest
+from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.protobuf_messages import DecodedDatum
+from lachesis.engine.sample_request import SampleResponse, SampleRequest
 from lachesis.engine.sampler import Sampler
-from lachesis.engine.sampling_job import Job
+from lachesis.engine.sampling_job import SamplingJob
 from lachesis.engine.training import TrainingModel
 from lachesis.tiny_model.build import build_tokenizer
 
@@ -143,7 +143,7 @@ def compare(family: str, folder: Path) -> Outcome:
     except Exception as error:
         return Outcome(family, "not built", reason=_line(error))
     try:
-        base = BaseModel(str(folder))
+        base = BaseLanguageModel(str(folder))
     except LachesisError as error:
         return Outcome(family, "refused", reason=_line(error).replace(str(folder), "FOLDER"))
     try:
@@ -156,15 +156,15 @@ def compare(family: str, folder: Path) -> Outcome:
     return outcome
 
 
-def _compare(family: str, base: BaseModel, plain: Any, folder: Path) -> Outcome:
+def _compare(family: str, base: BaseLanguageModel, plain: Any, folder: Path) -> Outcome:
     model = TrainingModel(base, LoraSpec(rank=4, seed=0))
     generator = torch.Generator().manual_seed(1)
-    for parameter in lora.parameters(model.factors):
+    for parameter in lora.iterate_parameters(model.factors):
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     before = export(base, model, folder / "before")
     snapshot = model.snapshot()
     sampled = sample(base, [(prompt, which) for prompt in PROMPTS for which in (snapshot, None)])
-    data = [Datum(np.array(tokens[:-1]), {"target_tokens": np.array(tokens[1:])})
+    data = [DecodedDatum(np.array(tokens[:-1]), {"target_tokens": np.array(tokens[1:])})
             for tokens, _ in sampled]  # fmt: skip
     for _ in model.forward_backward(data, "cross_entropy", {}, forward_only=False):
         pass
@@ -186,19 +186,19 @@ def _compare(family: str, base: BaseModel, plain: Any, folder: Path) -> Outcome:
     return Outcome(family, "", max(apart), step, (layers[0], layers[1] + extra))
 
 
-def sample(base: BaseModel, jobs: list[tuple[list[int], Snapshot | None]]) -> list[tuple[list[int], np.ndarray]]:
+def sample(base: BaseLanguageModel, jobs: list[tuple[list[int], LoraAdapter | None]]) -> list[tuple[list[int], np.ndarray]]:
     """Sample all in one batch; the whole sequences and the log-probabilities of their ends."""
     sampler = Sampler(base, seed=0)
-    results: dict[int, Sampled | Exception] = {}
+    results: dict[int, SampleResponse | Exception] = {}
     for number, (prompt, snapshot) in enumerate(jobs):
         request = SampleRequest(prompt, max_tokens=NEW_TOKENS)
-        sampler.add(Job(request, snapshot, lambda one, at=number: results.__setitem__(at, one)))
-    while sampler.busy:
+        sampler.add(SamplingJob(request, snapshot, lambda one, at=number: results.__setitem__(at, one)))
+    while sampler.is_busy:
         sampler.step()
     sequences = []
     for number, (prompt, _) in enumerate(jobs):
         result = results[number]
-        assert isinstance(result, Sampled), result
+        assert isinstance(result, SampleResponse), result
         (own,) = result.sequences
         sequences.append(([*prompt, *own.tokens], np.array(own.logprobs)))
     return sequences
@@ -221,9 +221,9 @@ def logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
     return rows.gather(1, ids[0, 1:, None])[:, 0]
 
 
-def engine_logprobs(base: BaseModel, model: TrainingModel, tokens: list[int]) -> np.ndarray:
+def engine_logprobs(base: BaseLanguageModel, model: TrainingModel, tokens: list[int]) -> np.ndarray:
     """Those of a datum as the engine's `forward` gives them."""
-    datum = Datum(np.array(tokens[:-1]), {"target_tokens": np.array(tokens[1:])})
+    datum = DecodedDatum(np.array(tokens[:-1]), {"target_tokens": np.array(tokens[1:])})
     passes = model.forward_backward([datum], "cross_entropy", {}, forward_only=True)
     while True:
         try:
@@ -242,12 +242,12 @@ def step_with_peft(model: Any, sequences: list[list[int]]) -> None:
     torch.optim.AdamW(weights, lr=ADAM["learning_rate"], betas=betas, eps=ADAM["eps"], weight_decay=0.0).step()
 
 
-def export(base: BaseModel, model: TrainingModel, folder: Path) -> Path:
+def export(base: BaseLanguageModel, model: TrainingModel, folder: Path) -> Path:
     """Write the adapter as a checkpoint of the engine has it."""
     folder.mkdir()
     save_file(lora.to_tensors(model.factors), folder / "adapter_model.safetensors")
-    targets = base.sites.target_modules(model.factors)
-    config = lora.peft_config(model.spec.rank, targets, base.source, transposed=base.sites.transposed)
+    targets = base.lora_layers.find_target_modules(model.factors)
+    config = lora.make_peft_config(model.spec.rank, targets, base.source, transposed=base.lora_layers.transposed)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from lachesis.engine import __main__ as engine
-from lachesis.engine.sample_request import Continuation, Sampled
-from lachesis.engine.sampler import Job, Sampler
+from lachesis.engine.sample_request import SampledSequence, SampleResponse
+from lachesis.engine.sampler import SamplingJob, Sampler
 from lachesis.engine.training import TrainingModel
 
 
-def at_once(self: Sampler, job: Job) -> None:
+def at_once(self: Sampler, job: SamplingJob) -> None:
     count = job.request.max_tokens or 1
-    made = [Continuation([0] * count, [-1.0] * count, stopped=False) for _ in range(job.request.num_samples)]
-    job.done(Sampled(made))
+    made = [SampledSequence([0] * count, [-1.0] * count, has_stopped=False) for _ in range(job.request.num_samples)]
+    job.on_done(SampleResponse(made))
 
 
 def no_passes(

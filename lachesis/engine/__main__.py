@@ -13,9 +13,9 @@ from lachesis.base import paths
 from lachesis.base.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
 
-MOST_BYTES = 600_000_000
+MAX_BODY_BYTES = 600_000_000
 """Of one request; the SDK sends a batch in chunks of at most 500 MB."""
-GRACEFUL_S = 3
+SHUTDOWN_TIMEOUT_S = 3
 """For answers under way when it is told to end; a long poll would hold it for half a minute."""
 
 
@@ -65,7 +65,7 @@ def serve(args: argparse.Namespace) -> None:
             import torch
             import uvicorn
 
-            from lachesis.engine import threads
+            from lachesis.engine import torch_threads
             from lachesis.engine.app import create_app
             from lachesis.engine.engine import Engine
         except ImportError as error:
@@ -73,12 +73,12 @@ def serve(args: argparse.Namespace) -> None:
                 f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
             ) from error
         dtype = torch.bfloat16 if args.bf16 else torch.float32
-        model, *further = args.model
+        model, *extra_models = args.model
         store = args.store or paths.home() / "engine"
-        engine = Engine(model, store, further=further, seed=args.seed, dtype=dtype)
-        threads.choose(engine.main.base)
-        app = HttpGuard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, max_body_bytes=MOST_BYTES)
-        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=GRACEFUL_S)
+        engine = Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
+        torch_threads.tune_num_threads(engine.default_model.base)
+        app = HttpGuard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, max_body_bytes=MAX_BODY_BYTES)
+        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
         uvicorn.Server(config).run(sockets=[listener])
 
 

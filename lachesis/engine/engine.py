@@ -19,35 +19,35 @@ import torch
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, protobuf_messages, weights
 from lachesis.engine.futures import Payload
-from lachesis.engine.lora import LoraSpec, Snapshot
-from lachesis.engine.model import BaseModel
+from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 
-FREEZE = "freeze-weights"
+FREEZE_FILE_NAME = "freeze-weights"
 """A file of this name in the store makes updates change nothing: the switch with which the judgement of learning is tested."""
-SNAPSHOTS_PER_SESSION = 16
+MAX_SNAPSHOTS_PER_SESSION = 16
 """Unnamed sampler weights kept per session; the least recently used goes first."""
 SESSION_EXPIRY_S = 900.0
 """A session that has sent no heartbeat (every 10 s) for this long is over, and its memory is freed."""
 
 
 @dataclass
-class Session:
+class EngineSession:
     """One client process."""
 
     session_id: str
     metadata: dict[str, str]
     last_seen: float = field(default_factory=time.monotonic)
-    models: list[str] = field(default_factory=list)
-    samplers: list[str] = field(default_factory=list)
+    model_ids: list[str] = field(default_factory=list)
+    sampler_ids: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A base model and what samples from it."""
 
-    base: BaseModel
+    base: BaseLanguageModel
     sampler: Sampler
 
 
@@ -56,8 +56,8 @@ class SamplerEntry:
     """Frozen weights that can be sampled; `snapshot` None is the base model."""
 
     sampler_id: str
-    served: ServedModel
-    snapshot: Snapshot | None
+    served_model: ServedModel
+    snapshot: LoraAdapter | None
     model_path: str | None
     last_used: float = field(default_factory=time.monotonic)
 
@@ -68,9 +68,9 @@ class Engine:
     def __init__(
         self,
         model: str,
-        store: Path,
+        store_root: Path,
         *,
-        further: Sequence[str] = (),
+        extra_models: Sequence[str] = (),
         seed: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -87,30 +87,30 @@ class Engine:
             ModelNotFoundError: A model cannot be loaded.
             UnsupportedModelError: A model cannot be served correctly.
         """
-        self.served: dict[str, ServedModel] = {}
-        for name in dict.fromkeys([model, *further]):
-            base = BaseModel(name, dtype=dtype)
-            self.served[name] = ServedModel(base, Sampler(base, seed))
-        self.main = self.served[model]
-        self.store = weights.WeightsStore(store)
-        self.sessions: dict[str, Session] = {}
+        self.served_models: dict[str, ServedModel] = {}
+        for name in dict.fromkeys([model, *extra_models]):
+            base = BaseLanguageModel(name, dtype=dtype)
+            self.served_models[name] = ServedModel(base, Sampler(base, seed))
+        self.default_model = self.served_models[model]
+        self.store = weights.WeightsStore(store_root)
+        self.sessions: dict[str, EngineSession] = {}
         self.models: dict[str, TrainingModel] = {}
         self.samplers: dict[str, SamplerEntry] = {}
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def create_session(self, metadata: dict[str, Any] | None) -> str:
-        session = Session(uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()})
+        session = EngineSession(uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()})
         self.sessions[session.session_id] = session
         return session.session_id
 
-    def heartbeat(self, session_id: str) -> bool:
+    def record_heartbeat(self, session_id: str) -> bool:
         session = self.sessions.get(session_id)
         if session:
             session.last_seen = time.monotonic()
         return session is not None
 
-    def expired(self) -> list[str]:
+    def find_expired_sessions(self) -> list[str]:
         horizon = time.monotonic() - SESSION_EXPIRY_S
         # A copy: the model thread ends sessions while this runs.
         return [session.session_id for session in list(self.sessions.values()) if session.last_seen < horizon]
@@ -118,127 +118,127 @@ class Engine:
     def end_session(self, session_id: str) -> Payload:
         """Free what the session holds in memory; its checkpoints stay."""
         session = self.sessions.pop(session_id, None)
-        for model_id in session.models if session else ():
+        for model_id in session.model_ids if session else ():
             self.models.pop(model_id, None)
-        for sampler_id in session.samplers if session else ():
+        for sampler_id in session.sampler_ids if session else ():
             self.samplers.pop(sampler_id, None)
-        self._forget_adapters()
+        self._clear_active_adapters()
         return {}
 
-    def unload(self, model_id: str) -> Payload:
+    def unload_model(self, model_id: str) -> Payload:
         """Free one model of a living session."""
-        self._model(model_id)
+        self._get_model(model_id)
         del self.models[model_id]
         for session in list(self.sessions.values()):
-            if model_id in session.models:
-                session.models.remove(model_id)
-        self._forget_adapters()
+            if model_id in session.model_ids:
+                session.model_ids.remove(model_id)
+        self._clear_active_adapters()
         return {"model_id": model_id}
 
     # --- training ---------------------------------------------------------------------------------------------------
 
     def create_model(self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any) -> Payload:
-        base = self._served_model(base_model).base
+        base = self._get_served_model(base_model).base
         return {"model_id": self._add_model(session_id, model_seq_id, base, spec, metadata)}
 
-    def _add_model(self, session_id: str, model_seq_id: int, base: BaseModel, spec: LoraSpec, metadata: Any) -> str:
+    def _add_model(self, session_id: str, model_seq_id: int, base: BaseLanguageModel, spec: LoraSpec, metadata: Any) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
         if model_id not in self.models:  # the client re-sends a creation whose answer was lost
             if session_id not in self.sessions:
                 raise EngineRequestError(f"the session {session_id} has ended")
             self.models[model_id] = TrainingModel(base, spec)
-            self.sessions[session_id].models.append(model_id)
+            self.sessions[session_id].model_ids.append(model_id)
             record = {"training_run_id": model_id, "base_model": base.source, "lora": spec.as_dict()}
             record["user_metadata"] = {key: str(value) for key, value in (metadata or {}).items()}
             self.store.save_run(model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()})
         return model_id
 
-    def forward_backward(self, request: protobuf_messages.ForwardBackward) -> Generator[None, None, Payload]:
+    def forward_backward(self, request: protobuf_messages.ForwardBackwardRequest) -> Generator[None, None, Payload]:
         """Yields between the passes of one request."""
-        model = self._model(request.model_id)
+        model = self._get_model(request.model_id)
         data = protobuf_messages.decode_data(request)
         logprobs_D, metrics = yield from model.forward_backward(
             data, request.loss_fn, request.loss_config, forward_only=request.forward_only
         )
         return protobuf_messages.encode_forward_backward(logprobs_D, metrics)
 
-    def optim_step(self, model_id: str, adam: dict[str, Any]) -> Payload:
-        frozen = (self.store.root / FREEZE).exists()
-        return {"metrics": self._model(model_id).optim_step({**adam, "learning_rate": 0.0} if frozen else adam)}
+    def optim_step(self, model_id: str, adam_params: dict[str, Any]) -> Payload:
+        is_frozen = (self.store.root / FREEZE_FILE_NAME).exists()
+        return {"metrics": self._get_model(model_id).optim_step({**adam_params, "learning_rate": 0.0} if is_frozen else adam_params)}
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def save(self, model_id: str, kind: str, name: str | None, body: dict[str, Any]) -> Payload:
+    def save_checkpoint(self, model_id: str, kind: str, name: str | None, options: dict[str, Any]) -> Payload:
         """Write a checkpoint; Adam's state goes with kind `weights`."""
-        model = self._model(model_id)
+        model = self._get_model(model_id)
         path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
         size = self.store.save(
             path,
             tensors=lora.to_tensors(model.factors),
-            config=self._peft_config(model),
-            optimizer=model.optimizer_tensors() if kind == "weights" else None,
-            about={"lora": model.spec.as_dict(), "base_model": model.base.source, "user_metadata": body.get("user_metadata")},
-            overwrite=bool(body.get("overwrite")),
+            adapter_config=self._make_peft_config(model),
+            optimizer=model.copy_optimizer_state() if kind == "weights" else None,
+            checkpoint_record={"lora": model.spec.as_dict(), "base_model": model.base.source, "user_metadata": options.get("user_metadata")},
+            overwrite=bool(options.get("overwrite")),
         )
-        if body.get("ttl_seconds"):
-            self.store.set_ttl(path, body["ttl_seconds"])
+        if options.get("ttl_seconds"):
+            self.store.set_ttl(path, options["ttl_seconds"])
         return {"path": str(path), "size_bytes": size}
 
-    def _peft_config(self, model: TrainingModel) -> dict[str, Any]:
-        sites = model.base.sites
-        targets = sites.target_modules(model.factors)
-        return lora.peft_config(model.spec.rank, targets, model.base.source, transposed=sites.transposed)
+    def _make_peft_config(self, model: TrainingModel) -> dict[str, Any]:
+        lora_layers = model.base.lora_layers
+        target_modules = lora_layers.find_target_modules(model.factors)
+        return lora.make_peft_config(model.spec.rank, target_modules, model.base.source, transposed=lora_layers.transposed)
 
-    def load(self, model_id: str, path: str, *, optimizer: bool) -> Payload:
+    def load_checkpoint(self, model_id: str, path: str, *, with_optimizer: bool) -> Payload:
         """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
-        model = self._model(model_id)
-        tensors, adam, about = self.store.load(weights.CheckpointPath.parse(path))
-        if self._of_checkpoint(about).base is not model.base and about["base_model"] in self.served:
-            raise EngineRequestError(f"{path} is an adapter of {about['base_model']}, the model is one of {model.base.source}")
-        if about["lora"]["rank"] != model.spec.rank:
-            raise EngineRequestError(f"{path} has rank {about['lora']['rank']}, the model {model.spec.rank}; they must agree")
-        if optimizer and adam is None:
+        model = self._get_model(model_id)
+        tensors, optimizer_state, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
+        if self._find_checkpoint_model(checkpoint_record).base is not model.base and checkpoint_record["base_model"] in self.served_models:
+            raise EngineRequestError(f"{path} is an adapter of {checkpoint_record['base_model']}, the model is one of {model.base.source}")
+        if checkpoint_record["lora"]["rank"] != model.spec.rank:
+            raise EngineRequestError(f"{path} has rank {checkpoint_record['lora']['rank']}, the model {model.spec.rank}; they must agree")
+        if with_optimizer and optimizer_state is None:
             raise EngineRequestError(f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer")
-        model.load(lora.from_tensors(tensors, model.base.device), adam if optimizer else None, path)
+        model.load(lora.from_tensors(tensors, model.base.device), optimizer_state if with_optimizer else None, path)
         return {"path": path, "model_id": model_id}
 
-    def create_from_state(self, session_id: str, model_seq_id: int, path: str, *, optimizer: bool, metadata: Any) -> Payload:
-        _, _, about = self.store.load(weights.CheckpointPath.parse(path))
-        base = self._of_checkpoint(about).base
-        model_id = self._add_model(session_id, model_seq_id, base, LoraSpec(**about["lora"]), metadata)
-        return self.load(model_id, path, optimizer=optimizer)
+    def create_model_from_checkpoint(self, session_id: str, model_seq_id: int, path: str, *, with_optimizer: bool, metadata: Any) -> Payload:
+        _, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
+        base = self._find_checkpoint_model(checkpoint_record).base
+        model_id = self._add_model(session_id, model_seq_id, base, LoraSpec(**checkpoint_record["lora"]), metadata)
+        return self.load_checkpoint(model_id, path, with_optimizer=with_optimizer)
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
-    def snapshot(self, model_id: str, sampling_seq_id: int) -> Payload:
+    def create_snapshot_sampler(self, model_id: str, sampling_seq_id: int) -> Payload:
         """Make the model's present weights a sampler, in memory."""
-        model = self._model(model_id)
+        model = self._get_model(model_id)
         session_id = model_id.split(":", 1)[0]
         snapshot = model.snapshot()
-        served = self.served[model.base.source]
-        sampler_id = self.add_sampler(session_id, sampling_seq_id, served, snapshot, None)
+        served_model = self.served_models[model.base.source]
+        sampler_id = self.add_sampler(session_id, sampling_seq_id, served_model, snapshot, None)
         return {"sampling_session_id": sampler_id}
 
-    def load_sampler(self, base_model: str | None, model_path: str | None) -> tuple[ServedModel, Snapshot | None]:
+    def load_sampler(self, base_model: str | None, model_path: str | None) -> tuple[ServedModel, LoraAdapter | None]:
         """Read the weights of a checkpoint for sampling; None stands for the base model's own.
 
         Any thread may call this. Raises EngineRequestError for a checkpoint that is not there, or
         does not fit.
         """
         if model_path is None:
-            return self._served_model(base_model or ""), None
-        tensors, _, about = self.store.load(weights.CheckpointPath.parse(model_path))
-        served = self._of_checkpoint(about)
-        factors = lora.from_tensors(tensors, served.base.device)
-        served.base.sites.check(factors, model_path)
-        return served, Snapshot(factors, LoraSpec(**about["lora"]).scale)
+            return self._get_served_model(base_model or ""), None
+        tensors, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(model_path))
+        served_model = self._find_checkpoint_model(checkpoint_record)
+        factors = lora.from_tensors(tensors, served_model.base.device)
+        served_model.base.lora_layers.check_factors(factors, model_path)
+        return served_model, LoraAdapter(factors, LoraSpec(**checkpoint_record["lora"]).scale)
 
     def add_sampler(
         self,
         session_id: str,
         seq_id: int,
-        served: ServedModel,
-        snapshot: Snapshot | None,
+        served_model: ServedModel,
+        snapshot: LoraAdapter | None,
         model_path: str | None,
     ) -> str:
         """Register weights for sampling and return the sampler's id."""
@@ -247,12 +247,12 @@ class Engine:
             raise EngineRequestError(f"the session {session_id} has ended")
         sampler_id = f"{session_id}:sample:{seq_id}"
         if sampler_id not in self.samplers:  # the client re-sends a creation whose answer was lost
-            session.samplers.append(sampler_id)
-        self.samplers[sampler_id] = SamplerEntry(sampler_id, served, snapshot, model_path)
-        unnamed = [self.samplers[one] for one in session.samplers if self._is_unnamed(one)]
-        for entry in sorted(unnamed, key=lambda one: one.last_used)[:-SNAPSHOTS_PER_SESSION]:
+            session.sampler_ids.append(sampler_id)
+        self.samplers[sampler_id] = SamplerEntry(sampler_id, served_model, snapshot, model_path)
+        unnamed_entries = [self.samplers[registered_id] for registered_id in session.sampler_ids if self._is_unnamed(registered_id)]
+        for entry in sorted(unnamed_entries, key=lambda candidate: candidate.last_used)[:-MAX_SNAPSHOTS_PER_SESSION]:
             del self.samplers[entry.sampler_id]
-            session.samplers.remove(entry.sampler_id)
+            session.sampler_ids.remove(entry.sampler_id)
         return sampler_id
 
     def _is_unnamed(self, sampler_id: str) -> bool:
@@ -261,20 +261,20 @@ class Engine:
 
     # --- look-ups ---------------------------------------------------------------------------------------------------
 
-    def _model(self, model_id: str) -> TrainingModel:
+    def _get_model(self, model_id: str) -> TrainingModel:
         if model_id not in self.models:
             raise EngineRequestError(f"there is no model {model_id} in this engine; its session may have ended")
         return self.models[model_id]
 
-    def _served_model(self, name: str) -> ServedModel:
-        if name not in self.served:
-            raise EngineRequestError(f"this engine serves {', '.join(self.served)}, not {name!r}")
-        return self.served[name]
+    def _get_served_model(self, name: str) -> ServedModel:
+        if name not in self.served_models:
+            raise EngineRequestError(f"this engine serves {', '.join(self.served_models)}, not {name!r}")
+        return self.served_models[name]
 
-    def _of_checkpoint(self, about: dict[str, Any]) -> ServedModel:
+    def _find_checkpoint_model(self, checkpoint_record: dict[str, Any]) -> ServedModel:
         # A model that was moved has another name than its checkpoints say; sizes are checked.
-        return self.served.get(about.get("base_model", ""), self.main)
+        return self.served_models.get(checkpoint_record.get("base_model", ""), self.default_model)
 
-    def _forget_adapters(self) -> None:
-        for served in self.served.values():
-            served.base.sites.forget()
+    def _clear_active_adapters(self) -> None:
+        for served_model in self.served_models.values():
+            served_model.base.lora_layers.clear_adapters()

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-KEEP_S = 600.0
+RESULT_RETENTION_S = 600.0
 """A result stays this long after it was made: an answer that was lost on the wire is asked for again."""
 
 Payload = bytes | dict[str, Any]
@@ -17,14 +17,14 @@ Payload = bytes | dict[str, Any]
 
 
 @dataclass
-class Future:
+class RequestFuture:
     """The result of one submitted request."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     payload: Payload | None = None
     done_at: float | None = None
-    cancelled: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    is_cancelled: bool = False
+    response_fields: dict[str, Any] = field(default_factory=dict)
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, payload: Payload) -> None:
@@ -45,30 +45,30 @@ class Future:
         return self.payload
 
 
-class Futures:
+class FutureRegistry:
     """All of them, by id and by the key that makes a repeated submission the same request."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Future] = {}
-        self._by_key: dict[tuple[str, int], Future] = {}
+        self._by_id: dict[str, RequestFuture] = {}
+        self._by_key: dict[tuple[str, int], RequestFuture] = {}
 
-    def submit(self, key: tuple[str, int] | None) -> tuple[Future, bool]:
+    def get_or_create(self, key: tuple[str, int] | None) -> tuple[RequestFuture, bool]:
         """The future of this request and whether it is new. `key` is (model or session, sequence number)."""
         self._prune()
         if key is not None and key in self._by_key:
             return self._by_key[key], False
-        future = Future()
+        future = RequestFuture()
         self._by_id[future.request_id] = future
         if key is not None:
             self._by_key[key] = future
         return future, True
 
-    def get(self, request_id: str) -> Future | None:
+    def get(self, request_id: str) -> RequestFuture | None:
         return self._by_id.get(request_id)
 
     def _prune(self) -> None:
         # Insertion order is close to completion order, so looking at the oldest few is enough, and cheap.
-        horizon = time.monotonic() - KEEP_S
+        horizon = time.monotonic() - RESULT_RETENTION_S
         for request_id in list(itertools.islice(self._by_id, 16)):
             done_at = self._by_id[request_id].done_at
             if done_at is not None and done_at <= horizon:

@@ -7,27 +7,27 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, ValidationError
 
 from lachesis.base.errors import EngineRequestError
-from lachesis.engine.futures import Future
+from lachesis.engine.futures import RequestFuture
 from lachesis.engine.lora import LoraSpec
-from lachesis.engine.model import BaseModel as LanguageModel
-from lachesis.engine.protobuf_messages import tensor_of_json
-from lachesis.engine.sample_request import PromptQuestions, SampleRequest
+from lachesis.engine.model import BaseLanguageModel as BaseLanguageModel
+from lachesis.engine.protobuf_messages import parse_json_tensor
+from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest
 
-OLDEST_SDK = (0, 38)
+MIN_SDK_VERSION = (0, 38)
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A JSON request; fields that this engine does not use are let through."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class CreateSession(Body):
+class CreateSessionBody(RequestBody):
     sdk_version: str | None = None
     user_metadata: dict[str, Any] | None = None
 
 
-class LoraConfig(Body):
+class LoraConfigBody(RequestBody):
     """The adapter that a client asks for; None is the default."""
 
     rank: StrictInt | None = None
@@ -37,7 +37,7 @@ class LoraConfig(Body):
     train_unembed: StrictBool | None = None
 
 
-class CreateModel(Body):
+class CreateModelBody(RequestBody):
     session_id: str
     model_seq_id: int
     base_model: str
@@ -45,32 +45,32 @@ class CreateModel(Body):
     optimizer_config: dict[str, Any] | None = None
     user_metadata: dict[str, Any] | None = None
 
-    def lora_spec(self) -> LoraSpec:
+    def to_lora_spec(self) -> LoraSpec:
         """Return the adapter that is asked for; fields that this engine does not know are ignored.
 
         Raises:
             EngineRequestError: A field has the wrong type.
         """
         try:
-            config = LoraConfig.model_validate(self.lora_config or {})
+            config = LoraConfigBody.model_validate(self.lora_config or {})
         except ValidationError as error:
-            wrong = [f"lora_config.{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}" for problem in error.errors()]
-            raise EngineRequestError("; ".join(wrong)) from error
-        return LoraSpec(**config.model_dump(include=set(LoraConfig.model_fields), exclude_none=True))
+            messages = [f"lora_config.{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}" for problem in error.errors()]
+            raise EngineRequestError("; ".join(messages)) from error
+        return LoraSpec(**config.model_dump(include=set(LoraConfigBody.model_fields), exclude_none=True))
 
 
-class OfModel(Body):
+class ModelBody(RequestBody):
     model_id: str
     seq_id: int | None = None
     path: str | None = None
 
 
-class OptimStep(OfModel):
+class OptimStepBody(ModelBody):
     adam_params: dict[str, Any] | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
-class LoadWeights(Body):
+class LoadWeightsBody(RequestBody):
     path: str
     optimizer: bool
     model_id: str | None = None
@@ -80,27 +80,27 @@ class LoadWeights(Body):
     user_metadata: dict[str, Any] | None = None
 
 
-class SaveForSampler(OfModel):
+class SaveForSamplerBody(ModelBody):
     sampling_session_seq_id: int | None = None
 
 
-class CreateSampler(Body):
+class CreateSamplerBody(RequestBody):
     session_id: str
     sampling_session_seq_id: int
     base_model: str | None = None
     model_path: str | None = None
 
 
-class Chunk(Body):
+class Chunk(RequestBody):
     type: str = "encoded_text"
     tokens: list[int] | None = None
 
 
-class Prompt(Body):
+class Prompt(RequestBody):
     chunks: list[Chunk] = []
 
 
-class SamplingParams(Body):
+class SamplingParams(RequestBody):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -109,7 +109,7 @@ class SamplingParams(Body):
     stop: str | list[str] | list[int] | None = None
 
 
-class Sample(Body):
+class SampleBody(RequestBody):
     sampling_session_id: str
     seq_id: int
     prompt: Prompt
@@ -122,17 +122,17 @@ class Sample(Body):
     target_prompt_logprobs: dict[str, Any] | None = None
     prompt_alt_tokens_k: int = 0
 
-    def request(self, model: LanguageModel, future: Future) -> SampleRequest:
+    def to_sample_request(self, model: BaseLanguageModel, future: RequestFuture) -> SampleRequest:
         """In the sampler's terms, checked. `stop` absent means the model's end-of-sequence tokens; token ids mean just those;
         strings mean those and end-of-sequence; an empty list means none at all. Raises EngineRequestError."""
         if any(chunk.type != "encoded_text" or chunk.tokens is None for chunk in self.prompt.chunks):
             raise EngineRequestError("the prompt holds a chunk that is not text; this engine samples from text tokens only")
         params = self.sampling_params
-        words = [params.stop] if isinstance(params.stop, str) else params.stop
-        strings = tuple(one for one in words or () if isinstance(one, str))
-        if "" in strings:
+        stops = [params.stop] if isinstance(params.stop, str) else params.stop
+        stop_strings = tuple(stop for stop in stops or () if isinstance(stop, str))
+        if "" in stop_strings:
             raise EngineRequestError("a stop string is empty; allowed: texts of at least one character, or token ids")
-        ids = frozenset(one for one in words or () if isinstance(one, int))
+        stop_ids = frozenset(stop for stop in stops or () if isinstance(stop, int))
         request = SampleRequest(
             prompt=[token for chunk in self.prompt.chunks for token in chunk.tokens or ()],
             num_samples=self.num_samples,
@@ -141,38 +141,38 @@ class Sample(Body):
             top_p=1.0 if params.top_p is None else params.top_p,
             top_k=-1 if params.top_k is None else params.top_k,
             seed=params.seed,
-            stop_tokens=ids | model.eos_ids if words is None or strings else ids,
-            stop_strings=strings,
-            top_k_logprobs=self.topk_sample_logprobs,
-            questions=self._questions(),
-            cancelled=lambda: future.cancelled,
+            stop_tokens=stop_ids | model.eos_ids if stops is None or stop_strings else stop_ids,
+            stop_strings=stop_strings,
+            num_top_logprobs=self.topk_sample_logprobs,
+            prompt_logprobs_spec=self._to_prompt_logprobs_spec(),
+            is_cancelled=lambda: future.is_cancelled,
         )
-        request.check(model.context, model.vocabulary)
+        request.check(model.context_length, model.vocab_size)
         return request
 
-    def _questions(self) -> PromptQuestions:
+    def _to_prompt_logprobs_spec(self) -> PromptLogprobsSpec:
         targets = self.target_prompt_logprobs
-        return PromptQuestions(
-            logprobs=bool(self.prompt_logprobs),
+        return PromptLogprobsSpec(
+            include_logprobs=bool(self.prompt_logprobs),
             last_n=self.prompt_logprobs_last_n,
-            top_k=self.topk_prompt_logprobs,
-            targets=None if targets is None else tensor_of_json("target_prompt_logprobs", targets),
-            alternatives=self.prompt_alt_tokens_k,
+            num_top_logprobs=self.topk_prompt_logprobs,
+            target_ids=None if targets is None else parse_json_tensor("target_prompt_logprobs", targets),
+            num_alternatives=self.prompt_alt_tokens_k,
         )
 
 
-class Retrieve(Body):
+class RetrieveBody(RequestBody):
     request_id: str
 
 
-def check_sdk(version: str | None) -> None:
+def check_sdk_version(version: str | None) -> None:
     """Raises EngineRequestError for a client that speaks an older protocol: it would wait for answers in another form."""
     try:
-        known = tuple(int(part) for part in (version or "").split(".")[:2])
+        major_minor = tuple(int(part) for part in (version or "").split(".")[:2])
     except ValueError:
         return
-    if len(known) == 2 and known < OLDEST_SDK:
+    if len(major_minor) == 2 and major_minor < MIN_SDK_VERSION:
         raise EngineRequestError(
-            f"this is tinker {version}, which speaks an older protocol; allowed: {'.'.join(map(str, OLDEST_SDK))} or newer "
+            f"this is tinker {version}, which speaks an older protocol; allowed: {'.'.join(map(str, MIN_SDK_VERSION))} or newer "
             "(pip install -U tinker)"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-KEEP_BYTES = 2**28
+MAX_IDLE_BYTES = 2**28
 """An empty cache that is larger than this is given back."""
 
 
@@ -27,16 +27,16 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one token per sequence; keys and values of all tokens so far."""
-        rows, at, width = self.owner.window
-        self.keys[rows, :, at] = key_states[:, :, 0]
-        self.values[rows, :, at] = value_states[:, :, 0]
-        return self.keys[: len(rows), :, :width], self.values[: len(rows), :, :width]
+        slots, positions, max_length = self.owner.decode_step
+        self.keys[slots, :, positions] = key_states[:, :, 0]
+        self.values[slots, :, positions] = value_states[:, :, 0]
+        return self.keys[: len(slots), :, :max_length], self.values[: len(slots), :, :max_length]
 
     def get_seq_length(self) -> int:
-        return self.owner.window[2] - 1
+        return self.owner.decode_step[2] - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.window[2], 0
+        return self.owner.decode_step[2], 0
 
     def get_max_length(self) -> int:
         return -1
@@ -47,49 +47,49 @@ class SlotCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.window: tuple[torch.Tensor, torch.Tensor, int] = (torch.zeros(0), torch.zeros(0), 0)
+        self.decode_step: tuple[torch.Tensor, torch.Tensor, int] = (torch.zeros(0), torch.zeros(0), 0)
         """Of the pass under way: the slots, where their new token goes, and the length that attention looks at."""
-        self._slots = self._length = 0
+        self._num_slots = self._reserved_length = 0
 
-    def reserve(self, slots: int, length: int, like: Cache) -> None:
+    def reserve(self, num_slots: int, max_length: int, template: Cache) -> None:
         """Have room for so many sequences of so many tokens; `like` is a cache of the same model."""
-        if slots <= self._slots and length <= self._length:
+        if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
-        new_slots = self._slots if slots <= self._slots else max(slots, 2 * self._slots)
-        new_length = self._length if length <= self._length else -(-max(length, self._length * 3 // 2) // 64) * 64
-        while len(self.layers) < len(like.layers):
+        new_num_slots = self._num_slots if num_slots <= self._num_slots else max(num_slots, 2 * self._num_slots)
+        new_length = self._reserved_length if max_length <= self._reserved_length else -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
+        while len(self.layers) < len(template.layers):
             self.layers.append(SlotLayer(self))
-        for layer, model in zip(self.layers, like.layers, strict=True):
-            layer.keys = _grown(layer.keys, model.keys, new_slots, new_length)
-            layer.values = _grown(layer.values, model.values, new_slots, new_length)
-        self._slots, self._length = new_slots, new_length
+        for layer, template_layer in zip(self.layers, template.layers, strict=True):
+            layer.keys = _grow(layer.keys, template_layer.keys, new_num_slots, new_length)
+            layer.values = _grow(layer.values, template_layer.values, new_num_slots, new_length)
+        self._num_slots, self._reserved_length = new_num_slots, new_length
 
-    def lengthen(self, length: int) -> None:
+    def reserve_length(self, length: int) -> None:
         """Have room for sequences of so many tokens."""
-        self.reserve(self._slots, length, self)
+        self.reserve(self._num_slots, length, self)
 
-    def enter(self, start: int, source: Cache, rows: torch.Tensor) -> None:
+    def fill_slots(self, start: int, source: Cache, rows: torch.Tensor) -> None:
         """Copy the rows of a filled cache into the slots from `start` on."""
-        for layer, filled in zip(self.layers, source.layers, strict=True):
-            length = filled.keys.shape[2]
-            layer.keys[start : start + len(rows), :, :length] = filled.keys[rows]
-            layer.values[start : start + len(rows), :, :length] = filled.values[rows]
+        for layer, source_layer in zip(self.layers, source.layers, strict=True):
+            length = source_layer.keys.shape[2]
+            layer.keys[start : start + len(rows), :, :length] = source_layer.keys[rows]
+            layer.values[start : start + len(rows), :, :length] = source_layer.values[rows]
 
-    def move(self, slot: int, to: int, length: int) -> None:
+    def move(self, source_slot: int, target_slot: int, length: int) -> None:
         """Copy a sequence of this length to another slot."""
         for layer in self.layers:
-            layer.keys[to, :, :length] = layer.keys[slot, :, :length]
-            layer.values[to, :, :length] = layer.values[slot, :, :length]
+            layer.keys[target_slot, :, :length] = layer.keys[source_slot, :, :length]
+            layer.values[target_slot, :, :length] = layer.values[source_slot, :, :length]
 
     def trim(self) -> None:
         """Nothing is being sampled: give back what a large batch has taken."""
-        if sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers) > KEEP_BYTES:
+        if sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers) > MAX_IDLE_BYTES:
             self.layers.clear()
-            self._slots = self._length = 0
+            self._num_slots = self._reserved_length = 0
 
 
-def _grown(old: torch.Tensor | None, model: torch.Tensor, slots: int, length: int) -> torch.Tensor:
-    new = model.new_zeros(slots, model.shape[1], length, model.shape[3])
+def _grow(old: torch.Tensor | None, template: torch.Tensor, num_slots: int, length: int) -> torch.Tensor:
+    new = template.new_zeros(num_slots, template.shape[1], length, template.shape[3])
     if old is not None:
         new[: old.shape[0], :, : old.shape[2]] = old
     return new

@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from lachesis.base.errors import EngineRequestError
 
 ALPHA = 32
-MOST_RANK = 512
-_PREFIX = "base_model.model."
+MAX_RANK = 512
+_PEFT_KEY_PREFIX = "base_model.model."
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -43,28 +43,28 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class LoraAdapter:
     """A frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer, float32."""
 
     factors: Factors
     scale: float
 
 
-_BASE = object()
-Part = tuple[torch.Tensor | None, Snapshot | None]
+_BASE_MODEL_KEY = object()
+AdapterAssignment = tuple[torch.Tensor | None, LoraAdapter | None]
 """Rows of a batch (None: all) and what they are sampled with (None: the base model)."""
 
 
-class Site:
+class LoraLinear:
     """Stands in for the `forward` of one linear layer."""
 
     def __init__(self, linear: Any) -> None:
         self.linear = linear
-        self.plain = linear.forward
-        self.parts: tuple[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...] = ()
-        self.folded: torch.Tensor | None = None
-        self._room: torch.Tensor | None = None
-        self.rows = lambda: 0
+        self.original_forward = linear.forward
+        self.active_adapters: tuple[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...] = ()
+        self.merged_weight: torch.Tensor | None = None
+        self._merge_buffer: torch.Tensor | None = None
+        self.get_num_sequences = lambda: 0
         """How many sequences the pass under way has; 0 if each row of the input is one."""
 
     @property
@@ -73,158 +73,158 @@ class Site:
         return self.linear.weight.T if isinstance(self.linear, Conv1D) else self.linear.weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.folded is not None:
-            return functional.linear(x, self.folded, self.linear.bias)
-        y = self.plain(x)
-        for rows, a, b, scale in self.parts:
+        if self.merged_weight is not None:
+            return functional.linear(x, self.merged_weight, self.linear.bias)
+        y = self.original_forward(x)
+        for rows, a, b, scale in self.active_adapters:
             if rows is None:
-                y = _add(y, x, a, b, scale)
+                y = _add_lora_output(y, x, a, b, scale)
             else:
                 # A mixture of experts hands the tokens of all sequences over in one row.
-                count = self.rows() or len(x)
-                each = x.reshape(count, -1, x.shape[-1])
-                out = y.view(count, -1, y.shape[-1])
-                out.index_copy_(0, rows, _add(out[rows], each[rows], a, b, scale))
+                num_sequences = self.get_num_sequences() or len(x)
+                grouped_inputs = x.reshape(num_sequences, -1, x.shape[-1])
+                grouped_outputs = y.view(num_sequences, -1, y.shape[-1])
+                grouped_outputs.index_copy_(0, rows, _add_lora_output(grouped_outputs[rows], grouped_inputs[rows], a, b, scale))
         return y
 
-    def fold(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    def merge(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
         """The layer's weight with an adapter in it. It is kept in one place, so the one before is gone."""
-        if self._room is None:
-            self._room = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
-        return torch.addmm(self.weight, b.to(self.weight.dtype), a.to(self.weight.dtype), alpha=scale, out=self._room)
+        if self._merge_buffer is None:
+            self._merge_buffer = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
+        return torch.addmm(self.weight, b.to(self.weight.dtype), a.to(self.weight.dtype), alpha=scale, out=self._merge_buffer)
 
 
-def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+def _add_lora_output(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     inner = functional.linear(x.to(a.dtype), a)
     if y.dtype != a.dtype:
         return y + (scale * functional.linear(inner, b)).to(y.dtype)
     return torch.addmm(y.reshape(-1, b.shape[0]), inner.reshape(-1, a.shape[0]), b.T, alpha=scale).view(y.shape)
 
 
-class Sites:
+class LoraLayers:
     """The linear layers of one model. Only the model thread may call this."""
 
-    MOST_FOLDED = 2**29
+    MAX_MERGED_BYTES = 2**29
     """Bytes of a second set of weights, with an adapter folded in; a larger model adds its adapters as it goes."""
-    FOLD_AFTER = 8
+    MERGE_AFTER_PASSES = 8
     """Passes with one adapter alone before it is folded in: less than that does not pay for the folding."""
 
     def __init__(self, module: Any) -> None:
-        self._parts = _classify(module)
-        self._modules = [path for path, _ in module.named_modules()]
-        self._sites = {path: Site(module.get_submodule(path)) for path in self._parts}
-        self.rows = 0
+        self._components = _classify_linear_layers(module)
+        self._module_paths = [path for path, _ in module.named_modules()]
+        self._layers = {path: LoraLinear(module.get_submodule(path)) for path in self._components}
+        self.num_sequences = 0
         """Sequences of the pass under way; 0 where the head is used alone, on selected states."""
-        for path, site in self._sites.items():
-            module.get_submodule(path).forward = site
-            site.rows = lambda: self.rows
-        self.transposed = any(isinstance(site.linear, Conv1D) for site in self._sites.values())
-        self._small = sum(site.weight.nbytes for site in self._sites.values()) <= self.MOST_FOLDED
-        self._in_use: object = None
-        self._folded_key = object()
-        self._folded: Snapshot | None = None
-        self._alone: tuple[Snapshot | None, int] = (None, 0)
+        for path, layer in self._layers.items():
+            module.get_submodule(path).forward = layer
+            layer.get_num_sequences = lambda: self.num_sequences
+        self.transposed = any(isinstance(layer.linear, Conv1D) for layer in self._layers.values())
+        self._can_merge = sum(layer.weight.nbytes for layer in self._layers.values()) <= self.MAX_MERGED_BYTES
+        self._active_key: object = None
+        self._merged_key = object()
+        self._merged_adapter: LoraAdapter | None = None
+        self._sole_adapter_passes: tuple[LoraAdapter | None, int] = (None, 0)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Output and input size of every layer that can be adapted."""
-        return {path: tuple(site.weight.shape) for path, site in self._sites.items()}  # type: ignore[misc]
+        return {path: tuple(layer.weight.shape) for path, layer in self._layers.items()}  # type: ignore[misc]
 
-    def new_factors(self, spec: LoraSpec) -> Factors:
+    def create_factors(self, spec: LoraSpec) -> Factors:
         """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT (Kaiming with a = sqrt 5: bounds
         1 / sqrt(in)). Raises EngineRequestError for an impossible spec."""
-        if not 1 <= spec.rank <= MOST_RANK:
-            raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to {MOST_RANK}")
+        if not 1 <= spec.rank <= MAX_RANK:
+            raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to {MAX_RANK}")
         generator = torch.Generator()
         generator.manual_seed(spec.seed % 2**63) if spec.seed is not None else generator.seed()
         factors = {}
-        for path in self._chosen(spec):
-            weight = self._sites[path].weight
+        for path in self._select_layers(spec):
+            weight = self._layers[path].weight
             out, width = weight.shape
             a = (torch.rand(spec.rank, width, generator=generator) * 2 - 1) / math.sqrt(width)
             factors[path] = (a.to(weight.device), torch.zeros(out, spec.rank, device=weight.device))
         return factors
 
-    def _chosen(self, spec: LoraSpec) -> list[str]:
-        wanted = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
-        chosen = [path for path, part in self._parts.items() if wanted[part]]
-        if not chosen:
-            parts = ", ".join(f"train_{part}" for part in sorted(set(self._parts.values())))
-            raise EngineRequestError(f"a LoRA adapter of this model must train at least one of {parts}")
-        return chosen
+    def _select_layers(self, spec: LoraSpec) -> list[str]:
+        is_trained = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
+        selected_paths = [path for path, component in self._components.items() if is_trained[component]]
+        if not selected_paths:
+            flag_names = ", ".join(f"train_{component}" for component in sorted(set(self._components.values())))
+            raise EngineRequestError(f"a LoRA adapter of this model must train at least one of {flag_names}")
+        return selected_paths
 
-    def check(self, factors: Factors, where: str) -> None:
+    def check_factors(self, factors: Factors, source: str) -> None:
         """Raises EngineRequestError for an adapter of another model."""
         for path, (a, b) in factors.items():
-            shape = tuple(self._sites[path].weight.shape) if path in self._sites else None
+            shape = tuple(self._layers[path].weight.shape) if path in self._layers else None
             if shape != (b.shape[0], a.shape[1]):
                 raise EngineRequestError(
-                    f"{where}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model has {shape}"
+                    f"{source}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model has {shape}"
                 )
 
-    def train(self, snapshot: Snapshot) -> None:
+    def use_for_training(self, adapter: LoraAdapter) -> None:
         """The next passes go through this adapter, for all rows, never folded."""
-        self._use([(None, snapshot)], key=snapshot)
+        self._activate([(None, adapter)], key=adapter)
 
-    def sample(self, parts: Sequence[Part]) -> None:
+    def use_for_sampling(self, assignments: Sequence[AdapterAssignment]) -> None:
         """The next passes go through these adapters, each for its rows."""
-        whole = len(parts) == 1 and parts[0][0] is None
-        alone = parts[0][1] if whole else None
-        self._alone = (alone, self._alone[1] + 1 if alone is self._alone[0] else 0)
-        if alone is not None and self._small and (alone is self._folded or self._alone[1] >= self.FOLD_AFTER):
-            self._use_folded(alone)
+        covers_all_rows = len(assignments) == 1 and assignments[0][0] is None
+        sole_adapter = assignments[0][1] if covers_all_rows else None
+        self._sole_adapter_passes = (sole_adapter, self._sole_adapter_passes[1] + 1 if sole_adapter is self._sole_adapter_passes[0] else 0)
+        if sole_adapter is not None and self._can_merge and (sole_adapter is self._merged_adapter or self._sole_adapter_passes[1] >= self.MERGE_AFTER_PASSES):
+            self._activate_merged(sole_adapter)
         else:
-            self._use(parts, key=(alone or _BASE) if whole else parts)
+            self._activate(assignments, key=(sole_adapter or _BASE_MODEL_KEY) if covers_all_rows else assignments)
 
-    def _use(self, parts: Sequence[Part], key: object) -> None:
-        if key is self._in_use:
+    def _activate(self, assignments: Sequence[AdapterAssignment], key: object) -> None:
+        if key is self._active_key:
             return
-        self._in_use = key
-        for path, site in self._sites.items():
-            found = [(rows, *one.factors[path], one.scale) for rows, one in parts if one is not None and path in one.factors]
-            site.parts, site.folded = tuple(found), None
+        self._active_key = key
+        for path, layer in self._layers.items():
+            active_adapters = [(rows, *adapter.factors[path], adapter.scale) for rows, adapter in assignments if adapter is not None and path in adapter.factors]
+            layer.active_adapters, layer.merged_weight = tuple(active_adapters), None
 
-    def _use_folded(self, snapshot: Snapshot) -> None:
-        if self._in_use is self._folded_key and snapshot is self._folded:
+    def _activate_merged(self, adapter: LoraAdapter) -> None:
+        if self._active_key is self._merged_key and adapter is self._merged_adapter:
             return
-        self._in_use = self._folded_key
-        for path, site in self._sites.items():
-            site.parts, site.folded = (), None
-            if path in snapshot.factors:
-                site.folded = site._room if snapshot is self._folded else site.fold(*snapshot.factors[path], snapshot.scale)
-        self._folded = snapshot
+        self._active_key = self._merged_key
+        for path, layer in self._layers.items():
+            layer.active_adapters, layer.merged_weight = (), None
+            if path in adapter.factors:
+                layer.merged_weight = layer._merge_buffer if adapter is self._merged_adapter else layer.merge(*adapter.factors[path], adapter.scale)
+        self._merged_adapter = adapter
 
-    def forget(self) -> None:
+    def clear_adapters(self) -> None:
         """Hold on to no adapter: its session has ended."""
-        self._use([], key=_BASE)
-        self._folded, self._alone = None, (None, 0)
+        self._activate([], key=_BASE_MODEL_KEY)
+        self._merged_adapter, self._sole_adapter_passes = None, (None, 0)
 
-    def leave_out(self, paths: Iterable[str]) -> None:
+    def exclude_layers(self, paths: Iterable[str]) -> None:
         """Never adapt these layers."""
         for path in paths:
-            site = self._sites.pop(path)
-            site.linear.forward = site.plain
-            del self._parts[path]
+            layer = self._layers.pop(path)
+            layer.linear.forward = layer.original_forward
+            del self._components[path]
 
-    def target_modules(self, factors: Mapping[str, object]) -> list[str]:
+    def find_target_modules(self, factors: Mapping[str, object]) -> list[str]:
         """The layers of an adapter as PEFT wants them named: by last name where that is unambiguous, else by full path."""
-        short = {path.rsplit(".", 1)[-1] for path in factors}
-        ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in short for path in self._modules)
-        return sorted(factors if ambiguous else short)
+        last_names = {path.rsplit(".", 1)[-1] for path in factors}
+        is_ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in last_names for path in self._module_paths)
+        return sorted(factors if is_ambiguous else last_names)
 
 
-def _classify(module: Any) -> dict[str, str]:
+def _classify_linear_layers(module: Any) -> dict[str, str]:
     """Every linear layer's path and its part of the model: attn, mlp or unembed."""
     head = module.get_output_embeddings()
-    parts: dict[str, str] = {}
+    components: dict[str, str] = {}
     for path, layer in module.named_modules():
         if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):  # a mixture's router stays
-            attention = "attn" in path or "attention" in path
-            parts[path] = "unembed" if layer is head else "attn" if attention else "mlp"
-    return parts
+            is_attention = "attn" in path or "attention" in path
+            components[path] = "unembed" if layer is head else "attn" if is_attention else "mlp"
+    return components
 
 
-def parameters(factors: Factors) -> Iterator[torch.Tensor]:
+def iterate_parameters(factors: Factors) -> Iterator[torch.Tensor]:
     """A and B of every layer, in a fixed order."""
     for a, b in factors.values():
         yield a
@@ -234,7 +234,7 @@ def parameters(factors: Factors) -> Iterator[torch.Tensor]:
 def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
     """The adapter under PEFT's keys, on the CPU."""
     return {
-        f"{_PREFIX}{path}.lora_{name}.weight": value.detach().cpu().contiguous().clone()
+        f"{_PEFT_KEY_PREFIX}{path}.lora_{name}.weight": value.detach().cpu().contiguous().clone()
         for path, pair in factors.items()
         for name, value in zip("AB", pair, strict=True)
     }
@@ -242,15 +242,15 @@ def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
 
 def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Factors:
     """The adapter of a PEFT file."""
-    found: Factors = {}
+    factors: Factors = {}
     for key, value in tensors.items():
         if key.endswith(".lora_A.weight"):
-            path = key.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
-            found[path] = (value.to(device), tensors[key.replace(".lora_A.", ".lora_B.")].to(device))
-    return found
+            path = key.removeprefix(_PEFT_KEY_PREFIX).removesuffix(".lora_A.weight")
+            factors[path] = (value.to(device), tensors[key.replace(".lora_A.", ".lora_B.")].to(device))
+    return factors
 
 
-def peft_config(rank: int, target_modules: list[str], source: str, *, transposed: bool) -> dict[str, Any]:
+def make_peft_config(rank: int, target_modules: list[str], source: str, *, transposed: bool) -> dict[str, Any]:
     """The content of `adapter_config.json`."""
     return {
         "peft_type": "LORA",

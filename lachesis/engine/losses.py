@@ -35,7 +35,7 @@ class Loss:
 
     formula: Formula
     inputs: tuple[str, ...]
-    settings: Mapping[str, float]
+    default_settings: Mapping[str, float]
 
 
 def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
@@ -45,75 +45,75 @@ def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> tor
 
 
 def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    return -(torch.exp(_log_ratio(logprobs, inputs)) * inputs["advantages"])
+    return -(torch.exp(_compute_log_ratio(logprobs, inputs)) * inputs["advantages"])
 
 
 def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     """The thresholds bound the ratio itself; they are not epsilons around one."""
-    return _clipped(torch.exp(_log_ratio(logprobs, inputs)), inputs["advantages"], config)
+    return _compute_clipped_loss(torch.exp(_compute_log_ratio(logprobs, inputs)), inputs["advantages"], config)
 
 
 def cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    ratio = torch.exp(_log_ratio(logprobs, inputs))
+    ratio = torch.exp(_compute_log_ratio(logprobs, inputs))
     weight = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"]).detach()
     return -(weight * logprobs * inputs["advantages"])
 
 
 def gspo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     mask, sequence = inputs["sequence_ratio_mask"], inputs["sequence"]
-    distance = torch.where(mask != 0, (logprobs - inputs["logprobs"]) * mask, 0.0).detach()
+    log_ratio = torch.where(mask != 0, (logprobs - inputs["logprobs"]) * mask, 0.0).detach()
     sums = torch.zeros(2, int(sequence.max()) + 1, dtype=logprobs.dtype, device=logprobs.device)
-    sums.index_add_(1, sequence, torch.stack([distance, mask.to(logprobs.dtype)]))
+    sums.index_add_(1, sequence, torch.stack([log_ratio, mask.to(logprobs.dtype)]))
     mean = (sums[0] / sums[1].clamp(min=1.0))[sequence]
     # The value of the sequence's ratio, and the gradient of each token's own log-probability.
-    own = torch.where(inputs["advantages"] != 0, logprobs - logprobs.detach(), 0.0)
-    return _clipped(torch.exp(mean + own), inputs["advantages"], config)
+    token_term = torch.where(inputs["advantages"] != 0, logprobs - logprobs.detach(), 0.0)
+    return _compute_clipped_loss(torch.exp(mean + token_term), inputs["advantages"], config)
 
 
 def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     # A sampled token is pulled back to where it was whatever its advantage; padding has neither.
-    sampled = (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
-    distance = torch.where(sampled, logprobs - inputs["logprobs"], 0.0)
-    return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * distance**2)
+    is_sampled = (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
+    log_ratio = torch.where(is_sampled, logprobs - inputs["logprobs"], 0.0)
+    return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * log_ratio**2)
 
 
-def _log_ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+def _compute_log_ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     # Where nothing is learned the sampling logprob is padding; there r is 1, so that exp cannot turn 0 into 0 * inf.
     return torch.where(inputs["advantages"] != 0, logprobs - inputs["logprobs"], 0.0)
 
 
-def _clipped(ratio: torch.Tensor, advantages: torch.Tensor, config: Config) -> torch.Tensor:
+def _compute_clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, config: Config) -> torch.Tensor:
     clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-_OF_SAMPLES = ("logprobs", "advantages")
-_PPO = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+_SAMPLING_INPUTS = ("logprobs", "advantages")
+_PPO_DEFAULTS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: dict[str, Loss] = {
     "cross_entropy": Loss(cross_entropy, (), {}),
-    "importance_sampling": Loss(importance_sampling, _OF_SAMPLES, {}),
-    "ppo": Loss(ppo, _OF_SAMPLES, _PPO),
-    "cispo": Loss(cispo, _OF_SAMPLES, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "gspo": Loss(gspo, (*_OF_SAMPLES, "sequence_ratio_mask"), _PPO),
-    "dro": Loss(dro, _OF_SAMPLES, {"beta": 0.05}),
+    "importance_sampling": Loss(importance_sampling, _SAMPLING_INPUTS, {}),
+    "ppo": Loss(ppo, _SAMPLING_INPUTS, _PPO_DEFAULTS),
+    "cispo": Loss(cispo, _SAMPLING_INPUTS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
+    "gspo": Loss(gspo, (*_SAMPLING_INPUTS, "sequence_ratio_mask"), _PPO_DEFAULTS),
+    "dro": Loss(dro, _SAMPLING_INPUTS, {"beta": 0.05}),
 }
 
 
-def check(loss_fn: str, config: Mapping[str, object]) -> dict[str, float]:
+def resolve_settings(loss_fn: str, config: Mapping[str, object]) -> dict[str, float]:
     """The loss's settings, defaults included. Raises EngineRequestError for an unknown loss, or a setting that it would ignore
     or cannot use."""
     if loss_fn not in LOSSES:
         raise EngineRequestError(f"loss_fn {loss_fn!r} is not offered; allowed: {', '.join(LOSSES)}")
-    settings = LOSSES[loss_fn].settings
-    unknown = sorted(set(config) - set(settings))
+    defaults = LOSSES[loss_fn].default_settings
+    unknown = sorted(set(config) - set(defaults))
     if unknown:
-        allowed = ", ".join(sorted(settings)) or "none"
+        allowed = ", ".join(sorted(defaults)) or "none"
         raise EngineRequestError(f"loss_fn {loss_fn} has no setting {', '.join(unknown)}; allowed: {allowed}")
-    numbers = dict(settings)
+    resolved = dict(defaults)
     for key, value in config.items():
         if not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise EngineRequestError(f"{loss_fn} setting {key} is {value!r}; a finite number that is not negative is needed")
-        numbers[key] = float(value)
-    if numbers.get("clip_low_threshold", 0.0) > numbers.get("clip_high_threshold", 1.0):
-        raise EngineRequestError(f"{loss_fn}: clip_low_threshold is above clip_high_threshold: {numbers}")
-    return numbers
+        resolved[key] = float(value)
+    if resolved.get("clip_low_threshold", 0.0) > resolved.get("clip_high_threshold", 1.0):
+        raise EngineRequestError(f"{loss_fn}: clip_low_threshold is above clip_high_threshold: {resolved}")
+    return resolved

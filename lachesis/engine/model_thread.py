@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lachesis.base.errors import EngineRequestError, LachesisError
-from lachesis.engine.futures import Future, Payload
-from lachesis.engine.lora import Snapshot
-from lachesis.engine.protobuf_messages import encode_sample
-from lachesis.engine.sample_request import Sampled, SampleRequest
+from lachesis.engine.futures import RequestFuture, Payload
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.protobuf_messages import encode_sample_response
+from lachesis.engine.sample_request import SampleResponse, SampleRequest
 from lachesis.engine.sampler import Sampler
-from lachesis.engine.sampling_job import Job
+from lachesis.engine.sampling_job import SamplingJob
 
 log = logging.getLogger(__name__)
 CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
-Work = Callable[[], Payload | Generator[None, None, Payload]]
+OperationCall = Callable[[], Payload | Generator[None, None, Payload]]
 Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
 class _Operation:
-    future: Future
-    call: Work
+    future: RequestFuture
+    call: OperationCall
     passes: Generator[None, None, Payload] | None = None
     has_begun: bool = False
 
@@ -44,18 +44,18 @@ class ModelThread:
     def __init__(self, samplers: Sequence[Sampler], loop: asyncio.AbstractEventLoop) -> None:
         self._samplers, self._loop = samplers, loop
         self._operations: deque[_Operation] = deque()
-        self._jobs: deque[tuple[Sampler, Job]] = deque()
-        self._short: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
+        self._jobs: deque[tuple[Sampler, SamplingJob]] = deque()
+        self._short_calls: deque[Callable[[], None]] = deque()
+        self._condition = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
-    def submit(self, future: Future, call: Work) -> None:
+    def submit(self, future: RequestFuture, call: OperationCall) -> None:
         """Run `call` when its turn comes; its result, or its error, becomes the future's."""
-        with self._wake:
+        with self._condition:
             self._operations.append(_Operation(future, call))
-            self._wake.notify()
+            self._condition.notify()
 
     def call_soon(self, call: Callable[[], Result]) -> ConcurrentFuture[Result]:
         """Run a short call between two passes, before all operations; return its future.
@@ -72,19 +72,19 @@ class ModelThread:
             except Exception as error:
                 future.set_exception(error)
 
-        with self._wake:
-            self._short.append(run)
-            self._wake.notify()
+        with self._condition:
+            self._short_calls.append(run)
+            self._condition.notify()
         return future
 
-    def drop(self, future: Future) -> bool:
+    def cancel_queued_operation(self, future: RequestFuture) -> bool:
         """Take the operation of a future out of the queue.
 
         Returns:
             False if it has begun: it runs to its end then. True if it will not run, or if the
             future is not that of an operation.
         """
-        with self._wake:
+        with self._condition:
             for operation in self._operations:
                 if operation.future is future:
                     if operation.has_begun:
@@ -93,38 +93,38 @@ class ModelThread:
                     return True
         return True
 
-    def sample(
+    def submit_sample(
         self,
-        future: Future,
+        future: RequestFuture,
         sampler: Sampler,
-        snapshot: Snapshot | None,
+        snapshot: LoraAdapter | None,
         request: SampleRequest,
     ) -> None:
         """Draw the samples of a checked request with one of the samplers."""
 
-        def done(found: Sampled | Exception) -> None:
-            self._finish(future, refusal(found) if isinstance(found, Exception) else encode_sample(found))
+        def finish(result: SampleResponse | Exception) -> None:
+            self._finish(future, make_tinker_error(result) if isinstance(result, Exception) else encode_sample_response(result))
 
-        with self._wake:
-            self._jobs.append((sampler, Job(request, snapshot, done)))
-            self._wake.notify()
+        with self._condition:
+            self._jobs.append((sampler, SamplingJob(request, snapshot, finish)))
+            self._condition.notify()
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests for samples that have not begun."""
-        return len(self._jobs) + sum(sampler.waiting for sampler in self._samplers)
+        return len(self._jobs) + sum(sampler.num_waiting for sampler in self._samplers)
 
     def stop(self) -> None:
         """End after the work in progress; what still waits is dropped."""
-        with self._wake:
+        with self._condition:
             self._stopping = True
-            self._wake.notify()
+            self._condition.notify()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                self._wake.wait_for(self._has_work)
+            with self._condition:
+                self._condition.wait_for(self._has_work)
                 if self._stopping:
                     return
                 while self._jobs:
@@ -133,59 +133,59 @@ class ModelThread:
                 operation = self._operations[0] if self._operations else None
                 if operation:
                     operation.has_begun = True
-                short, self._short = self._short, deque()
-            for call in short:
+                short_calls, self._short_calls = self._short_calls, deque()
+            for call in short_calls:
                 call()
             started = time.perf_counter()
             if operation and self._advance(operation):
-                with self._wake:
+                with self._condition:
                     self._operations.popleft()
-            until = 2 * time.perf_counter() - started
+            sampling_deadline = 2 * time.perf_counter() - started
             while self._is_sampling:
-                self._draw()
-                if time.perf_counter() >= until or self._stopping:
+                self._step_samplers()
+                if time.perf_counter() >= sampling_deadline or self._stopping:
                     break
 
     def _has_work(self) -> bool:
-        return bool(self._operations or self._jobs or self._short or self._is_sampling or self._stopping)
+        return bool(self._operations or self._jobs or self._short_calls or self._is_sampling or self._stopping)
 
     @property
     def _is_sampling(self) -> bool:
-        return any(sampler.busy for sampler in self._samplers)
+        return any(sampler.is_busy for sampler in self._samplers)
 
     def _advance(self, operation: _Operation) -> bool:
         """Run the next part of an operation; whether it has ended."""
         try:
             if operation.passes is None:
-                found = operation.call()
-                if isinstance(found, bytes | dict):
-                    self._finish(operation.future, found)
+                result = operation.call()
+                if isinstance(result, bytes | dict):
+                    self._finish(operation.future, result)
                     return True
-                operation.passes = found
+                operation.passes = result
             next(operation.passes)
         except StopIteration as end:
             self._finish(operation.future, end.value)
         except Exception as error:
-            self._finish(operation.future, refusal(error))
+            self._finish(operation.future, make_tinker_error(error))
         else:
             return False
         return True
 
-    def _draw(self) -> None:
+    def _step_samplers(self) -> None:
         for sampler in self._samplers:
-            if not sampler.busy:
+            if not sampler.is_busy:
                 continue
             try:
                 sampler.step()
             except Exception as error:
                 for job in sampler.clear():
-                    job.done(error)
+                    job.on_done(error)
 
-    def _finish(self, future: Future, payload: Payload) -> None:
+    def _finish(self, future: RequestFuture, payload: Payload) -> None:
         self._loop.call_soon_threadsafe(future.finish, payload)
 
 
-def refusal(error: Exception) -> Payload:
+def make_tinker_error(error: Exception) -> Payload:
     """An error as the protocol shows one: the client's fault, or ours."""
     if isinstance(error, EngineRequestError):
         return {"error": str(error), "category": "user"}

@@ -14,7 +14,7 @@ from peft.utils.transformers_weight_conversion import (
 from transformers import AutoModelForCausalLM
 
 
-def adapted_by_peft(config: Any, target_modules: Iterable[str]) -> set[str]:
+def find_peft_adapted_layers(config: Any, target_modules: Iterable[str]) -> set[str]:
     """Return the paths of the layers that PEFT adapts in a model of this configuration.
 
     The model is built without memory for its weights. PEFT itself is asked, because it renames
@@ -28,17 +28,17 @@ def adapted_by_peft(config: Any, target_modules: Iterable[str]) -> set[str]:
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(config)
-        lora = LoraConfig(r=1, target_modules=list(target_modules), task_type="CAUSAL_LM")
-        adapted = get_peft_model(model, lora)
+        lora_config = LoraConfig(r=1, target_modules=list(target_modules), task_type="CAUSAL_LM")
+        peft_model = get_peft_model(model, lora_config)
         tensors = {
             f"{path}.weight": torch.empty(1, 1)
-            for path, _ in adapted.named_modules()
+            for path, _ in peft_model.named_modules()
             if path.endswith((".lora_A.default", ".lora_B.default"))
         }
         tensors = {name.replace(".default.", "."): value for name, value in tensors.items()}
-        loaded = convert_peft_adapter_state_dict_for_transformers(adapted, lora, dict(tensors))
+        converted = convert_peft_adapter_state_dict_for_transformers(peft_model, lora_config, dict(tensors))
     return {
         name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-        for name in set(tensors) & set(loaded)
+        for name in set(tensors) & set(converted)
         if name.endswith(".lora_A.weight")
     }

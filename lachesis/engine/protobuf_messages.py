@@ -15,11 +15,11 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lachesis.base.errors import EngineRequestError
-from lachesis.engine.sample_request import Sampled
+from lachesis.engine.sample_request import SampleResponse
 
 Array = np.ndarray[Any, Any]
 
-MOST_CELLS = 2**27
+MAX_DENSE_ELEMENTS = 2**27
 _PACKAGE = "lachesis_wire"
 # message -> "number name type [* repeated | ? explicit presence | a oneof's name]"
 _SCHEMA: dict[str, list[str]] = {
@@ -67,26 +67,26 @@ _DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype
 
 
 def _add_field(message: Any, declaration: str) -> None:
-    number, name, kind, *flag = declaration.split()
+    number, name, type_name, *flag = declaration.split()
     proto = descriptor_pb2.FieldDescriptorProto
-    entry = message.field.add(name=name, number=int(number), label=proto.LABEL_OPTIONAL)
-    if kind.startswith("."):
-        entry.type, entry.type_name = proto.TYPE_MESSAGE, f".{_PACKAGE}{kind}"
+    field_proto = message.field.add(name=name, number=int(number), label=proto.LABEL_OPTIONAL)
+    if type_name.startswith("."):
+        field_proto.type, field_proto.type_name = proto.TYPE_MESSAGE, f".{_PACKAGE}{type_name}"
     else:
-        entry.type = getattr(proto, f"TYPE_{kind.upper()}")
+        field_proto.type = getattr(proto, f"TYPE_{type_name.upper()}")
     if flag == ["*"]:
-        entry.label = proto.LABEL_REPEATED
+        field_proto.label = proto.LABEL_REPEATED
     elif flag:
-        union = f"_{name}" if flag == ["?"] else flag[0]
-        names = [one.name for one in message.oneof_decl]
-        if union not in names:
-            message.oneof_decl.add(name=union)
-            names.append(union)
-        entry.oneof_index = names.index(union)
-        entry.proto3_optional = flag == ["?"]
+        oneof_name = f"_{name}" if flag == ["?"] else flag[0]
+        oneof_names = [oneof.name for oneof in message.oneof_decl]
+        if oneof_name not in oneof_names:
+            message.oneof_decl.add(name=oneof_name)
+            oneof_names.append(oneof_name)
+        field_proto.oneof_index = oneof_names.index(oneof_name)
+        field_proto.proto3_optional = flag == ["?"]
 
 
-def _build() -> dict[str, Any]:
+def _build_message_classes() -> dict[str, Any]:
     # A protobuf map is, on the wire, a repeated message with key 1 and value 2; the *Entry messages are just that.
     file = descriptor_pb2.FileDescriptorProto(name="lachesis/wire.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _SCHEMA.items():
@@ -98,11 +98,11 @@ def _build() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _SCHEMA}
 
 
-_MESSAGES = _build()
+_MESSAGE_CLASSES = _build_message_classes()
 
 
 @dataclass(frozen=True)
-class Datum:
+class DecodedDatum:
     """One training sequence: `tokens` (N,) int64, and the loss inputs by name, each (N,) or (N, K)."""
 
     tokens: Array
@@ -110,7 +110,7 @@ class Datum:
 
 
 @dataclass(frozen=True)
-class ForwardBackward:
+class ForwardBackwardRequest:
     """A forward or forward-backward request; `datums` are decoded by `decode_data`."""
 
     model_id: str
@@ -121,13 +121,13 @@ class ForwardBackward:
     loss_config: dict[str, float | str] = field(default_factory=dict)
 
 
-def parse_forward_backward(body: bytes) -> ForwardBackward:
+def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
     """Parse the body of `POST /forward_backward`. Tensors stay encoded until the work is done, so that a bad one fails its
     own future and does not leave a hole in the client's sequence of requests.
 
     Raises EngineRequestError when the body is no such message.
     """
-    message = _MESSAGES["ForwardBackwardRequest"]()
+    message = _MESSAGE_CLASSES["ForwardBackwardRequest"]()
     try:
         message.ParseFromString(body)
     except Exception as error:
@@ -135,7 +135,7 @@ def parse_forward_backward(body: bytes) -> ForwardBackward:
     config: dict[str, float | str] = {entry.key: entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
         config[entry.key] = entry.value.text if entry.value.WhichOneof("kind") == "text" else entry.value.number
-    return ForwardBackward(
+    return ForwardBackwardRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
         datums=message.data,
@@ -145,44 +145,44 @@ def parse_forward_backward(body: bytes) -> ForwardBackward:
     )
 
 
-def decode_data(request: ForwardBackward) -> list[Datum]:
+def decode_data(request: ForwardBackwardRequest) -> list[DecodedDatum]:
     """The request's datums as arrays. Raises EngineRequestError for images, audio and malformed tensors."""
-    return [_datum(message) for message in request.datums]
+    return [_decode_datum(message) for message in request.datums]
 
 
-def _datum(message: Any) -> Datum:
-    tokens = [_text_tokens(chunk) for chunk in message.model_input]
-    return Datum(
+def _decode_datum(message: Any) -> DecodedDatum:
+    tokens = [_decode_text_tokens(chunk) for chunk in message.model_input]
+    return DecodedDatum(
         tokens=np.concatenate(tokens).astype(np.int64) if tokens else np.zeros(0, np.int64),
-        inputs={entry.key: _tensor(entry.key, entry.value) for entry in message.loss_fn_inputs},
+        inputs={entry.key: _decode_tensor(entry.key, entry.value) for entry in message.loss_fn_inputs},
     )
 
 
-def _text_tokens(chunk: Any) -> Array:
+def _decode_text_tokens(chunk: Any) -> Array:
     kind = chunk.WhichOneof("kind")
     if kind != "encoded_text":
         raise EngineRequestError(f"a model input holds a chunk of kind {kind}; this engine trains on text tokens only")
     return np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4"))
 
 
-def _tensor(name: str, tensor: Any) -> Array:
+def _decode_tensor(name: str, tensor: Any) -> Array:
     dtype = _DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None:
         raise EngineRequestError(f"loss input {name} has dtype {tensor.dtype}; allowed: float32, int64, int32")
     try:
         if tensor.WhichOneof("kind") == "sparse":
-            return _from_csr(tensor.sparse, dtype, shape)
+            return _decode_csr(tensor.sparse, dtype, shape)
         return np.frombuffer(tensor.dense, dtype).reshape(shape)
     except (ValueError, IndexError) as error:
         raise EngineRequestError(f"loss input {name} does not fill its shape {shape}: {error}") from error
 
 
-def _from_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    _check_size(shape)
+def _decode_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    _check_sparse_shape(shape)
     dense = np.zeros(shape, dtype)
-    starts = np.frombuffer(sparse.crow_indices, np.int64)
-    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    row_offsets = np.frombuffer(sparse.crow_indices, np.int64)
+    rows = np.repeat(np.arange(len(row_offsets) - 1), np.diff(row_offsets))
     dense[rows, np.frombuffer(sparse.col_indices, np.int64)] = np.frombuffer(sparse.values, dtype)
     return dense
 
@@ -190,56 +190,56 @@ def _from_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
 def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, float]) -> bytes:
     """The answer: per datum the log-probability of every target, (N,) or (N, K) float32, and the metrics, whose keys carry
     the client's reduction (`loss:sum`)."""
-    output = _MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
+    output = _MESSAGE_CLASSES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
     start = 0
     while start < len(logprobs_D):
-        trailing = logprobs_D[start].shape[1:]
+        trailing_shape = logprobs_D[start].shape[1:]
         stop = start
-        while stop < len(logprobs_D) and logprobs_D[stop].shape[1:] == trailing:
+        while stop < len(logprobs_D) and logprobs_D[stop].shape[1:] == trailing_shape:
             stop += 1
-        _add_record(output, logprobs_D[start:stop], trailing)
+        _add_array_record(output, logprobs_D[start:stop], trailing_shape)
         start = stop
     for key, value in metrics.items():
         output.metrics.add(key=key, value=value)
     return bytes(output.SerializeToString())
 
 
-def _add_record(output: Any, arrays: Sequence[Array], trailing: tuple[int, ...]) -> None:
+def _add_array_record(output: Any, arrays: Sequence[Array], trailing_shape: tuple[int, ...]) -> None:
     blobs = [np.ascontiguousarray(array, np.dtype("<f4")).tobytes() for array in arrays]
     record = output.loss_fn_outputs.add(num_datums=len(blobs))
     entry = record.fields.add(key="logprobs")
     entry.value.data = b"".join(blobs)
     entry.value.offsets = np.cumsum([0, *map(len, blobs)]).astype("<i8").tobytes()
     entry.value.dtype = _FLOAT32
-    entry.value.trailing_shape.extend(trailing)
+    entry.value.trailing_shape.extend(trailing_shape)
 
 
-def encode_sample(found: Sampled) -> bytes:
+def encode_sample_response(sample_response: SampleResponse) -> bytes:
     """The answer to a sampling request."""
-    response = _MESSAGES["SampleResponse"]()
-    for one in found.sequences:
-        sequence = response.sequences.add(
-            stop_reason=0 if one.stopped else 1,
-            tokens=np.asarray(one.tokens, "<i4").tobytes(),
-            logprobs=np.asarray(one.logprobs, "<f4").tobytes(),
+    message = _MESSAGE_CLASSES["SampleResponse"]()
+    for sampled_sequence in sample_response.sequences:
+        sequence = message.sequences.add(
+            stop_reason=0 if sampled_sequence.has_stopped else 1,
+            tokens=np.asarray(sampled_sequence.tokens, "<i4").tobytes(),
+            logprobs=np.asarray(sampled_sequence.logprobs, "<f4").tobytes(),
         )
-        if one.top_k is not None:
-            _fill_top_k(sequence.topk_sampled_logprobs, one.top_k)
-    prompt = found.prompt
-    if prompt.logprobs is not None:
-        response.prompt_logprobs = np.asarray(prompt.logprobs, "<f4").tobytes()
-    if prompt.top_k is not None:
-        _fill_top_k(response.topk_prompt_logprobs, prompt.top_k)
-    if prompt.targets is not None:
-        _fill_tensor(response.target_prompt_logprobs, prompt.targets, _FLOAT32)
-    if prompt.alternatives is not None:
-        _fill_tensor(response.prompt_alt_tokens.tokens, prompt.alternatives[0], _INT32)
-        _fill_tensor(response.prompt_alt_tokens.logprobs, prompt.alternatives[1], _FLOAT32)
-    return bytes(response.SerializeToString())
+        if sampled_sequence.top_logprobs is not None:
+            _fill_top_logprobs(sequence.topk_sampled_logprobs, sampled_sequence.top_logprobs)
+    prompt_logprobs = sample_response.prompt_logprobs
+    if prompt_logprobs.logprobs is not None:
+        message.prompt_logprobs = np.asarray(prompt_logprobs.logprobs, "<f4").tobytes()
+    if prompt_logprobs.top_logprobs is not None:
+        _fill_top_logprobs(message.topk_prompt_logprobs, prompt_logprobs.top_logprobs)
+    if prompt_logprobs.target_logprobs is not None:
+        _fill_tensor(message.target_prompt_logprobs, prompt_logprobs.target_logprobs, _FLOAT32)
+    if prompt_logprobs.alternatives is not None:
+        _fill_tensor(message.prompt_alt_tokens.tokens, prompt_logprobs.alternatives[0], _INT32)
+        _fill_tensor(message.prompt_alt_tokens.logprobs, prompt_logprobs.alternatives[1], _FLOAT32)
+    return bytes(message.SerializeToString())
 
 
-def _fill_top_k(message: Any, top_k: tuple[Array, Array]) -> None:
-    ids, logprobs = top_k
+def _fill_top_logprobs(message: Any, top_logprobs: tuple[Array, Array]) -> None:
+    ids, logprobs = top_logprobs
     message.token_ids, message.logprobs = np.asarray(ids, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
     message.length, message.k = ids.shape
 
@@ -249,20 +249,20 @@ def _fill_tensor(message: Any, array: Array, dtype: int) -> None:
     message.shape.extend(array.shape)
 
 
-def _check_size(shape: tuple[int, ...]) -> None:
+def _check_sparse_shape(shape: tuple[int, ...]) -> None:
     """Rows that are left out cost nothing on the wire. Raises ValueError."""
-    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MOST_CELLS:
-        raise ValueError(f"a sparse tensor has two axes and at most {MOST_CELLS} cells")
+    if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MAX_DENSE_ELEMENTS:
+        raise ValueError(f"a sparse tensor has two axes and at most {MAX_DENSE_ELEMENTS} cells")
 
 
-def tensor_of_json(name: str, body: Any) -> Array:
+def parse_json_tensor(name: str, body: Any) -> Array:
     """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows (`sparse_crow_indices`, `sparse_col_indices`)
     whose other entries are -1. Raises EngineRequestError."""
     try:
         shape, values = tuple(body["shape"]), np.asarray(body["data"], np.int64)
         if body.get("sparse_crow_indices") is None:
             return values.reshape(shape)
-        _check_size(shape)
+        _check_sparse_shape(shape)
         dense = np.full(shape, -1, np.int64)
         rows = np.repeat(np.arange(len(body["sparse_crow_indices"]) - 1), np.diff(body["sparse_crow_indices"]))
         dense[rows, np.asarray(body["sparse_col_indices"], np.int64)] = values

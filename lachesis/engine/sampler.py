@@ -15,252 +15,252 @@ import torch
 from transformers.cache_utils import Cache
 
 from lachesis.engine.kv_cache import SlotCache
-from lachesis.engine.lora import Part, Snapshot
-from lachesis.engine.model import BaseModel
-from lachesis.engine.sample_request import Continuation, PromptAnswers, answer, top_k
-from lachesis.engine.sampling_job import Job, Row
+from lachesis.engine.lora import AdapterAssignment, LoraAdapter
+from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, compute_prompt_logprobs, find_top_logprobs
+from lachesis.engine.sampling_job import SamplingJob, BatchRow
 from lachesis.engine.slot_state import SlotState
-from lachesis.engine.token_choice import Settings, choose
+from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Sequences that are extended together."""
-MOST_CACHE = 2**31
+MAX_CACHE_BYTES = 2**31
 """Bytes of keys and values, rows times the longest: room is reserved for the longest that a request allows."""
-PREFILL_TOKENS = 4096
+MAX_PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, of one pass."""
 
 
 class Sampler:
     """Owns the random stream of requests that bring no seed. Only the model thread may call this."""
 
-    def __init__(self, base: BaseModel, seed: int | None = None) -> None:
+    def __init__(self, base: BaseLanguageModel, seed: int | None = None) -> None:
         self.base = base
-        self._random = np.random.default_rng(seed)
-        self._waiting: deque[Job] = deque()
-        self._rows: list[Row] = []
+        self._rng = np.random.default_rng(seed)
+        self._waiting_jobs: deque[SamplingJob] = deque()
+        self._rows: list[BatchRow] = []
         self._lengths = np.zeros(0, np.int64)
         self._cache = SlotCache()
         self._state = SlotState(base.device)
-        self._parts: list[Part] | None = None
-        self._settings: Settings | None = None
-        self._special: list[int] | None = None
+        self._assignments: list[AdapterAssignment] | None = None
+        self._settings: TokenChoiceSettings | None = None
+        self._inspected_slots: list[int] | None = None
 
     @property
-    def busy(self) -> bool:
-        return bool(self._rows or self._waiting)
+    def is_busy(self) -> bool:
+        return bool(self._rows or self._waiting_jobs)
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Requests of which not all samples have begun."""
-        return len(self._waiting)
+        return len(self._waiting_jobs)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SamplingJob) -> None:
         """Queue a checked request."""
-        self._waiting.append(job)
+        self._waiting_jobs.append(job)
 
-    def clear(self) -> list[Job]:
+    def clear(self) -> list[SamplingJob]:
         """Drop everything, after an error; the jobs that have not ended."""
-        jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting]))
-        self._waiting.clear()
+        jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting_jobs]))
+        self._waiting_jobs.clear()
         self._rows, self._lengths = [], np.zeros(0, np.int64)
         self._cache, self._state = SlotCache(), SlotState(self.base.device)
-        self._changed()
+        self._invalidate_step_inputs()
         return jobs
 
     @torch.inference_mode()
     def step(self) -> None:
         """Let waiting requests in, then extend every sequence by one token."""
         self._drop_cancelled()
-        entering = self._next()
-        if entering:
-            self._prefill(entering)
+        new_rows = self._admit_rows()
+        if new_rows:
+            self._prefill(new_rows)
         if self._rows:
             self._decode()
-        if not self.busy:
+        if not self.is_busy:
             self._cache.trim()
             self._state = SlotState(self.base.device)
 
     # --- who is in the batch ----------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        gone = [slot for slot, row in enumerate(self._rows) if row.job.request.cancelled()]
-        if gone:
-            self._leave(gone)
-        if any(job.request.cancelled() for job in self._waiting):
-            self._waiting = deque(job for job in self._waiting if not job.request.cancelled())
+        cancelled_slots = [slot for slot, row in enumerate(self._rows) if row.job.request.is_cancelled()]
+        if cancelled_slots:
+            self._free_slots(cancelled_slots)
+        if any(job.request.is_cancelled() for job in self._waiting_jobs):
+            self._waiting_jobs = deque(job for job in self._waiting_jobs if not job.request.is_cancelled())
 
-    def _next(self) -> list[Row]:
+    def _admit_rows(self) -> list[BatchRow]:
         """The sequences that there is room for, of the requests that came first, with at most PREFILL_TOKENS of prompts."""
-        entering: list[Row] = []
-        prompts: set[tuple[int, tuple[int, ...]]] = set()
-        longest = max((row.length for row in self._rows), default=0)
-        while self._waiting:
-            job = self._waiting[0]
-            first = self._new_row(job, job.entered)
-            prompts.add(_prompt_key(job))
-            width = max(len(prompt) for _, prompt in prompts)
-            room = self._room(max(longest, first.length)) - len(self._rows) - len(entering)
-            if room < 1 and (self._rows or entering):
+        new_rows: list[BatchRow] = []
+        prompt_keys: set[tuple[int, tuple[int, ...]]] = set()
+        max_length = max((row.max_length for row in self._rows), default=0)
+        while self._waiting_jobs:
+            job = self._waiting_jobs[0]
+            first_row = self._create_row(job, job.num_started)
+            prompt_keys.add(_make_prompt_key(job))
+            max_prompt_tokens = max(len(prompt) for _, prompt in prompt_keys)
+            num_free_rows = self._compute_max_rows(max(max_length, first_row.max_length)) - len(self._rows) - len(new_rows)
+            if num_free_rows < 1 and (self._rows or new_rows):
                 break
-            if entering and width * len(prompts) > PREFILL_TOKENS:
+            if new_rows and max_prompt_tokens * len(prompt_keys) > MAX_PREFILL_TOKENS:
                 break
-            longest = max(longest, first.length)
-            count = min(job.request.num_samples - job.entered, max(1, room))
-            entering += [first, *(self._new_row(job, job.entered + one) for one in range(1, count))]
-            job.entered += count
-            if job.entered == job.request.num_samples:
-                self._waiting.popleft()
-        return entering
+            max_length = max(max_length, first_row.max_length)
+            num_admitted = min(job.request.num_samples - job.num_started, max(1, num_free_rows))
+            new_rows += [first_row, *(self._create_row(job, job.num_started + index) for index in range(1, num_admitted))]
+            job.num_started += num_admitted
+            if job.num_started == job.request.num_samples:
+                self._waiting_jobs.popleft()
+        return new_rows
 
-    def _room(self, length: int) -> int:
-        return min(MOST_ROWS, MOST_CACHE // (self.base.token_bytes * max(1, length)))
+    def _compute_max_rows(self, length: int) -> int:
+        return min(MAX_ROWS, MAX_CACHE_BYTES // (self.base.kv_bytes_per_token * max(1, length)))
 
-    def _new_row(self, job: Job, index: int) -> Row:
+    def _create_row(self, job: SamplingJob, index: int) -> BatchRow:
         request = job.request
-        room = self.base.context - len(request.prompt)
-        random = self._random if request.seed is None else _seeded(request.seed, index)
-        return Row(job, index, min(room, request.max_tokens or room), random)
+        max_new_tokens = self.base.context_length - len(request.prompt)
+        rng = self._rng if request.seed is None else _create_rng(request.seed, index)
+        return BatchRow(job, index, min(max_new_tokens, request.max_tokens or max_new_tokens), rng)
 
-    def _leave(self, slots: Iterable[int]) -> None:
+    def _free_slots(self, slots: Iterable[int]) -> None:
         """Free slots; the last sequences move into them."""
         for slot in sorted(slots, reverse=True):
-            last = len(self._rows) - 1
-            if slot != last:
-                self._cache.move(last, slot, int(self._lengths[last]) + 1)
-                self._state.move(last, slot)
-                self._rows[slot], self._lengths[slot] = self._rows[last], self._lengths[last]
+            last_slot = len(self._rows) - 1
+            if slot != last_slot:
+                self._cache.move(last_slot, slot, int(self._lengths[last_slot]) + 1)
+                self._state.move(last_slot, slot)
+                self._rows[slot], self._lengths[slot] = self._rows[last_slot], self._lengths[last_slot]
             self._rows.pop()
         self._lengths = self._lengths[: len(self._rows)]
-        self._changed()
+        self._invalidate_step_inputs()
 
-    def _changed(self) -> None:
-        self._parts = self._settings = self._special = None
+    def _invalidate_step_inputs(self) -> None:
+        self._assignments = self._settings = self._inspected_slots = None
 
     # --- prompts ----------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, entering: list[Row]) -> None:
+    def _prefill(self, new_rows: list[BatchRow]) -> None:
         """Pass the prompts of new sequences through the model, choose their first tokens, and give slots to those that go
         on."""
-        unique: dict[tuple[int, tuple[int, ...]], int] = {}
-        owners = [unique.setdefault(_prompt_key(row.job), len(unique)) for row in entering]
-        jobs = [entering[owners.index(at)].job for at in range(len(unique))]
+        prompt_index_by_key: dict[tuple[int, tuple[int, ...]], int] = {}
+        prompt_indices = [prompt_index_by_key.setdefault(_make_prompt_key(row.job), len(prompt_index_by_key)) for row in new_rows]
+        jobs = [new_rows[prompt_indices.index(index)].job for index in range(len(prompt_index_by_key))]
         lengths = [len(job.request.prompt) for job in jobs]
         ids = torch.zeros(len(jobs), max(lengths), dtype=torch.long)
-        for at, job in enumerate(jobs):
-            ids[at, : lengths[at]] = torch.tensor(job.request.prompt)
-        self.base.sites.sample(_parts([job.snapshot for job in jobs], self.base.device))
-        filled = self.base.new_cache()
-        states = self.base.states(ids.to(self.base.device), cache=filled)
-        for row, owner in zip(entering, owners, strict=True):
-            if row.index == 0 and row.job.request.questions:
-                row.job.answers = self._answer(row.job, states[owner, : lengths[owner]])
-        owner = torch.tensor(owners, device=self.base.device)
-        last = states[owner, torch.tensor([lengths[at] - 1 for at in owners], device=self.base.device)]
+        for index, job in enumerate(jobs):
+            ids[index, : lengths[index]] = torch.tensor(job.request.prompt)
+        self.base.lora_layers.use_for_sampling(_assign_adapters([job.snapshot for job in jobs], self.base.device))
+        prompt_cache = self.base.create_prompt_cache()
+        states = self.base.compute_states(ids.to(self.base.device), cache=prompt_cache)
+        for row, prompt_index in zip(new_rows, prompt_indices, strict=True):
+            if row.index == 0 and row.job.request.prompt_logprobs_spec:
+                row.job.prompt_logprobs = self._compute_prompt_logprobs(row.job, states[prompt_index, : lengths[prompt_index]])
+        prompt_index = torch.tensor(prompt_indices, device=self.base.device)
+        last_states = states[prompt_index, torch.tensor([lengths[index] - 1 for index in prompt_indices], device=self.base.device)]
         start = len(self._rows)
-        self._rows += entering
-        self._lengths = np.concatenate([self._lengths, [lengths[at] for at in owners]])
-        self._state.enter(start, entering)
-        self._changed()
-        self.base.sites.sample(_parts([row.job.snapshot for row in entering], self.base.device))  # the head may have one too
-        ended = self._choose(self.base.logits(last), slice(start, start + len(entering)))
-        self._keep(start, ended, filled, owner)
-        self._leave(ended)
+        self._rows += new_rows
+        self._lengths = np.concatenate([self._lengths, [lengths[index] for index in prompt_indices]])
+        self._state.fill_slots(start, new_rows)
+        self._invalidate_step_inputs()
+        self.base.lora_layers.use_for_sampling(_assign_adapters([row.job.snapshot for row in new_rows], self.base.device))  # the head may have one too
+        ended_slots = self._choose_tokens(self.base.compute_logits(last_states), slice(start, start + len(new_rows)))
+        self._store_prompt_cache(start, ended_slots, prompt_cache, prompt_index)
+        self._free_slots(ended_slots)
 
-    def _keep(self, start: int, ended: list[int], filled: Cache, owner: torch.Tensor) -> None:
+    def _store_prompt_cache(self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor) -> None:
         """Copy what the prompts left in the cache to the new sequences' slots, unless all of them have ended."""
-        if len(ended) < len(self._rows) - start:
-            self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, filled)
-            self._cache.enter(start, filled, owner)
+        if len(ended_slots) < len(self._rows) - start:
+            self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, prompt_cache)
+            self._cache.fill_slots(start, prompt_cache, prompt_index)
 
-    def _answer(self, job: Job, states: torch.Tensor) -> PromptAnswers:
-        count = job.request.questions.alternatives
-        random = self._random if job.request.seed is None else _seeded(job.request.seed, 2**32)
-        self.base.sites.sample(_parts([job.snapshot], self.base.device))
-        return answer(job.request, states, self.base.logits, random.random((states.shape[0] - 1, count)))
+    def _compute_prompt_logprobs(self, job: SamplingJob, states: torch.Tensor) -> PromptLogprobs:
+        num_alternatives = job.request.prompt_logprobs_spec.num_alternatives
+        rng = self._rng if job.request.seed is None else _create_rng(job.request.seed, 2**32)
+        self.base.lora_layers.use_for_sampling(_assign_adapters([job.snapshot], self.base.device))
+        return compute_prompt_logprobs(job.request, states, self.base.compute_logits, rng.random((states.shape[0] - 1, num_alternatives)))
 
     # --- tokens -----------------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
-        count = len(self._rows)
-        width = int(self._lengths.max()) + 1
-        self._cache.lengthen(width)
-        if self._parts is None:
-            self._parts = _parts([row.job.snapshot for row in self._rows], self.base.device)
-        self.base.sites.sample(self._parts)
+        num_rows = len(self._rows)
+        max_length = int(self._lengths.max()) + 1
+        self._cache.reserve_length(max_length)
+        if self._assignments is None:
+            self._assignments = _assign_adapters([row.job.snapshot for row in self._rows], self.base.device)
+        self.base.lora_layers.use_for_sampling(self._assignments)
         state = self._state
-        states = self.base.decode(state.last[:count], state.position[:count], self._cache, state.slots[:count], width)
+        states = self.base.decode(state.last_token[:num_rows], state.position[:num_rows], self._cache, state.slot_indices[:num_rows], max_length)
         self._lengths += 1
-        ended = self._choose(self.base.logits(states), slice(0, count))
-        if ended:
-            self._leave(ended)
+        ended_slots = self._choose_tokens(self.base.compute_logits(states), slice(0, num_rows))
+        if ended_slots:
+            self._free_slots(ended_slots)
 
-    def _choose(self, logits: torch.Tensor, rows: slice) -> list[int]:
+    def _choose_tokens(self, logits: torch.Tensor, rows: slice) -> list[int]:
         """Extend the sequences in these slots by a token; the slots of those that have ended, and are finished."""
         state = self._state
         if self._settings is None or rows.start:
-            settings = state.settings(rows)
+            settings = state.get_settings(rows)
             self._settings = settings if rows == slice(0, len(self._rows)) else None
         else:
             settings = self._settings
-        state.draw(self._rows)
-        tokens, logprobs = choose(logits, state.uniforms_of(rows), settings)
-        over, stopped = state.extend(rows, tokens, logprobs)
-        stopped = stopped | self._look_at(rows, logits, tokens, stopped)
-        ended = np.flatnonzero(over | stopped) + rows.start
-        for slot in ended.tolist():
+        state.draw_uniforms(self._rows)
+        tokens, logprobs = choose_tokens(logits, state.get_uniforms(rows), settings)
+        at_limit, stopped = state.append_tokens(rows, tokens, logprobs)
+        stopped = stopped | self._inspect_tokens(rows, logits, tokens, stopped)
+        ended_slots = np.flatnonzero(at_limit | stopped) + rows.start
+        for slot in ended_slots.tolist():
             row = self._rows[slot]
-            values, own = state.generated(slot)
-            row.job.finish(row.index, Continuation(values, own, bool(stopped[slot - rows.start]), _top(row)))
-        return list(ended.tolist())
+            row_tokens, row_logprobs = state.get_generated(slot)
+            row.job.finish(row.index, SampledSequence(row_tokens, row_logprobs, bool(stopped[slot - rows.start]), _stack_top_logprobs(row)))
+        return list(ended_slots.tolist())
 
-    def _look_at(self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray) -> np.ndarray:
+    def _inspect_tokens(self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray) -> np.ndarray:
         """What only some requests want of a step: which of them have reached a stop string; the likeliest tokens are noted."""
-        found = np.zeros_like(stopped)
-        if self._special is None:
-            wanted = ((slot, row.job.request) for slot, row in enumerate(self._rows))
-            self._special = [slot for slot, one in wanted if one.stop_strings or one.top_k_logprobs]
-        for slot in self._special:
-            at, row = slot - rows.start, self._rows[slot]
-            if at < 0:
+        has_stop_string = np.zeros_like(stopped)
+        if self._inspected_slots is None:
+            slot_requests = ((slot, row.job.request) for slot, row in enumerate(self._rows))
+            self._inspected_slots = [slot for slot, sample_request in slot_requests if sample_request.stop_strings or sample_request.num_top_logprobs]
+        for slot in self._inspected_slots:
+            index, row = slot - rows.start, self._rows[slot]
+            if index < 0:
                 continue
             request = row.job.request
             if request.stop_strings:
-                row.text.append(int(tokens[at]))
-                found[at] = self._ends(row)
-            if request.top_k_logprobs:
-                scaled = logits[at : at + 1] / (request.temperature or 1.0)
-                row.likeliest += top_k(scaled, request.top_k_logprobs)
-        return found
+                row.tokens.append(int(tokens[index]))
+                has_stop_string[index] = self._ends_with_stop_string(row)
+            if request.num_top_logprobs:
+                scaled = logits[index : index + 1] / (request.temperature or 1.0)
+                row.top_logprobs += find_top_logprobs(scaled, request.num_top_logprobs)
+        return has_stop_string
 
-    def _ends(self, row: Row) -> bool:
+    def _ends_with_stop_string(self, row: BatchRow) -> bool:
         # A character takes at most 4 byte-level tokens, so this tail holds any stop string that has just been completed.
-        tail = row.text[-(4 * max(map(len, row.job.request.stop_strings)) + 4) :]
+        tail = row.tokens[-(4 * max(map(len, row.job.request.stop_strings)) + 4) :]
         text = self.base.tokenizer.decode(tail)
         return any(stop in text for stop in row.job.request.stop_strings)
 
 
-def _seeded(seed: int, stream: int) -> np.random.Generator:
+def _create_rng(seed: int, stream: int) -> np.random.Generator:
     # Two's complement: a negative seed must not be that of its absolute value.
     return np.random.default_rng([seed % 2**64, stream])
 
 
-def _prompt_key(job: Job) -> tuple[int, tuple[int, ...]]:
+def _make_prompt_key(job: SamplingJob) -> tuple[int, tuple[int, ...]]:
     return id(job.snapshot), tuple(job.request.prompt)
 
 
-def _parts(snapshots: list[Snapshot | None], device: torch.device) -> list[Part]:
+def _assign_adapters(snapshots: list[LoraAdapter | None], device: torch.device) -> list[AdapterAssignment]:
     """Which rows go with which adapter; those of the base model are left out, unless all are."""
-    kinds = list(dict.fromkeys(snapshots))
-    if len(kinds) == 1:
-        return [(None, kinds[0])]
-    rows: dict[Snapshot | None, list[int]] = {kind: [] for kind in kinds}
-    for at, snapshot in enumerate(snapshots):
-        rows[snapshot].append(at)
-    return [(torch.tensor(found, device=device), kind) for kind, found in rows.items() if kind is not None]
+    adapters = list(dict.fromkeys(snapshots))
+    if len(adapters) == 1:
+        return [(None, adapters[0])]
+    rows_by_adapter: dict[LoraAdapter | None, list[int]] = {adapter: [] for adapter in adapters}
+    for index, snapshot in enumerate(snapshots):
+        rows_by_adapter[snapshot].append(index)
+    return [(torch.tensor(row_indices, device=device), adapter) for adapter, row_indices in rows_by_adapter.items() if adapter is not None]
 
 
-def _top(row: Row) -> tuple[np.ndarray, np.ndarray] | None:
-    if not row.likeliest:
+def _stack_top_logprobs(row: BatchRow) -> tuple[np.ndarray, np.ndarray] | None:
+    if not row.top_logprobs:
         return None
-    ids, values = zip(*row.likeliest, strict=True)
+    ids, values = zip(*row.top_logprobs, strict=True)
     return np.array(ids, np.int32), np.array(values, np.float32)

@@ -7,42 +7,42 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lachesis.engine.lora import Snapshot
-from lachesis.engine.sample_request import Continuation, PromptAnswers, Sampled, SampleRequest
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, SampleResponse, SampleRequest
 
 
 @dataclass(eq=False)
-class Job:
+class SamplingJob:
     """A request under way. `done` is called once, with what came of it, unless it is cancelled."""
 
     request: SampleRequest
-    snapshot: Snapshot | None
-    done: Callable[[Sampled | Exception], None]
-    entered: int = 0
+    snapshot: LoraAdapter | None
+    on_done: Callable[[SampleResponse | Exception], None]
+    num_started: int = 0
     """Of its samples, those that have begun."""
-    answers: PromptAnswers | None = None
-    sequences: dict[int, Continuation] = field(default_factory=dict)
+    prompt_logprobs: PromptLogprobs | None = None
+    sequences: dict[int, SampledSequence] = field(default_factory=dict)
 
-    def finish(self, index: int, sequence: Continuation) -> None:
+    def finish(self, index: int, sequence: SampledSequence) -> None:
         self.sequences[index] = sequence
         if len(self.sequences) == self.request.num_samples:
-            ordered = [self.sequences[one] for one in range(self.request.num_samples)]
-            self.done(Sampled(ordered, self.answers or PromptAnswers()))
+            ordered = [self.sequences[sample_index] for sample_index in range(self.request.num_samples)]
+            self.on_done(SampleResponse(ordered, self.prompt_logprobs or PromptLogprobs()))
 
 
 @dataclass(eq=False)
-class Row:
+class BatchRow:
     """One sequence. `limit` is the most that it may generate."""
 
-    job: Job
+    job: SamplingJob
     index: int
-    limit: int
-    random: np.random.Generator
-    drawn: int = 0
-    text: list[int] = field(default_factory=list)
+    max_new_tokens: int
+    rng: np.random.Generator
+    num_drawn: int = 0
+    tokens: list[int] = field(default_factory=list)
     """Its tokens, where stop strings are looked for."""
-    likeliest: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
+    top_logprobs: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
 
     @property
-    def length(self) -> int:
-        return len(self.job.request.prompt) + self.limit
+    def max_length(self) -> int:
+        return len(self.job.request.prompt) + self.max_new_tokens

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from lachesis.engine.sampling_job import Row
-from lachesis.engine.token_choice import Settings
+from lachesis.engine.sampling_job import BatchRow
+from lachesis.engine.token_choice import TokenChoiceSettings
 
-BLOCK = 64
+MIN_GROWTH = 64
 """The tensors of what was generated grow by so many tokens at least."""
 
 
@@ -19,97 +19,97 @@ class SlotState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._slots = self._generated = 0
-        whole = {"dtype": torch.long, "device": device}
-        self.slots = torch.zeros(0, **whole)
-        self.last, self.position, self.count, self.limit, self.top_k = (torch.zeros(0, **whole) for _ in range(5))
+        self._slot_capacity = self._token_capacity = 0
+        int64_options = {"dtype": torch.long, "device": device}
+        self.slot_indices = torch.zeros(0, **int64_options)
+        self.last_token, self.position, self.num_generated, self.max_new_tokens, self.top_k = (torch.zeros(0, **int64_options) for _ in range(5))
         self.temperature, self.top_p = (torch.zeros(0, device=device) for _ in range(2))
-        self.stops = torch.full((0, 1), -1, **whole)
-        self.tokens, self.logprobs = torch.zeros(0, 0, **whole), torch.zeros(0, 0, device=device)
+        self.stop_tokens = torch.full((0, 1), -1, **int64_options)
+        self.tokens, self.logprobs = torch.zeros(0, 0, **int64_options), torch.zeros(0, 0, device=device)
         self.uniforms = torch.zeros(0, 0, dtype=torch.float64, device=device)
-        self._longest, self._new = 0, False
+        self._max_num_generated, self._has_new_rows = 0, False
 
-    def enter(self, start: int, rows: list[Row]) -> None:
+    def fill_slots(self, start: int, rows: list[BatchRow]) -> None:
         """Sequences that have generated nothing yet, in the slots from `start` on."""
-        end, self._new = start + len(rows), True
-        stops = max(len(row.job.request.stop_tokens) for row in rows)
-        self._grow(end, self._generated, stops)
-        at = slice(start, end)
+        end, self._has_new_rows = start + len(rows), True
+        max_stop_tokens = max(len(row.job.request.stop_tokens) for row in rows)
+        self._grow(end, self._token_capacity, max_stop_tokens)
+        new_slots = slice(start, end)
         requests = [row.job.request for row in rows]
-        self.position[at] = self._whole(len(request.prompt) - 1 for request in requests)
-        self.count[at] = 0
-        self.limit[at] = self._whole(row.limit for row in rows)
-        self.top_k[at] = self._whole(request.top_k for request in requests)
-        self.temperature[at] = torch.tensor([request.temperature for request in requests], device=self.device)
-        self.top_p[at] = torch.tensor([request.top_p for request in requests], device=self.device)
-        width = self.stops.shape[1]
+        self.position[new_slots] = self._to_int64_tensor(len(request.prompt) - 1 for request in requests)
+        self.num_generated[new_slots] = 0
+        self.max_new_tokens[new_slots] = self._to_int64_tensor(row.max_new_tokens for row in rows)
+        self.top_k[new_slots] = self._to_int64_tensor(request.top_k for request in requests)
+        self.temperature[new_slots] = torch.tensor([request.temperature for request in requests], device=self.device)
+        self.top_p[new_slots] = torch.tensor([request.top_p for request in requests], device=self.device)
+        width = self.stop_tokens.shape[1]
         padded = [[*request.stop_tokens, *[-1] * (width - len(request.stop_tokens))] for request in requests]
-        self.stops[at] = torch.tensor(padded, device=self.device)
+        self.stop_tokens[new_slots] = torch.tensor(padded, device=self.device)
 
-    def _whole(self, values: Iterable[int]) -> torch.Tensor:
+    def _to_int64_tensor(self, values: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.long, device=self.device)
 
-    def draw(self, rows: list[Row]) -> None:
+    def draw_uniforms(self, rows: list[BatchRow]) -> None:
         """Have a number for the next token of every sequence. They are drawn in blocks, in the order of each one's own
         stream."""
-        ahead = self._longest + 1
-        if ahead > self._generated or self._new:
-            self._new = False
-            self._grow(len(rows), max(ahead, BLOCK), 0)
+        num_needed = self._max_num_generated + 1
+        if num_needed > self._token_capacity or self._has_new_rows:
+            self._has_new_rows = False
+            self._grow(len(rows), max(num_needed, MIN_GROWTH), 0)
             for slot, row in enumerate(rows):
-                count = min(row.limit, self._generated) - row.drawn
-                if count > 0:
-                    numbers = torch.from_numpy(row.random.random(count))
-                    self.uniforms[slot, row.drawn : row.drawn + count] = numbers.to(self.device)
-                    row.drawn += count
+                num_missing = min(row.max_new_tokens, self._token_capacity) - row.num_drawn
+                if num_missing > 0:
+                    uniforms = torch.from_numpy(row.rng.random(num_missing))
+                    self.uniforms[slot, row.num_drawn : row.num_drawn + num_missing] = uniforms.to(self.device)
+                    row.num_drawn += num_missing
 
-    def uniforms_of(self, rows: slice) -> torch.Tensor:
-        return self.uniforms[self.slots[rows], self.count[rows]]
+    def get_uniforms(self, rows: slice) -> torch.Tensor:
+        return self.uniforms[self.slot_indices[rows], self.num_generated[rows]]
 
-    def settings(self, rows: slice) -> Settings:
-        return Settings.of(self.temperature[rows], self.top_p[rows], self.top_k[rows])
+    def get_settings(self, rows: slice) -> TokenChoiceSettings:
+        return TokenChoiceSettings.from_rows(self.temperature[rows], self.top_p[rows], self.top_k[rows])
 
-    def extend(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def append_tokens(self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Note a token of each sequence; whether each is at its limit, and whether at a stop token."""
-        self.tokens[self.slots[rows], self.count[rows]] = tokens
-        self.logprobs[self.slots[rows], self.count[rows]] = logprobs
-        self.last[rows] = tokens
+        self.tokens[self.slot_indices[rows], self.num_generated[rows]] = tokens
+        self.logprobs[self.slot_indices[rows], self.num_generated[rows]] = logprobs
+        self.last_token[rows] = tokens
         self.position[rows] += 1
-        self.count[rows] += 1
-        stopped = (tokens[:, None] == self.stops[rows]).any(1)
-        both = torch.stack([self.count[rows] >= self.limit[rows], stopped, self.count[rows] > self._longest]).cpu().numpy()
-        self._longest += int(both[2].any())
-        return both[0], both[1]
+        self.num_generated[rows] += 1
+        stopped = (tokens[:, None] == self.stop_tokens[rows]).any(1)
+        flags = torch.stack([self.num_generated[rows] >= self.max_new_tokens[rows], stopped, self.num_generated[rows] > self._max_num_generated]).cpu().numpy()
+        self._max_num_generated += int(flags[2].any())
+        return flags[0], flags[1]
 
-    def generated(self, slot: int) -> tuple[list[int], list[float]]:
-        count = int(self.count[slot])
-        return self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
+    def get_generated(self, slot: int) -> tuple[list[int], list[float]]:
+        num_generated = int(self.num_generated[slot])
+        return self.tokens[slot, :num_generated].tolist(), self.logprobs[slot, :num_generated].tolist()
 
-    def move(self, slot: int, to: int) -> None:
-        for one in (self.last, self.position, self.count, self.limit, self.top_k, self.temperature, self.top_p, self.stops):
-            one[to] = one[slot]
-        for one in (self.tokens, self.logprobs, self.uniforms):
-            one[to] = one[slot]
+    def move(self, source_slot: int, target_slot: int) -> None:
+        for tensor in (self.last_token, self.position, self.num_generated, self.max_new_tokens, self.top_k, self.temperature, self.top_p, self.stop_tokens):
+            tensor[target_slot] = tensor[source_slot]
+        for tensor in (self.tokens, self.logprobs, self.uniforms):
+            tensor[target_slot] = tensor[source_slot]
 
-    def _grow(self, slots: int, generated: int, stops: int) -> None:
-        if slots > self._slots:
-            self._slots = max(slots, 2 * self._slots)
-            self.slots = torch.arange(self._slots, device=self.device)
-            for name in ("last", "position", "count", "limit", "top_k", "temperature", "top_p"):
-                setattr(self, name, _larger(getattr(self, name), (self._slots,)))
-            self.stops = _larger(self.stops, (self._slots, self.stops.shape[1]), -1)
-        if stops > self.stops.shape[1]:
-            self.stops = _larger(self.stops, (self._slots, stops), -1)
-        if generated > self._generated:
-            self._generated = max(generated, self._generated * 3 // 2)
-        shape = (self._slots, self._generated)
+    def _grow(self, num_slots: int, num_tokens: int, num_stop_tokens: int) -> None:
+        if num_slots > self._slot_capacity:
+            self._slot_capacity = max(num_slots, 2 * self._slot_capacity)
+            self.slot_indices = torch.arange(self._slot_capacity, device=self.device)
+            for name in ("last_token", "position", "num_generated", "max_new_tokens", "top_k", "temperature", "top_p"):
+                setattr(self, name, _enlarge(getattr(self, name), (self._slot_capacity,)))
+            self.stop_tokens = _enlarge(self.stop_tokens, (self._slot_capacity, self.stop_tokens.shape[1]), -1)
+        if num_stop_tokens > self.stop_tokens.shape[1]:
+            self.stop_tokens = _enlarge(self.stop_tokens, (self._slot_capacity, num_stop_tokens), -1)
+        if num_tokens > self._token_capacity:
+            self._token_capacity = max(num_tokens, self._token_capacity * 3 // 2)
+        shape = (self._slot_capacity, self._token_capacity)
         if self.tokens.shape != shape:
             self.tokens, self.logprobs, self.uniforms = (
-                _larger(one, shape) for one in (self.tokens, self.logprobs, self.uniforms)
+                _enlarge(tensor, shape) for tensor in (self.tokens, self.logprobs, self.uniforms)
             )
 
 
-def _larger(old: torch.Tensor, shape: tuple[int, ...], fill: int = 0) -> torch.Tensor:
+def _enlarge(old: torch.Tensor, shape: tuple[int, ...], fill: int = 0) -> torch.Tensor:
     new = torch.full(shape, fill, dtype=old.dtype, device=old.device)
     new[tuple(slice(0, size) for size in old.shape)] = old
     return new

@@ -12,165 +12,165 @@ from torch.utils.checkpoint import checkpoint
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, losses
-from lachesis.engine.lora import LoraSpec, Snapshot
-from lachesis.engine.model import BaseModel
-from lachesis.engine.protobuf_messages import Array, Datum
+from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.protobuf_messages import Array, DecodedDatum
 
-MOST_LOGITS = 2**26
+MAX_LOGITS_PER_PASS = 2**26
 """Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of them at a time."""
-MOST_TOKENS = 2**13
+MAX_TOKENS_PER_PASS = 2**13
 """Of one pass, padding included."""
-WASTE = 0.1
+MAX_PADDING_SHARE = 0.1
 """Share of padding that a pass may have."""
-SMALL_WASTE = 256
+CHEAP_PADDING_TOKENS = 256
 """Positions of padding that cost less than another pass."""
-ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
+ADAM_DEFAULTS = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
 """The settings of a step and their defaults."""
 
-Trained = tuple[list[Array], dict[str, float]]
+ForwardBackwardResult = tuple[list[Array], dict[str, float]]
 
 
 class TrainingModel:
     """Only the model thread may call this. Gradients add up over `forward_backward` until `optim_step` uses them."""
 
-    def __init__(self, base: BaseModel, spec: LoraSpec) -> None:
+    def __init__(self, base: BaseLanguageModel, spec: LoraSpec) -> None:
         self.base, self.spec = base, spec
-        fresh = base.sites.new_factors(spec)
+        initial_factors = base.lora_layers.create_factors(spec)
         # All parameters lie in one tensor, and so do their gradients: a step, a copy and a norm are one operation each.
-        count = sum(one.numel() for one in lora.parameters(fresh))
-        self._flat = torch.nn.Parameter(torch.zeros(count, device=base.device), requires_grad=False)
-        self._gradient = torch.zeros_like(self._flat)
+        num_parameters = sum(tensor.numel() for tensor in lora.iterate_parameters(initial_factors))
+        self._flat_parameters = torch.nn.Parameter(torch.zeros(num_parameters, device=base.device), requires_grad=False)
+        self._gradient = torch.zeros_like(self._flat_parameters)
         self.factors: lora.Factors = {}
-        at = 0
-        for path, pair in fresh.items():
-            own = []
-            for one in pair:
-                view = self._flat.data[at : at + one.numel()].view(one.shape).copy_(one).requires_grad_()
-                view.grad = self._gradient[at : at + one.numel()].view(one.shape)
-                own.append(view)
-                at += one.numel()
-            self.factors[path] = (own[0], own[1])
-        self._live = Snapshot(self.factors, spec.scale)
-        self._adam = self._new_optimizer()
+        offset = 0
+        for path, pair in initial_factors.items():
+            views = []
+            for tensor in pair:
+                view = self._flat_parameters.data[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor).requires_grad_()
+                view.grad = self._gradient[offset : offset + tensor.numel()].view(tensor.shape)
+                views.append(view)
+                offset += tensor.numel()
+            self.factors[path] = (views[0], views[1])
+        self._trained_adapter = LoraAdapter(self.factors, spec.scale)
+        self._optimizer = self._create_optimizer()
 
-    def _new_optimizer(self) -> torch.optim.AdamW:
-        self._flat.grad = self._gradient
-        return torch.optim.AdamW([self._flat], lr=0.0, weight_decay=0.0, fused=True)
+    def _create_optimizer(self) -> torch.optim.AdamW:
+        self._flat_parameters.grad = self._gradient
+        return torch.optim.AdamW([self._flat_parameters], lr=0.0, weight_decay=0.0, fused=True)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LoraAdapter:
         """A copy of the adapter as it is now, for sampling."""
-        flat, at = self._flat.detach().clone(), 0
+        flat, offset = self._flat_parameters.detach().clone(), 0
         factors: lora.Factors = {}
         for path, pair in self.factors.items():
             views = []
-            for one in pair:
-                views.append(flat[at : at + one.numel()].view(one.shape))
-                at += one.numel()
+            for tensor in pair:
+                views.append(flat[offset : offset + tensor.numel()].view(tensor.shape))
+                offset += tensor.numel()
             factors[path] = (views[0], views[1])
-        return Snapshot(factors, self.spec.scale)
+        return LoraAdapter(factors, self.spec.scale)
 
     def forward_backward(
-        self, data: list[Datum], loss_fn: str, config: Mapping[str, object], *, forward_only: bool
-    ) -> Generator[None, None, Trained]:
+        self, data: list[DecodedDatum], loss_fn: str, config: Mapping[str, object], *, forward_only: bool
+    ) -> Generator[None, None, ForwardBackwardResult]:
         """Per datum the log-probability of each target, (N,) or (N, K), and the summed loss. Adds to the gradients unless
         `forward_only`. Yields between passes, so that other work can go in between. Raises EngineRequestError for a datum that
         does not fit the loss; no gradient is added then."""
-        settings = losses.check(loss_fn, config)
+        settings = losses.resolve_settings(loss_fn, config)
         if not data:
             raise EngineRequestError("the data are empty; at least one datum is needed")
         for index, datum in enumerate(data):
             _check_datum(index, datum, loss_fn, self.base)
         logprobs_D: list[Array] = [np.zeros(0, np.float32)] * len(data)
         total = 0.0
-        for members in _passes(data, self.base.vocabulary):
-            self.base.sites.train(self._live)
+        for datum_indices in _group_into_passes(data, self.base.vocab_size):
+            self.base.lora_layers.use_for_training(self._trained_adapter)
             with torch.set_grad_enabled(not forward_only):
-                total += self._pass([data[index] for index in members], members, loss_fn, settings, logprobs_D)
+                total += self._run_pass([data[index] for index in datum_indices], datum_indices, loss_fn, settings, logprobs_D)
             yield
         return logprobs_D, {"loss:sum": total}
 
-    def _pass(
-        self, data: list[Datum], members: list[int], loss_fn: str, settings: dict[str, float], logprobs_D: list[Array]
+    def _run_pass(
+        self, data: list[DecodedDatum], datum_indices: list[int], loss_fn: str, settings: dict[str, float], logprobs_D: list[Array]
     ) -> float:
         """One forward pass, and the backward one where gradients are on, over datums whose targets have one number of
         columns."""
         device, lengths = self.base.device, [len(datum.tokens) for datum in data]
         tokens = np.zeros((len(data), max(lengths)), np.int64)
-        real = np.zeros(tokens.shape, bool)
+        is_token = np.zeros(tokens.shape, bool)
         for row, datum in enumerate(data):
-            tokens[row, : lengths[row]], real[row, : lengths[row]] = datum.tokens, True
-        states = self.base.states(torch.from_numpy(tokens).to(device))[torch.from_numpy(real).to(device)]
-        targets = torch.from_numpy(_joined(data, "target_tokens", np.int64)).to(device)
-        logprobs = self._logprobs(states, targets.reshape(len(targets), -1)).view(targets.shape)
+            tokens[row, : lengths[row]], is_token[row, : lengths[row]] = datum.tokens, True
+        states = self.base.compute_states(torch.from_numpy(tokens).to(device))[torch.from_numpy(is_token).to(device)]
+        targets = torch.from_numpy(_concatenate_inputs(data, "target_tokens", np.int64)).to(device)
+        logprobs = self._compute_logprobs(states, targets.reshape(len(targets), -1)).view(targets.shape)
         names = [name for name in data[0].inputs if name != "target_tokens"]  # all of them are the loss's, see `_check_datum`
-        inputs = {name: torch.from_numpy(_joined(data, name, np.float32)).to(device) for name in names}
+        inputs = {name: torch.from_numpy(_concatenate_inputs(data, name, np.float32)).to(device) for name in names}
         inputs["sequence"] = torch.from_numpy(np.repeat(np.arange(len(data)), lengths)).to(device)
         loss = losses.LOSSES[loss_fn].formula(logprobs, inputs, settings).sum()
         if loss.requires_grad:
             loss.backward()
         values = np.split(logprobs.detach().cpu().numpy(), np.cumsum(lengths)[:-1])
-        for index, one in zip(members, values, strict=True):
-            logprobs_D[index] = one
+        for index, datum_logprobs in zip(datum_indices, values, strict=True):
+            logprobs_D[index] = datum_logprobs
         return float(loss.detach())
 
-    def _logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _compute_logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """(N, K) log-probabilities of the targets (N, K). Logits that are too many are made in parts, and again for the
         gradient."""
 
-        def part(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return TargetLogprobs.apply(self.base.logits(states), targets)
+        def compute_part(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return TargetLogprobs.apply(self.base.compute_logits(states), targets)
 
-        size = max(1, MOST_LOGITS // self.base.vocabulary)
-        if len(states) <= size or not torch.is_grad_enabled():
-            return torch.cat([part(*both) for both in zip(states.split(size), targets.split(size), strict=True)])
-        pairs = zip(states.split(size), targets.split(size), strict=True)
-        return torch.cat([checkpoint(part, *both, use_reentrant=False) for both in pairs])
+        chunk_size = max(1, MAX_LOGITS_PER_PASS // self.base.vocab_size)
+        if len(states) <= chunk_size or not torch.is_grad_enabled():
+            return torch.cat([compute_part(*chunk) for chunk in zip(states.split(chunk_size), targets.split(chunk_size), strict=True)])
+        chunks = zip(states.split(chunk_size), targets.split(chunk_size), strict=True)
+        return torch.cat([checkpoint(compute_part, *chunk, use_reentrant=False) for chunk in chunks])
 
-    def optim_step(self, adam: Mapping[str, object]) -> dict[str, float]:
+    def optim_step(self, adam_params: Mapping[str, object]) -> dict[str, float]:
         """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101) with these numbers, then the gradients are cleared.
         `grad_clip_norm` > 0 clips the global norm first. The answer holds the norm before clipping."""
-        numbers = _check_adam(adam)
-        norm = float(torch.linalg.vector_norm(self._gradient))
-        if not math.isfinite(norm):
+        settings = _parse_adam_params(adam_params)
+        grad_norm = float(torch.linalg.vector_norm(self._gradient))
+        if not math.isfinite(grad_norm):
             self._gradient.zero_()
-            raise EngineRequestError(f"the gradient norm is {norm}; the gradients were dropped and no weight has changed")
-        if 0 < numbers["grad_clip_norm"] < norm:
-            self._gradient.mul_(numbers["grad_clip_norm"] / (norm + 1e-6))
-        (group,) = self._adam.param_groups
-        group.update(
-            lr=numbers["learning_rate"],
-            betas=(numbers["beta1"], numbers["beta2"]),
-            eps=numbers["eps"],
-            weight_decay=numbers["weight_decay"],
+            raise EngineRequestError(f"the gradient norm is {grad_norm}; the gradients were dropped and no weight has changed")
+        if 0 < settings["grad_clip_norm"] < grad_norm:
+            self._gradient.mul_(settings["grad_clip_norm"] / (grad_norm + 1e-6))
+        (param_group,) = self._optimizer.param_groups
+        param_group.update(
+            lr=settings["learning_rate"],
+            betas=(settings["beta1"], settings["beta2"]),
+            eps=settings["eps"],
+            weight_decay=settings["weight_decay"],
         )
-        self._adam.step()
+        self._optimizer.step()
         self._gradient.zero_()
-        return {"grad_norm": norm}
+        return {"grad_norm": grad_norm}
 
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+    def copy_optimizer_state(self) -> dict[str, torch.Tensor]:
         """Adam's moments and step count, on the CPU."""
-        state = self._adam.state_dict()["state"].get(0, {})
+        state = self._optimizer.state_dict()["state"].get(0, {})
         return {name: value.cpu().contiguous().clone() for name, value in state.items()}
 
-    def load(self, factors: lora.Factors, optimizer: dict[str, torch.Tensor] | None, where: str) -> None:
+    def load(self, factors: lora.Factors, optimizer_state: dict[str, torch.Tensor] | None, source: str) -> None:
         """Replace the weights; with `optimizer` Adam continues where it was, without it starts anew. Pending gradients go.
         Raises EngineRequestError for an adapter of other layers or sizes, and changes nothing then."""
-        own = {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()}
-        if {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()} != own:
+        own_shapes = {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()}
+        if {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()} != own_shapes:
             raise EngineRequestError(
-                f"{where} has other layers, or another rank, than the model, whose rank is {self.spec.rank}"
+                f"{source} has other layers, or another rank, than the model, whose rank is {self.spec.rank}"
             )
         for path, pair in factors.items():
-            for mine, new in zip(self.factors[path], pair, strict=True):
-                mine.data.copy_(new)
+            for current, new in zip(self.factors[path], pair, strict=True):
+                current.data.copy_(new)
         self._gradient.zero_()
-        self._adam = self._new_optimizer()
-        if optimizer:
-            if set(optimizer) != {"step", "exp_avg", "exp_avg_sq"} or optimizer["exp_avg"].shape != self._flat.shape:
+        self._optimizer = self._create_optimizer()
+        if optimizer_state:
+            if set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"} or optimizer_state["exp_avg"].shape != self._flat_parameters.shape:
                 raise EngineRequestError(
-                    f"{where} holds an optimizer of another engine ({sorted(optimizer)[:3]}); load it without"
+                    f"{source} holds an optimizer of another engine ({sorted(optimizer_state)[:3]}); load it without"
                 )
-            self._adam.load_state_dict({**self._adam.state_dict(), "state": {0: optimizer}})
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: optimizer_state}})
 
 
 class TargetLogprobs(torch.autograd.Function):
@@ -179,51 +179,51 @@ class TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        total = torch.logsumexp(logits, -1, keepdim=True)
-        ctx.save_for_backward(logits, total, targets)
-        return logits.gather(1, targets) - total
+        log_normalizer = torch.logsumexp(logits, -1, keepdim=True)
+        ctx.save_for_backward(logits, log_normalizer, targets)
+        return logits.gather(1, targets) - log_normalizer
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, total, targets = ctx.saved_tensors
-        share = logits.sub_(total).exp_().mul_(-gradient.sum(1, keepdim=True))
-        return share.scatter_add_(1, targets, gradient), None
+        logits, log_normalizer, targets = ctx.saved_tensors
+        logits_gradient = logits.sub_(log_normalizer).exp_().mul_(-gradient.sum(1, keepdim=True))
+        return logits_gradient.scatter_add_(1, targets, gradient), None
 
 
-def _joined(data: list[Datum], name: str, kind: type) -> Array:
-    return np.concatenate([datum.inputs[name] for datum in data]).astype(kind, copy=False)
+def _concatenate_inputs(data: list[DecodedDatum], name: str, dtype: type) -> Array:
+    return np.concatenate([datum.inputs[name] for datum in data]).astype(dtype, copy=False)
 
 
-def _passes(data: list[Datum], vocabulary: int) -> Iterator[list[int]]:
+def _group_into_passes(data: list[DecodedDatum], vocab_size: int) -> Iterator[list[int]]:
     """Indices of datums that go through the model together: of like length, with the same inputs."""
 
-    def kind(index: int) -> tuple[Any, ...]:
+    def get_sort_key(index: int) -> tuple[Any, ...]:
         inputs = data[index].inputs
         return tuple(sorted(inputs)), inputs["target_tokens"].shape[1:], len(data[index].tokens)
 
-    members: list[int] = []
-    real = 0
-    for index in sorted(range(len(data)), key=kind):
+    datum_indices: list[int] = []
+    num_tokens = 0
+    for index in sorted(range(len(data)), key=get_sort_key):
         length = len(data[index].tokens)
-        whole = length * (len(members) + 1)
-        waste = whole - real - length
-        full = whole * vocabulary > MOST_LOGITS or whole > MOST_TOKENS or waste > max(SMALL_WASTE, WASTE * whole)
-        if members and (full or kind(index)[:2] != kind(members[0])[:2]):
-            yield members
-            members, real = [], 0
-        members.append(index)
-        real += length
-    yield members
+        num_padded_tokens = length * (len(datum_indices) + 1)
+        num_padding = num_padded_tokens - num_tokens - length
+        is_full = num_padded_tokens * vocab_size > MAX_LOGITS_PER_PASS or num_padded_tokens > MAX_TOKENS_PER_PASS or num_padding > max(CHEAP_PADDING_TOKENS, MAX_PADDING_SHARE * num_padded_tokens)
+        if datum_indices and (is_full or get_sort_key(index)[:2] != get_sort_key(datum_indices[0])[:2]):
+            yield datum_indices
+            datum_indices, num_tokens = [], 0
+        datum_indices.append(index)
+        num_tokens += length
+    yield datum_indices
 
 
-def _check_datum(index: int, datum: Datum, loss_fn: str, base: BaseModel) -> None:
+def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLanguageModel) -> None:
     needed = ("target_tokens", *losses.LOSSES[loss_fn].inputs)
     missing = [key for key in needed if key not in datum.inputs]
     if missing:
         raise EngineRequestError(f"datum {index} lacks {', '.join(missing)}, which {loss_fn} needs")
     length = len(datum.tokens)
-    if not 0 < length <= base.context:
-        raise EngineRequestError(f"datum {index} has {length} tokens; allowed: 1 to {base.context}")
+    if not 0 < length <= base.context_length:
+        raise EngineRequestError(f"datum {index} has {length} tokens; allowed: 1 to {base.context_length}")
     targets = datum.inputs["target_tokens"]
     if targets.ndim not in (1, 2) or len(targets) != length or targets.size == 0:
         raise EngineRequestError(
@@ -231,9 +231,9 @@ def _check_datum(index: int, datum: Datum, loss_fn: str, base: BaseModel) -> Non
             f"(its shape is {targets.shape}; allowed: ({length},) and ({length}, K))"
         )
     for name, ids in (("model_input", datum.tokens), ("target_tokens", targets)):
-        if ids.min() < 0 or ids.max() >= base.vocabulary:
+        if ids.min() < 0 or ids.max() >= base.vocab_size:
             raise EngineRequestError(
-                f"datum {index}: {name} has a token id outside the vocabulary (0 to {base.vocabulary - 1})"
+                f"datum {index}: {name} has a token id outside the vocabulary (0 to {base.vocab_size - 1})"
             )
     unknown = sorted(set(datum.inputs) - {*needed, "weights"})
     if unknown:
@@ -247,24 +247,24 @@ def _check_datum(index: int, datum: Datum, loss_fn: str, base: BaseModel) -> Non
             raise EngineRequestError(f"datum {index}: {key} holds a value that is not finite")
 
 
-def _check_adam(adam: Mapping[str, object]) -> dict[str, float]:
+def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
     """Return a step's numbers, defaults included. A field of a later SDK is ignored while it is null, 0 or false.
 
     Raises:
         EngineRequestError: A number would ruin the adapter (JSON has no NaN and no infinity, so
             they come as null), or a field that is not known here asks for something.
     """
-    unknown = sorted(key for key, value in adam.items() if key not in ADAM and value)
+    unknown = sorted(key for key, value in adam_params.items() if key not in ADAM_DEFAULTS and value)
     if unknown:
-        raise EngineRequestError(f"adam_params has no {', '.join(unknown)}; allowed: {', '.join(sorted(ADAM))}")
-    numbers = dict(ADAM)
-    for key in set(adam) & set(ADAM):
-        value = adam[key]
-        least_wrong = 1.0 if key in ("beta1", "beta2") else float("inf")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < least_wrong:
-            limit = "at least 0 and below 1" if least_wrong == 1 else "finite and at least 0"
+        raise EngineRequestError(f"adam_params has no {', '.join(unknown)}; allowed: {', '.join(sorted(ADAM_DEFAULTS))}")
+    settings = dict(ADAM_DEFAULTS)
+    for key in set(adam_params) & set(ADAM_DEFAULTS):
+        value = adam_params[key]
+        upper_bound = 1.0 if key in ("beta1", "beta2") else float("inf")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < upper_bound:
+            limit = "at least 0 and below 1" if upper_bound == 1 else "finite and at least 0"
             raise EngineRequestError(
                 f"adam_params.{key} is {'not finite' if value is None else repr(value)}; a number is needed, {limit}"
             )
-        numbers[key] = float(value)
-    return numbers
+        settings[key] = float(value)
+    return settings

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from lachesis.base.errors import EngineRequestError, StorageError
 
 log = logging.getLogger(__name__)
-KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
-REPLACED = ".replaced"
+CHECKPOINT_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+REPLACED_SUFFIX = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class CheckpointPath:
     @classmethod
     def parse(cls, text: str) -> CheckpointPath:
         parts = text.removeprefix("tinker://").split("/")
-        if not text.startswith("tinker://") or len(parts) != 3 or parts[1] not in KINDS or not all(map(_plain, parts)):
-            raise EngineRequestError(f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(KINDS)})/NAME")
+        if not text.startswith("tinker://") or len(parts) != 3 or parts[1] not in CHECKPOINT_TYPES or not all(map(_is_plain_name, parts)):
+            raise EngineRequestError(f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(CHECKPOINT_TYPES)})/NAME")
         return cls(*parts)
 
     def __str__(self) -> str:
         return f"tinker://{self.run}/{self.kind}/{self.name}"
 
 
-def _plain(part: str) -> bool:
+def _is_plain_name(part: str) -> bool:
     return bool(part) and part not in (".", "..") and "\\" not in part and "\0" not in part
 
 
@@ -58,10 +58,10 @@ class WeightsStore:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def folder(self, path: CheckpointPath) -> Path:
+    def find_folder(self, path: CheckpointPath) -> Path:
         """Return where a checkpoint lies, or would lie if there is none."""
         folder = self.root / path.run / path.kind / path.name
-        replaced = _replaced(folder)
+        replaced = _get_replaced_folder(folder)
         return replaced if replaced.exists() and not folder.exists() else folder
 
     def save(
@@ -69,33 +69,33 @@ class WeightsStore:
         path: CheckpointPath,
         *,
         tensors: dict[str, torch.Tensor],
-        config: dict[str, Any],
-        about: dict[str, Any],
+        adapter_config: dict[str, Any],
+        checkpoint_record: dict[str, Any],
         optimizer: dict[str, torch.Tensor] | None = None,
         overwrite: bool = False,
     ) -> int:
         """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists and `overwrite` is
         false, StorageError when the disk refuses."""
-        if not _plain(path.name) or "/" in path.name or path.name.startswith("."):
+        if not _is_plain_name(path.name) or "/" in path.name or path.name.startswith("."):
             raise EngineRequestError(
                 f"{path.name!r} is not a checkpoint name; allowed: a name that is not empty, has no '/' "
                 "and does not begin with '.'"
             )
         folder = self.root / path.run / path.kind / path.name
-        if self.folder(path).exists() and not overwrite:
+        if self.find_folder(path).exists() and not overwrite:
             raise EngineRequestError(f"{path} exists already; choose another name, or overwrite")
         temporary = folder.with_name(f".{uuid.uuid4().hex}")
         try:
             temporary.mkdir(parents=True)
             save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-            (temporary / "adapter_config.json").write_text(json.dumps(config, indent=2))
+            (temporary / "adapter_config.json").write_text(json.dumps(adapter_config, indent=2))
             if optimizer is not None:
                 save_file(optimizer, temporary / "optimizer.safetensors")
             size = sum(file.stat().st_size for file in temporary.iterdir())
-            about = {**about, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
-            (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
-            _to_disk(temporary)
-            _put_in_place(temporary, folder)
+            checkpoint_record = {**checkpoint_record, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
+            (temporary / "checkpoint.json").write_text(json.dumps(checkpoint_record, indent=2))
+            _flush_to_disk(temporary)
+            _replace_folder(temporary, folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
@@ -105,16 +105,16 @@ class WeightsStore:
 
     def load(self, path: CheckpointPath) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:
         """Adapter tensors, Adam's tensors if saved, and what is known about the checkpoint."""
-        folder = self.folder(path)
-        about = self.about(path)
+        folder = self.find_folder(path)
+        checkpoint_record = self.read_record(path)
         optimizer = folder / "optimizer.safetensors"
         return (
             load_file(folder / "adapter_model.safetensors"),
             load_file(optimizer) if optimizer.exists() else None,
-            about,
+            checkpoint_record,
         )
 
-    def about(self, path: CheckpointPath) -> dict[str, Any]:
+    def read_record(self, path: CheckpointPath) -> dict[str, Any]:
         """Return what is known about a checkpoint.
 
         Raises:
@@ -123,84 +123,84 @@ class WeightsStore:
         """
         for _ in range(2):  # the first time it may be between the two renamings of an overwriting
             try:
-                return _read_json(self.folder(path) / "checkpoint.json")
+                return _read_json(self.find_folder(path) / "checkpoint.json")
             except (FileNotFoundError, NotADirectoryError):
                 continue
-        others = ", ".join(self.names()) or "none"
+        others = ", ".join(self.list_checkpoints()) or "none"
         raise EngineRequestError(f"there is no checkpoint {path}; this engine has {others}")
 
-    def names(self, run: str = "*") -> list[str]:
+    def list_checkpoints(self, run: str = "*") -> list[str]:
         """Every checkpoint's path, the newest last. Those whose time to live is over are deleted first."""
-        dated = []
-        for path in self._paths(run):
+        timed_names = []
+        for path in self._find_paths(run):
             try:
-                about = _read_json(self.folder(path) / "checkpoint.json")
+                checkpoint_record = _read_json(self.find_folder(path) / "checkpoint.json")
             except FileNotFoundError:  # deleted since its folder was listed
                 continue
             except StorageError as error:
                 log.warning("left out of a listing: %s", error)
                 continue
-            expires = about.get("expires_at")
+            expires = checkpoint_record.get("expires_at")
             if expires and datetime.fromisoformat(expires) < datetime.now(UTC):
                 self.delete(path)
             else:
-                dated.append((about["time"], str(path)))
-        return [name for _, name in sorted(dated)]
+                timed_names.append((checkpoint_record["time"], str(path)))
+        return [name for _, name in sorted(timed_names)]
 
-    def _paths(self, run: str) -> set[CheckpointPath]:
+    def _find_paths(self, run: str) -> set[CheckpointPath]:
         paths = set()
         for file in self.root.glob(f"{run}/*/*/checkpoint.json"):
             name = file.parts[-2]
             if name.startswith("."):
-                if not name.endswith(REPLACED):
+                if not name.endswith(REPLACED_SUFFIX):
                     continue  # being written, or being deleted
-                name = name[1:].removesuffix(REPLACED)
+                name = name[1:].removesuffix(REPLACED_SUFFIX)
             paths.add(CheckpointPath(file.parts[-4], file.parts[-3], name))
         return paths
 
     def delete(self, path: CheckpointPath) -> None:
         """Delete a checkpoint. Raises EngineRequestError if there is none, StorageError if the disk refuses."""
-        self.about(path)
+        self.read_record(path)
         folder = self.root / path.run / path.kind / path.name
-        gone = folder.with_name(f".{uuid.uuid4().hex}")
+        trash_folder = folder.with_name(f".{uuid.uuid4().hex}")
         try:
-            for part in (_replaced(folder), folder):
-                if part.exists():
-                    os.replace(part, gone)  # what an interruption leaves is not half a checkpoint
-                    shutil.rmtree(gone)
+            for candidate in (_get_replaced_folder(folder), folder):
+                if candidate.exists():
+                    os.replace(candidate, trash_folder)  # what an interruption leaves is not half a checkpoint
+                    shutil.rmtree(trash_folder)
         except OSError as error:
             raise StorageError(f"{folder} could not be deleted: {error}; check the rights of that folder") from error
 
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
-        about = self.about(path)
-        about["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
-        write_json(self.folder(path) / "checkpoint.json", about)
+        checkpoint_record = self.read_record(path)
+        checkpoint_record["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+        write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
         """Note whether a checkpoint is published; whoever has the token reads it in either case."""
-        about = {**self.about(path), "public": public}
-        write_json(self.folder(path) / "checkpoint.json", about)
+        checkpoint_record = {**self.read_record(path), "public": public}
+        write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def describe(self, name: str) -> dict[str, Any]:
         """A checkpoint as the REST interface lists it."""
         path = CheckpointPath.parse(name)
-        about = self.about(path)
+        checkpoint_record = self.read_record(path)
         return {
             "checkpoint_id": f"{path.kind}/{path.name}",
-            "checkpoint_type": KINDS[path.kind],
-            "time": about["time"],
+            "checkpoint_type": CHECKPOINT_TYPES[path.kind],
+            "time": checkpoint_record["time"],
             "tinker_path": name,
-            "size_bytes": about["size_bytes"],
-            "public": about.get("public", False),
-            "expires_at": about.get("expires_at"),
-            "user_metadata": about.get("user_metadata"),
+            "size_bytes": checkpoint_record["size_bytes"],
+            "public": checkpoint_record.get("public", False),
+            "expires_at": checkpoint_record.get("expires_at"),
+            "user_metadata": checkpoint_record.get("user_metadata"),
         }
 
     def save_run(self, run: str, record: dict[str, Any]) -> None:
         (self.root / run).mkdir(parents=True, exist_ok=True)
         write_json(self.root / run / "run.json", record)
 
-    def runs(self) -> list[dict[str, Any]]:
+    def list_runs(self) -> list[dict[str, Any]]:
         """Every training run that was ever created here, the newest first."""
         records = []
         for file in self.root.glob("*/run.json"):
@@ -211,13 +211,13 @@ class WeightsStore:
         return sorted(records, key=lambda record: str(record["last_request_time"]), reverse=True)
 
 
-def _replaced(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}{REPLACED}")
+def _get_replaced_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{REPLACED_SUFFIX}")
 
 
-def _put_in_place(new: Path, folder: Path) -> None:
+def _replace_folder(new: Path, folder: Path) -> None:
     """Rename `new` to `folder`; one that is there gives way, and is removed last."""
-    replaced = _replaced(folder)
+    replaced = _get_replaced_folder(folder)
     if folder.exists():
         shutil.rmtree(replaced, ignore_errors=True)  # left by an interrupted removal
         os.replace(folder, replaced)
@@ -230,7 +230,7 @@ def _put_in_place(new: Path, folder: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _to_disk(folder: Path) -> None:
+def _flush_to_disk(folder: Path) -> None:
     """So that a power failure after the renaming leaves no file without its content."""
     for file in folder.iterdir():
         with file.open("rb") as stream:

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.lora import LoraSpec, Snapshot, parameters
-from lachesis.engine.model import BaseModel
-from lachesis.engine.protobuf_messages import Datum
-from lachesis.engine.sample_request import PromptQuestions, Sampled, SampleRequest
-from lachesis.engine.sampler import Job, Sampler
-from lachesis.engine.training import Trained, TrainingModel
+from lachesis.engine.lora import LoraSpec, LoraAdapter, iterate_parameters
+from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.protobuf_messages import DecodedDatum
+from lachesis.engine.sample_request import PromptLogprobsSpec, SampleResponse, SampleRequest
+from lachesis.engine.sampler import SamplingJob, Sampler
+from lachesis.engine.training import ForwardBackwardResult, TrainingModel
 from lachesis.tiny_model.build import build_tokenizer
 
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
@@ -60,32 +60,32 @@ CONFIGS = {
 }
 
 
-def model_of(folder: Path, name: str) -> BaseModel:
+def model_of(folder: Path, name: str) -> BaseLanguageModel:
     AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
-    return BaseModel(str(folder))
+    return BaseLanguageModel(str(folder))
 
 
-def trained_model(base: BaseModel, **spec: Any) -> TrainingModel:
+def trained_model(base: BaseLanguageModel, **spec: Any) -> TrainingModel:
     """One whose adapter changes the output."""
     model = TrainingModel(base, LoraSpec(**{"rank": 4, "seed": 0, **spec}))
     generator = torch.Generator().manual_seed(1)
-    for parameter in parameters(model.factors):
+    for parameter in iterate_parameters(model.factors):
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
-def sample(base: BaseModel, *jobs: tuple[SampleRequest, Snapshot | None]) -> list[Sampled]:
+def sample(base: BaseLanguageModel, *jobs: tuple[SampleRequest, LoraAdapter | None]) -> list[SampleResponse]:
     """Draw them together."""
     sampler, found = Sampler(base, seed=0), {}
     for number, (request, snapshot) in enumerate(jobs):
-        sampler.add(Job(request, snapshot, lambda result, number=number: found.__setitem__(number, result)))
-    while sampler.busy:
+        sampler.add(SamplingJob(request, snapshot, lambda result, number=number: found.__setitem__(number, result)))
+    while sampler.is_busy:
         sampler.step()
     return [found[number] for number in range(len(jobs))]
 
 
-def run_all(passes: Generator[None, None, Trained]) -> Trained:
+def run_all(passes: Generator[None, None, ForwardBackwardResult]) -> ForwardBackwardResult:
     while True:
         try:
             next(passes)
@@ -93,12 +93,12 @@ def run_all(passes: Generator[None, None, Trained]) -> Trained:
             return end.value
 
 
-def expected(base: BaseModel, tokens: list[int], snapshot: Snapshot | None) -> np.ndarray:
+def expected(base: BaseLanguageModel, tokens: list[int], snapshot: LoraAdapter | None) -> np.ndarray:
     """Log-probabilities of each token but the first, in one pass without a cache."""
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        base.sites.sample([(None, snapshot)])
-        logits = base.logits(base.states(ids))[0, :-1]
+        base.lora_layers.use_for_sampling([(None, snapshot)])
+        logits = base.compute_logits(base.compute_states(ids))[0, :-1]
     return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
@@ -108,7 +108,7 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
     log-probabilities are those of one pass over the whole sequence, by the model in training and by Hugging Face's own."""
     base = model_of(tmp_path, name)
     one, other = trained_model(base), trained_model(base, rank=2)
-    request = {"max_tokens": 12, "questions": PromptQuestions(logprobs=True)}
+    request = {"max_tokens": 12, "prompt_logprobs_spec": PromptLogprobsSpec(include_logprobs=True)}
     jobs = [
         (SampleRequest([1, 2, 3, 4, 5], 3, **request), one.snapshot()),
         (SampleRequest([7], 2, **request), None),
@@ -118,15 +118,15 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
         for sequence in found.sequences:
             whole = expected(base, [*asked.prompt, *sequence.tokens], snapshot)
             np.testing.assert_allclose(sequence.logprobs, whole[len(asked.prompt) - 1 :], atol=1e-4)
-        assert found.prompt.logprobs is not None
-        np.testing.assert_allclose(found.prompt.logprobs[1:], expected(base, asked.prompt, snapshot), atol=1e-4)
+        assert found.prompt_logprobs.logprobs is not None
+        np.testing.assert_allclose(found.prompt_logprobs.logprobs[1:], expected(base, asked.prompt, snapshot), atol=1e-4)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokens = jobs[1][0].prompt + found.sequences[0].tokens
     with torch.no_grad():
         logits = plain(torch.tensor([tokens])).logits[0, :-1]
     theirs = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens)[1:, None])[:, 0].numpy()
     np.testing.assert_allclose(expected(base, tokens, None), theirs, atol=1e-4)
-    data = [Datum(np.array([1, 2, 3, 4]), {"target_tokens": np.array([2, 3, 4, 5])})]
+    data = [DecodedDatum(np.array([1, 2, 3, 4]), {"target_tokens": np.array([2, 3, 4, 5])})]
     passes = one.forward_backward(data, "cross_entropy", {}, forward_only=True)
     logprobs_D, _ = run_all(passes)
     np.testing.assert_allclose(logprobs_D[0], expected(base, [1, 2, 3, 4, 5], jobs[0][1]), atol=1e-4)
@@ -137,11 +137,11 @@ def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path
     base = model_of(tmp_path, "llama (grouped heads, tied)")
     snapshot = trained_model(base).snapshot()
     (found,) = sample(base, (SampleRequest([1, 2, 3], max_tokens=40), snapshot))
-    assert base.sites._folded is snapshot
+    assert base.lora_layers._merged_adapter is snapshot
     whole = expected(base, [1, 2, 3, *found.sequences[0].tokens], snapshot)
     np.testing.assert_allclose(found.sequences[0].logprobs, whole[2:], atol=1e-4)
-    base.sites.train(trained_model(base)._live)
-    base.sites.sample([(None, None)])
+    base.lora_layers.use_for_training(trained_model(base)._trained_adapter)
+    base.lora_layers.use_for_sampling([(None, None)])
     with torch.no_grad():
         fresh = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor([[1, 2]])).logits
         torch.testing.assert_close(base.module(torch.tensor([[1, 2]])).logits, fresh)
@@ -156,7 +156,7 @@ def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path
     ],
 )
 def test_a_client_chooses_what_is_trained(random_model: str, spec: dict[str, Any], trained: set[str]) -> None:
-    paths = set(TrainingModel(BaseModel(random_model), LoraSpec(rank=2, **spec)).factors)
+    paths = set(TrainingModel(BaseLanguageModel(random_model), LoraSpec(rank=2, **spec)).factors)
     assert paths
     assert all(any(part in path for part in trained) for path in paths)
 
@@ -166,4 +166,4 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused_by_name(tmp_pat
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"\(mamba\) cannot be served correctly"):
-        BaseModel(str(tmp_path))
+        BaseLanguageModel(str(tmp_path))

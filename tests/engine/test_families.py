@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench import families
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.model import BaseModel
+from lachesis.engine.model import BaseLanguageModel
 from lachesis.tiny_model.build import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about tied weights
@@ -54,11 +54,11 @@ def test_the_start_looks_beyond_the_default_windows_of_a_model(tmp_path: Path, m
     monkeypatch.setitem(families.SMALL, "attention_chunk_size", 8192)
     monkeypatch.setitem(families.SMALL, "max_position_embeddings", 16384)
     families.build("llama4_text", tmp_path)
-    base = BaseModel(str(tmp_path))
+    base = BaseLanguageModel(str(tmp_path))
     assert base.module.config.attention_chunk_size == 8192
-    monkeypatch.setattr(BaseModel, "_masks", lambda self, mask, positions: mask)
+    monkeypatch.setattr(BaseLanguageModel, "_build_masks", lambda self, mask, positions: mask)
     with pytest.raises(UnsupportedModelError, match=r"\(llama4_text\) .* differ token by token"):
-        BaseModel(str(tmp_path))
+        BaseLanguageModel(str(tmp_path))
 
 
 def test_a_model_that_hides_its_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +66,6 @@ def test_a_model_that_hides_its_gradient_is_refused(tmp_path: Path, monkeypatch:
     config = LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    monkeypatch.setattr(BaseModel, "logits", torch.no_grad()(BaseModel.logits))
+    monkeypatch.setattr(BaseLanguageModel, "compute_logits", torch.no_grad()(BaseLanguageModel.compute_logits))
     with pytest.raises(UnsupportedModelError, match="a training step lowers its loss by"):
-        BaseModel(str(tmp_path))
+        BaseLanguageModel(str(tmp_path))

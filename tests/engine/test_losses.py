@@ -24,7 +24,7 @@ def run(loss_fn: str, **config: float) -> tuple[np.ndarray, np.ndarray]:
     logprobs = torch.tensor(LP, requires_grad=True)
     numbers = {"logprobs": Q, "advantages": A, "weights": A, "sequence_ratio_mask": MASK, "sequence": SEQUENCE}
     inputs = {name: torch.tensor(value) for name, value in numbers.items()}
-    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.check(loss_fn, config))
+    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, config))
     value.sum().backward()
     assert logprobs.grad is not None
     return value.detach().numpy(), logprobs.grad.numpy()
@@ -82,7 +82,7 @@ def test_dro_pulls_back_what_has_moved() -> None:
 def test_gradients_are_those_of_the_values(loss_fn: str) -> None:
     """Central differences in float64. The other two stop a gradient on purpose."""
     inputs = {"logprobs": torch.tensor(Q), "advantages": torch.tensor(A), "weights": torch.tensor(A)}
-    formula, settings = losses.LOSSES[loss_fn].formula, losses.check(loss_fn, {})
+    formula, settings = losses.LOSSES[loss_fn].formula, losses.resolve_settings(loss_fn, {})
     for index in range(len(LP)):
         step = np.zeros(len(LP))
         step[index] = 1e-6
@@ -96,7 +96,7 @@ def test_a_token_without_advantage_cannot_overflow() -> None:
         logprobs = torch.tensor([2000.0], requires_grad=True)
         zero = torch.tensor([0.0])
         inputs = {"logprobs": zero, "advantages": zero, "sequence_ratio_mask": zero, "sequence": torch.tensor([0])}
-        losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.check(loss_fn, {})).sum().backward()
+        losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, {})).sum().backward()
         assert logprobs.grad is not None
         assert logprobs.grad.item() == 0.0
 
@@ -105,11 +105,11 @@ def test_an_unknown_loss_or_setting_is_refused_by_name() -> None:
     with pytest.raises(
         EngineRequestError, match="'reinforce' is not offered; allowed: cross_entropy, importance_sampling, ppo, cispo"
     ):
-        losses.check("reinforce", {})
+        losses.resolve_settings("reinforce", {})
     with pytest.raises(EngineRequestError, match="importance_sampling has no setting clip_low_threshold; allowed: none"):
-        losses.check("importance_sampling", {"clip_low_threshold": 0.5})
+        losses.resolve_settings("importance_sampling", {"clip_low_threshold": 0.5})
     for value in (float("nan"), -1.0, "much"):
         with pytest.raises(EngineRequestError, match="ppo setting clip_low_threshold is"):
-            losses.check("ppo", {"clip_low_threshold": value})
+            losses.resolve_settings("ppo", {"clip_low_threshold": value})
     with pytest.raises(EngineRequestError, match="clip_low_threshold is above clip_high_threshold"):
-        losses.check("ppo", {"clip_low_threshold": 2.0})
+        losses.resolve_settings("ppo", {"clip_low_threshold": 2.0})

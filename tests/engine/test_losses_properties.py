@@ -44,7 +44,7 @@ def run(loss_fn: str, made: Tokens, **config: float) -> tuple[np.ndarray, np.nda
     logprobs = torch.tensor(made["lp"], dtype=torch.float64, requires_grad=True)
     inputs = {name: torch.tensor(values) for name, values in made.items() if name != "lp"}
     inputs["weights"] = inputs["advantages"]
-    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.check(loss_fn, config))
+    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, config))
     (gradient,) = torch.autograd.grad(value.sum(), logprobs, allow_unused=True)
     return value.detach().numpy(), np.zeros(len(made["lp"])) if gradient is None else gradient.numpy()
 
@@ -164,15 +164,15 @@ def test_cross_entropy_without_weights_counts_each_token_once(made: Tokens) -> N
 )
 def test_settings_are_complete_and_sound_or_refused(loss_fn: str, config: dict[str, Any]) -> None:
     try:
-        numbers = losses.check(loss_fn, config)
+        numbers = losses.resolve_settings(loss_fn, config)
     except EngineRequestError:
-        known = losses.LOSSES[loss_fn].settings if loss_fn in losses.LOSSES else {}
+        known = losses.LOSSES[loss_fn].default_settings if loss_fn in losses.LOSSES else {}
         merged = {**known, **config}
         finite = all(isinstance(value, int | float) and 0 <= value < float("inf") for value in config.values())
         ordered = finite and merged.get("clip_low_threshold", 0.0) <= merged.get("clip_high_threshold", 1.0)
         assert loss_fn not in losses.LOSSES or set(config) - set(known) or not finite or not ordered
         return
-    assert set(numbers) == set(losses.LOSSES[loss_fn].settings)
+    assert set(numbers) == set(losses.LOSSES[loss_fn].default_settings)
     assert all(np.isfinite(value) and value >= 0 for value in numbers.values())
     assert numbers.get("clip_low_threshold", 0.0) <= numbers.get("clip_high_threshold", 1.0)
     assert {name: float(value) for name, value in config.items()}.items() <= numbers.items()

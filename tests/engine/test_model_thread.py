@@ -48,7 +48,7 @@ def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path
         }
         answer = client.post("/api/v1/create_sampling_session", json=body).json()
         assert client.post("/api/v1/create_sampling_session", json=body).json() == answer
-        assert engine.sessions[session].samplers == list(watched)
+        assert engine.sessions[session].sampler_ids == list(watched)
     assert watched.threads == {"model"}
 
 

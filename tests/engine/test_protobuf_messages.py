@@ -8,7 +8,7 @@ from tinker.proto import tinker_public_pb2 as public
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import protobuf_messages
-from lachesis.engine.sample_request import Continuation, PromptAnswers, Sampled
+from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, SampleResponse
 
 
 def request_with(**tensors: public.Tensor) -> bytes:
@@ -79,9 +79,9 @@ def test_answers_are_read_by_the_sdk() -> None:
     assert list(second.fields["logprobs"].trailing_shape) == [2]
     sampled = public.SampleResponse()
     top_k = np.array([[1, 7], [2, 9]]), np.array([[-0.5, -1.5], [-0.25, -3.0]])
-    prompt = PromptAnswers(logprobs=np.array([np.nan, -2.0]), top_k=top_k, targets=np.array([[-4.0]]), alternatives=top_k)
-    one, other = Continuation([1, 2], [-0.5, -0.25], True, top_k), Continuation([3], [-1.0], False)
-    sampled.ParseFromString(protobuf_messages.encode_sample(Sampled([one, other], prompt)))
+    prompt = PromptLogprobs(logprobs=np.array([np.nan, -2.0]), top_logprobs=top_k, target_logprobs=np.array([[-4.0]]), alternatives=top_k)
+    one, other = SampledSequence([1, 2], [-0.5, -0.25], True, top_k), SampledSequence([3], [-1.0], False)
+    sampled.ParseFromString(protobuf_messages.encode_sample_response(SampleResponse([one, other], prompt)))
     assert [one.stop_reason for one in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
     assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])
@@ -95,7 +95,7 @@ def test_answers_are_read_by_the_sdk() -> None:
 
 def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
     body = {"shape": [2, 2], "data": [5], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [1], "dtype": "int64"}
-    assert protobuf_messages.tensor_of_json("target", body).tolist() == [[-1, -1], [-1, 5]]
+    assert protobuf_messages.parse_json_tensor("target", body).tolist() == [[-1, -1], [-1, 5]]
     for wrong in ({}, {**body, "shape": [2**40, 2**40]}, {**body, "sparse_col_indices": [7]}, {"shape": [3], "data": [1]}):
         with pytest.raises(EngineRequestError, match="target is no tensor"):
-            protobuf_messages.tensor_of_json("target", wrong)
+            protobuf_messages.parse_json_tensor("target", wrong)

@@ -12,7 +12,7 @@ import pytest
 import tinker
 import torch
 
-from lachesis.engine.token_choice import Settings, choose
+from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
 END = 258
@@ -58,8 +58,8 @@ def test_top_p_counts_among_the_tokens_that_top_k_has_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.3]]).log().expand(200, -1)
     uniforms = torch.arange(200, dtype=torch.float64) / 200
     for top_p, expected in ((0.5, {0}), (0.6, {0, 1}), (1.0, {0, 1})):
-        settings = Settings.of(torch.ones(200), torch.full((200,), top_p), torch.full((200,), 2))
-        tokens, _ = choose(logits, uniforms, settings)
+        settings = TokenChoiceSettings.from_rows(torch.ones(200), torch.full((200,), top_p), torch.full((200,), 2))
+        tokens, _ = choose_tokens(logits, uniforms, settings)
         assert set(tokens.tolist()) == expected
 
 

@@ -46,7 +46,7 @@ for count, folder in enumerate(sys.argv[1:], start=1):
 def save(store: WeightsStore, which: str, name: str = "name", *, overwrite: bool = False) -> None:
     value = torch.zeros(2) if which == "old" else torch.ones(2)
     path = CheckpointPath("run", "weights", name)
-    store.save(path, tensors={"x": value}, config={}, about={"which": which}, overwrite=overwrite)
+    store.save(path, tensors={"x": value}, adapter_config={}, checkpoint_record={"which": which}, overwrite=overwrite)
 
 
 def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
@@ -65,14 +65,14 @@ def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
     for store in stores:
         tensors, _, about = store.load(PATH)
         assert tensors["x"].sum() == (0 if about["which"] == "old" else 2)
-        assert store.names() == [str(PATH)]
+        assert store.list_checkpoints() == [str(PATH)]
         outcomes.append(about["which"])
         with pytest.raises(EngineRequestError, match="exists already"):
             save(store, "old")
         save(store, "old", overwrite=True)
-        assert store.about(PATH)["which"] == "old"
+        assert store.read_record(PATH)["which"] == "old"
         store.delete(PATH)
-        assert store.names() == []
+        assert store.list_checkpoints() == []
     assert outcomes == sorted(outcomes, reverse=True), "the old one came back after the new one"
     assert set(outcomes) == {"old", "new"}
 
@@ -85,14 +85,14 @@ def test_a_damaged_record_is_left_out_of_listings_and_named_when_asked_for(tmp_p
     store.save_run("run", {"training_run_id": "run", "last_request_time": "2026"})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.json").write_bytes(b"\xff")
-    assert store.names() == [str(PATH)]
-    assert [run["training_run_id"] for run in store.runs()] == ["run"]
+    assert store.list_checkpoints() == [str(PATH)]
+    assert [run["training_run_id"] for run in store.list_runs()] == ["run"]
     with pytest.raises(Exception, match=r"checkpoint\.json cannot be read"):
-        store.about(CheckpointPath("run", "weights", "damaged"))
+        store.read_record(CheckpointPath("run", "weights", "damaged"))
 
 
 def test_a_name_that_listings_would_hide_is_refused(tmp_path: Path) -> None:
     store = WeightsStore(tmp_path)
     with pytest.raises(EngineRequestError, match="does not begin with"):
         save(store, "old", name=".hidden")
-    assert json.dumps(store.names()) == "[]"
+    assert json.dumps(store.list_checkpoints()) == "[]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lachesis.engine import threads
-from lachesis.engine.model import BaseModel
+from lachesis.engine import torch_threads
+from lachesis.engine.model import BaseLanguageModel
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_the_number_that_pays_is_taken(
     now = [4]
     monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: now.__setitem__(0, count))
-    monkeypatch.setattr(threads, "_measure", lambda base: times[now[0]])
-    assert threads.choose(BaseModel(random_model)) == expected
+    monkeypatch.setattr(torch_threads, "_measure_pass_s", lambda base: times[now[0]])
+    assert torch_threads.tune_num_threads(BaseLanguageModel(random_model)) == expected
     assert now == [expected]

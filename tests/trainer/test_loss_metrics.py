@@ -58,6 +58,6 @@ def test_the_loss_that_is_chosen_by_the_queue_decides() -> None:
 
 @pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
 def test_the_bounds_are_those_of_the_engine(loss_fn: str) -> None:
-    settings = losses.LOSSES[loss_fn].settings
+    settings = losses.LOSSES[loss_fn].default_settings
     assert RATIO_BOUNDS[loss_fn] == (settings["clip_low_threshold"], settings["clip_high_threshold"])
-    assert {name for name, loss in losses.LOSSES.items() if "clip_low_threshold" in loss.settings} == set(RATIO_BOUNDS)
+    assert {name for name, loss in losses.LOSSES.items() if "clip_low_threshold" in loss.default_settings} == set(RATIO_BOUNDS)

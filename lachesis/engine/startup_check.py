@@ -1,0 +1,278 @@
+"""Compare a base model, as this engine uses it, with the model's own code, before it is served.
+
+Families of models differ in how they look back, how their layers are called and which of them PEFT
+can adapt. What differs here would be sampled or trained wrongly without a word, so it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lachesis.base.errors import UnsupportedModelError
+from lachesis.engine.kv_cache import SlotCache
+from lachesis.engine.lora import AdapterAssignment, LoraAdapter
+from lachesis.engine.peft_layers import find_peft_adapted_layers
+
+if TYPE_CHECKING:
+    from lachesis.engine.model import BaseLanguageModel
+
+log = logging.getLogger(__name__)
+MAX_LOGPROB_DIFFERENCE = 1e-3
+"""Nats by which log-probabilities may differ, times the largest logit where that is above 1."""
+BFLOAT16_FACTOR = 10
+"""Has three digits; it gets this many times the limit."""
+NUM_COMPARED_TOKENS = 24
+"""Tokens that are compared, where no window or chunk is longer than SHORT_WINDOW."""
+SHORT_WINDOW = 8
+NUM_TOKENS_BEYOND_WINDOW = 4
+"""Tokens that are compared behind the longest window that cannot be shortened."""
+RANDOM_ADAPTER_EFFECT = 1.0
+"""Length of the random adapter's effect: enough to show where it is left out."""
+TARGET_LOSS_DECREASE = 1e-3
+"""Nats per token by which the tiny training step should lower the loss."""
+MAX_TRIES = 3
+ADJUSTABLE_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
+"""Windows that masks are made from in each pass, so that a check may shorten them."""
+FIXED_WINDOW_FIELDS = ("window_size", "sliding_window_size", "attention_window_size")
+"""Windows that a model builds in once."""
+REJECTED_FAMILIES = {
+    "hrm_text": "its log-probabilities after one training step differ by 0.16 nats from those of "
+    "PyTorch and PEFT (it leaves most of its cycles out of the gradient; allowed: 0.001)",
+}
+"""Families that `make families` found to differ where the checks of a start find nothing."""
+
+
+def verify_base_model(base: BaseLanguageModel) -> None:
+    """Compare layers, sampling and training with PEFT and the model's own code.
+
+    Raises:
+        UnsupportedModelError: Something differs, or the model cannot be used in this way at all.
+    """
+    try:
+        check_layers(base)
+        with torch.inference_mode():
+            check_sampling(base)
+        check_training(base)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        reason = f"a pass over {NUM_COMPARED_TOKENS} tokens fails with {type(error).__name__}: {error}"
+        raise _make_unsupported_error(base, reason) from error
+
+
+def check_layers(base: BaseLanguageModel) -> None:
+    """Adapt the layers that PEFT adapts for the names in an exported adapter, and no others.
+
+    Raises:
+        UnsupportedModelError: PEFT refuses the names or adapts none of these layers, or the family
+            is known to differ.
+    """
+    if base.module.config.model_type in REJECTED_FAMILIES:
+        raise _make_unsupported_error(base, REJECTED_FAMILIES[base.module.config.model_type])
+    for _ in range(2):
+        try:
+            adapted = find_peft_adapted_layers(base.module.config, base.lora_layers.find_target_modules(base.lora_layers.shapes))
+        except Exception as error:
+            raise _make_unsupported_error(base, f"PEFT cannot load its adapters: {error}") from error
+        excluded = set(base.lora_layers.shapes) - adapted
+        if not excluded:
+            break
+        log.info("%d layers are not adapted: PEFT cannot load them: %s", len(excluded), sorted(excluded)[:3])
+        base.lora_layers.exclude_layers(excluded)
+        if not base.lora_layers.shapes:
+            raise _make_unsupported_error(base, "PEFT loads no adapter of its layers")
+    if adapted != set(base.lora_layers.shapes):
+        raise _make_unsupported_error(
+            base,
+            f"PEFT adapts {len(adapted)} layers where this engine adapts {len(base.lora_layers.shapes)} "
+            f"({sorted(adapted ^ set(base.lora_layers.shapes))[:3]} differ)",
+        )
+
+
+def check_sampling(base: BaseLanguageModel) -> None:
+    """Compare sequences that are extended token by token with one pass of the model over each.
+
+    Two sequences of different lengths are in one batch, the longer one beyond every window and
+    chunk, first without adapters and then each with one of its own.
+
+    Raises:
+        UnsupportedModelError: The log-probabilities differ, or cannot be had in this way.
+    """
+    with _shorten_windows(base):
+        num_tokens = min(base.context_length, max(NUM_COMPARED_TOKENS, _find_fixed_window(base) + NUM_TOKENS_BEYOND_WINDOW))
+        sequences = [_make_tokens(base, num_tokens, 7), _make_tokens(base, max(3, num_tokens // 3), 5)]
+        expected = [_take_last_logits(base.module(input_ids=sequence[None]).logits) for sequence in sequences]
+        base.detect_separate_head(sequences[1])
+        _compare_decoded(base, sequences, [None, None], expected, "of the base model")
+        if base.module.dtype != torch.float32:
+            return  # what random adapters add is lost among the errors of bfloat16
+        adapters: list[LoraAdapter | None] = [_make_random_adapter(base, seed) for seed in (1, 2)]
+        expected = []
+        for sequence, adapter in zip(sequences, adapters, strict=True):
+            base.lora_layers.use_for_sampling([(None, adapter)])
+            expected.append(_take_last_logits(base.module(input_ids=sequence[None]).logits))
+        _compare_decoded(base, sequences, adapters, expected, "with two adapters in one batch")
+        base.lora_layers.clear_adapters()
+
+
+def check_training(base: BaseLanguageModel) -> None:
+    """Take tiny steps along the gradient of an adapter; the loss must change as the slope says.
+
+    A step may cross the border at which a mixture chooses other experts, so there are three tries.
+
+    Raises:
+        UnsupportedModelError: There is no gradient, or the loss changes otherwise.
+    """
+    for seed in range(MAX_TRIES):
+        squared_norm, loss_decrease = _take_tiny_step(base, seed)
+        if TARGET_LOSS_DECREASE / 3 < loss_decrease < 3 * TARGET_LOSS_DECREASE:
+            return
+    if base.module.dtype == torch.float32 or not squared_norm:
+        raise _make_unsupported_error(
+            base,
+            f"a training step lowers its loss by {loss_decrease:.2g} nats where the gradient, of length "
+            f"{squared_norm**0.5:.2g}, says {TARGET_LOSS_DECREASE:.2g}",
+        )
+
+
+def _take_tiny_step(base: BaseLanguageModel, seed: int) -> tuple[float, float]:
+    """Return the gradient's squared length, and by how much a step along it lowers the loss."""
+    adapter = _make_random_adapter(base, seed)
+    weights = [weight.requires_grad_() for pair in adapter.factors.values() for weight in pair]
+    tokens = _make_tokens(base, min(base.context_length, NUM_COMPARED_TOKENS), 7)
+    base.lora_layers.use_for_training(adapter)
+    loss = _compute_loss(base, tokens)
+    squared_norm = 0.0
+    if loss.requires_grad:
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        squared_norm = sum(float(gradient.square().sum()) for gradient in gradients)
+    losses = [0.0, 0.0]
+    if 0 < squared_norm < float("inf"):
+        # Half a step to either side: what is curved cancels out.
+        for index, step_fraction in enumerate((0.5, -1.0)):
+            with torch.no_grad():
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight += step_fraction * TARGET_LOSS_DECREASE / squared_norm * gradient
+                losses[index] = float(_compute_loss(base, tokens))
+    base.lora_layers.clear_adapters()
+    return squared_norm, losses[0] - losses[1]
+
+
+def _compare_decoded(
+    base: BaseLanguageModel,
+    sequences: list[torch.Tensor],
+    adapters: list[LoraAdapter | None],
+    expected: list[torch.Tensor],
+    case: str,
+) -> None:
+    try:
+        decoded = _decode_last_tokens(base, sequences, adapters)
+    except Exception as error:
+        raise _make_unsupported_error(base, f"it cannot be sampled with a cache: {error}") from error
+    for name, actual, reference in zip(("long", "short"), decoded, expected, strict=True):
+        limit = compute_tolerance(base, reference)
+        max_difference = measure_difference(actual.log_softmax(-1), reference.log_softmax(-1))
+        if not max_difference <= limit:
+            raise _make_unsupported_error(
+                base,
+                f"log-probabilities {case} differ token by token from those of one pass by "
+                f"{max_difference:.2g} nats (the {name} one of two sequences of {len(sequences[0])} and "
+                f"{len(sequences[1])} tokens; allowed: {limit:.2g})",
+            )
+
+
+def _decode_last_tokens(base: BaseLanguageModel, sequences: list[torch.Tensor], adapters: list[LoraAdapter | None]) -> list[torch.Tensor]:
+    """Return the logits of each row's last token; the last two tokens are added one by one."""
+    device = base.device
+    slots = torch.arange(len(sequences), device=device)
+    assignments: list[AdapterAssignment] = [(slots[index : index + 1], adapter) for index, adapter in enumerate(adapters) if adapter is not None]
+    base.lora_layers.use_for_sampling(assignments or [(None, None)])
+    lengths = torch.tensor([len(sequence) - 2 for sequence in sequences], device=device)
+    prompts = torch.zeros(len(sequences), len(sequences[0]) - 2, dtype=torch.long, device=device)
+    for index, sequence in enumerate(sequences):
+        prompts[index, : len(sequence) - 2] = sequence[:-2]
+    prompt_cache, slot_cache = base.create_prompt_cache(), SlotCache()
+    base.compute_states(prompts, cache=prompt_cache)
+    slot_cache.reserve(len(sequences), len(sequences[0]), prompt_cache)
+    base.kv_bytes_per_token = sum(layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in prompt_cache.layers)
+    slot_cache.fill_slots(0, prompt_cache, slots)
+    for tokens_from_end in (2, 1):
+        ids = torch.stack([sequence[-tokens_from_end] for sequence in sequences])
+        width = len(sequences[0]) - tokens_from_end + 1
+        states = base.decode(ids, lengths + (2 - tokens_from_end), slot_cache, slots, width)
+    return list(base.compute_logits(states))
+
+
+def _make_random_adapter(base: BaseLanguageModel, seed: int) -> LoraAdapter:
+    """Return an adapter of rank 1 on every layer that is adapted, with a visible effect."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = {}
+    for path, (rows, columns) in base.lora_layers.shapes.items():
+        a = torch.randn(1, columns, generator=generator) / columns**0.5
+        b = torch.randn(rows, 1, generator=generator) / rows**0.5
+        factors[path] = (a.to(base.device), b.to(base.device))
+    return LoraAdapter(factors, RANDOM_ADAPTER_EFFECT / len(factors) ** 0.5)
+
+
+def _compute_loss(base: BaseLanguageModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean negative log-probability of the tokens, by the passes that training uses."""
+    logprobs = base.compute_logits(base.compute_states(tokens[None, :-1]))[0].log_softmax(-1)
+    return -logprobs.gather(1, tokens[1:, None]).mean()
+
+
+def _make_tokens(base: BaseLanguageModel, count: int, stride: int) -> torch.Tensor:
+    return (torch.arange(1, count + 1, device=base.device) * stride) % base.vocab_size
+
+
+def _take_last_logits(logits: torch.Tensor) -> torch.Tensor:
+    return logits[0, -1].float()
+
+
+def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
+    """Return by how much two ways to these logits may differ."""
+    largest = float(logits.abs().max().clamp(min=1.0))
+    return MAX_LOGPROB_DIFFERENCE * largest * (1 if base.module.dtype == torch.float32 else BFLOAT16_FACTOR)
+
+
+def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the largest difference of two tensors; those of different shapes are infinitely far."""
+    return float((first - second).abs().max()) if first.shape == second.shape else float("inf")
+
+
+@contextlib.contextmanager
+def _shorten_windows(base: BaseLanguageModel) -> Iterator[None]:
+    """Shorten the windows that masks are made from: a few tokens then reach beyond them."""
+    config = base.module.config.get_text_config()
+    original_windows = {
+        name: window
+        for name in ADJUSTABLE_WINDOW_FIELDS
+        if isinstance(window := getattr(config, name, None), int) and window > SHORT_WINDOW
+    }
+    try:
+        for name in original_windows:
+            setattr(config, name, SHORT_WINDOW)
+        base.read_attention_windows()
+        yield
+    finally:
+        for name, window in original_windows.items():
+            setattr(config, name, window)
+        base.read_attention_windows()
+
+
+def _find_fixed_window(base: BaseLanguageModel) -> int:
+    config = base.module.config.get_text_config()
+    windows = [getattr(config, name, None) for name in FIXED_WINDOW_FIELDS]
+    return max([window for window in windows if isinstance(window, int)], default=0)
+
+
+def _make_unsupported_error(base: BaseLanguageModel, reason: str) -> UnsupportedModelError:
+    family: Any = base.module.config.model_type
+    return UnsupportedModelError(
+        f"the model {base.source} ({family}) cannot be served correctly: {reason}; "
+        "allowed: models of a family that agrees in docs/families.md"
+    )
