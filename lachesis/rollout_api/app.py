@@ -32,264 +32,264 @@ from urllib.parse import parse_qs
 from lachesis.base.errors import shorten
 from lachesis.base.http_guard import HttpGuard, send_json, replay_body
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
-from lachesis.rollout_api.weighted_queue import Shares
+from lachesis.rollout_api.weighted_queue import WeightedQueue
 
 HOST = "127.0.0.1"
-MOST_BYTES = 200_000_000
+MAX_BODY_BYTES = 200_000_000
 """Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
-MOST_WAIT_S = 30.0
-HOLD_S = 1.0
+MAX_WAIT_S = 30.0
+MAX_STATUS_HOLD_S = 1.0
 """An environment looks after its evaluations and checkpoints between two answers."""
-DATA = ("/scored_data", "/scored_data_list")
+SCORED_DATA_PATHS = ("/scored_data", "/scored_data_list")
 Json = dict[str, Any]
 
 
-class Bounded:
+class BoundedRolloutServer:
     """The API's application with its guards. `offpolicy` is how many batches may wait, of so many environments, beside those
     that the trainer takes `ahead`."""
 
-    def __init__(self, app: Any, *, offpolicy: int, ahead: int = 0, environments: int = 1) -> None:
-        self.app, self.state, self.offpolicy, self.most_asked = app, app.state, offpolicy, offpolicy + ahead
-        self.shares = Shares(environments)
+    def __init__(self, app: Any, *, max_waiting_batches: int, num_prefetched_batches: int = 0, num_environments: int = 1) -> None:
+        self.app, self.state, self.max_waiting_batches, self.max_requested_batches = app, app.state, max_waiting_batches, max_waiting_batches + num_prefetched_batches
+        self.weighted_queue = WeightedQueue(num_environments)
         self.counts: collections.Counter[str] = collections.Counter()
-        self.refusal: str | None = None
-        self._came = asyncio.Event()
-        self._taken = asyncio.Event()
+        self.last_refusal: str | None = None
+        self._groups_arrived = asyncio.Event()
+        self._batch_taken = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path")
         if scope["type"] == "http" and path == "/counts":
-            await send_json(send, 200, self.report())
-        elif scope["type"] == "http" and path in DATA:
-            await self._take(scope, receive, send)
+            await send_json(send, 200, self.report_counts())
+        elif scope["type"] == "http" and path in SCORED_DATA_PATHS:
+            await self._receive_groups(scope, receive, send)
         elif scope["type"] == "http" and path == "/status-env":
-            await self._tell_status(scope, receive, send)
+            await self._answer_status(scope, receive, send)
         else:
             if path == "/reset_data":
-                self.shares = Shares(self.shares.expected)
+                self.weighted_queue = WeightedQueue(self.weighted_queue.num_expected)
             if path == "/batch":
-                self._arrange()
-                self._forget_stale()
-                seconds = _wait_s(scope.get("query_string", b""))
-                registered = getattr(self.state, "batchsize", -1) >= 1
-                if seconds and registered and not self._is_full():
+                self._arrange_queue()
+                self._drop_stale_batches()
+                wait_s = _parse_wait_s(scope.get("query_string", b""))
+                has_trainer = getattr(self.state, "batchsize", -1) >= 1
+                if wait_s and has_trainer and not self._has_batch():
                     await receive()  # all of a request without a body
-                    if not await self._batch_came(receive, seconds):
+                    if not await self._wait_for_batch(receive, wait_s):
                         return
                     receive = replay_body(b"", receive)
             await self.app(scope, receive, send)
-            self._taken.set()
+            self._batch_taken.set()
 
-    async def _batch_came(self, receive: Any, seconds: float) -> bool:
+    async def _wait_for_batch(self, receive: Any, wait_s: float) -> bool:
         """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be given one."""
-        gone = asyncio.ensure_future(receive())  # the next message says so
+        disconnect_task = asyncio.ensure_future(receive())  # the next message says so
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self._is_full() and not gone.done():
-                    self._came.clear()
-                    came = asyncio.ensure_future(self._came.wait())
-                    await asyncio.wait({came, gone}, return_when=asyncio.FIRST_COMPLETED)
-                    came.cancel()
-        if gone.done():
+            async with asyncio.timeout(wait_s):
+                while not self._has_batch() and not disconnect_task.done():
+                    self._groups_arrived.clear()
+                    arrival_task = asyncio.ensure_future(self._groups_arrived.wait())
+                    await asyncio.wait({arrival_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+                    arrival_task.cancel()
+        if disconnect_task.done():
             return False
-        gone.cancel()
+        disconnect_task.cancel()
         return True
 
-    def _arrange(self) -> None:
-        self.shares.arrange(self._queue(), self._envs())
+    def _arrange_queue(self) -> None:
+        self.weighted_queue.arrange(self._get_queue(), self._get_environments())
 
-    async def _tell_status(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _answer_status(self, scope: Any, receive: Any, send: Any) -> None:
         """The queue as one environment shall see it, once there is something to do for it, or after a while."""
-        body = await read(receive)
+        body = await read_body(receive)
         receive = replay_body(body, receive)
         try:
-            number = json.loads(body)["env_id"]
+            environment_id = json.loads(body)["env_id"]
         except (ValueError, RecursionError, TypeError, KeyError):
             await self.app(scope, receive, send)  # it says what is wrong
             return
-        env = next((env for env in self._envs() if env["registered_id"] == number), None)
+        env = next((env for env in self._get_environments() if env["registered_id"] == environment_id), None)
         if env is None:
-            await send_json(send, 404, {"detail": f"environment {ascii(number)[:40]} has not registered"})
+            await send_json(send, 404, {"detail": f"environment {ascii(environment_id)[:40]} has not registered"})
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HOLD_S):
-                while self._has_enough(env):
-                    self._taken.clear()
-                    await self._taken.wait()
+            async with asyncio.timeout(MAX_STATUS_HOLD_S):
+                while self._has_enough_rollouts(env):
+                    self._batch_taken.clear()
+                    await self._batch_taken.wait()
 
-        def shared(content: Json) -> Json:
-            return {**content, "queue_size": self._seen_by(env) // max(1, env["group_size"])}
+        def set_queue_size(content: Json) -> Json:
+            return {**content, "queue_size": self._compute_queue_size(env) // max(1, env["group_size"])}
 
-        await _changed(self.app, scope, receive, send, shared)
+        await _send_changed_answer(self.app, scope, receive, send, set_queue_size)
 
-    def _has_enough(self, env: Json) -> bool:
+    def _has_enough_rollouts(self, env: Json) -> bool:
         """Whether an environment is to begin no more groups. One with an allocation of its own decides by itself."""
-        batch = getattr(self.state, "batchsize", -1)
-        return batch >= 1 and env.get("min_batch_allocation") is None and self._seen_by(env) >= self.most_asked * batch
+        batch_size = getattr(self.state, "batchsize", -1)
+        return batch_size >= 1 and env.get("min_batch_allocation") is None and self._compute_queue_size(env) >= self.max_requested_batches * batch_size
 
-    def _seen_by(self, env: Json) -> int:
+    def _compute_queue_size(self, env: Json) -> int:
         """Rollouts that wait, as an environment is told."""
-        if self.shares.expected > 1:
-            return self.shares.seen_by(env["registered_id"], self._queue(), self._envs())
-        return sum(len(group["tokens"]) for group in self._queue())
+        if self.weighted_queue.num_expected > 1:
+            return self.weighted_queue.compute_queue_size(env["registered_id"], self._get_queue(), self._get_environments())
+        return sum(len(group["tokens"]) for group in self._get_queue())
 
-    def _is_full(self) -> bool:
-        self._arrange()
-        formed = getattr(self.state, "curr_batch", [])
-        rollouts = sum(len(group["tokens"]) for group in self._queue())
-        return bool(formed) or 0 < getattr(self.state, "batchsize", -1) <= rollouts
+    def _has_batch(self) -> bool:
+        self._arrange_queue()
+        formed_batches = getattr(self.state, "curr_batch", [])
+        num_rollouts = sum(len(group["tokens"]) for group in self._get_queue())
+        return bool(formed_batches) or 0 < getattr(self.state, "batchsize", -1) <= num_rollouts
 
-    def report(self) -> Json:
-        queued = collections.Counter(len(group["tokens"]) for group in self._queue())
-        self._arrange()
-        waiting = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
+    def report_counts(self) -> Json:
+        queued_sizes = collections.Counter(len(group["tokens"]) for group in self._get_queue())
+        self._arrange_queue()
+        buffered_groups = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
         return {
-            "turn": self.shares.turn(self._envs()),
-            "registered": len(self._envs()),
+            "turn": self.weighted_queue.find_awaited_environment(self._get_environments()),
+            "registered": len(self._get_environments()),
             **{key: self.counts[key] for key in ("received", "refused", "dropped")},
-            "refusal": self.refusal,
-            "queue_size": len(self._queue()),
-            "queued": dict(queued),
-            "buffered": dict(collections.Counter(len(group["tokens"]) for group in waiting)),
+            "refusal": self.last_refusal,
+            "queue_size": len(self._get_queue()),
+            "queued": dict(queued_sizes),
+            "buffered": dict(collections.Counter(len(group["tokens"]) for group in buffered_groups)),
             "formed": len(getattr(self.state, "curr_batch", [])),
             "batch_size": getattr(self.state, "batchsize", -1),
             "current_step": getattr(self.state, "status_dict", {}).get("step", 0),
         }
 
-    async def _take(self, scope: Any, receive: Any, send: Any) -> None:
-        body = await read(receive)
+    async def _receive_groups(self, scope: Any, receive: Any, send: Any) -> None:
+        body = await read_body(receive)
         try:
             groups = json.loads(body)
         except (ValueError, RecursionError):
             groups = None
         groups = groups if isinstance(groups, list) else [groups]
-        sound = [group for group in groups if not self._refuse(group)]
-        if groups and not sound:
-            await send_json(send, 422, {"detail": self.refusal})
+        valid_groups = [group for group in groups if not self._refuse_if_invalid(group)]
+        if groups and not valid_groups:
+            await send_json(send, 422, {"detail": self.last_refusal})
         elif getattr(self.state, "batchsize", -1) < 1:
             await send_json(send, 503, {"detail": "no trainer has registered yet"})
         else:
-            if len(sound) < len(groups):
-                body = json.dumps(sound).encode()
-            await self._deliver(scope, receive, send, body, sound)
+            if len(valid_groups) < len(groups):
+                body = json.dumps(valid_groups).encode()
+            await self._forward_groups(scope, receive, send, body, valid_groups)
 
-    def _refuse(self, group: Any) -> bool:
+    def _refuse_if_invalid(self, group: Any) -> bool:
         """Count a group that cannot be trained on, keep the reason, and return whether it is one."""
         reason = find_fault(group) or find_unwritable_value(group)
         if reason:
             self._count_refused(1, reason)
         return reason is not None
 
-    def _count_refused(self, groups: int, reason: str) -> None:
-        self.counts["refused"] += groups
-        self.refusal = reason
+    def _count_refused(self, num_groups: int, reason: str) -> None:
+        self.counts["refused"] += num_groups
+        self.last_refusal = reason
 
-    async def _deliver(self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]) -> None:
+    async def _forward_groups(self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]) -> None:
         """Give sound groups to the API, and count what it refuses itself by the types of their values."""
-        held = self._held()
-        status, sent, text = await self._ask_api(scope, receive, body)
+        num_held_before = self._count_held_groups()
+        status, messages, text = await self._call_api(scope, receive, body)
         if status < 400:
             self.counts["received"] += len(groups)
-            for message in sent:
+            for message in messages:
                 await send(message)
-        elif len(groups) > 1 and self._held() == held:
-            await self._deliver_each(scope, receive, send, groups)
+        elif len(groups) > 1 and self._count_held_groups() == num_held_before:
+            await self._forward_groups_singly(scope, receive, send, groups)
         else:
             self._count_refused(len(groups), shorten(text, 500))
-            await send_json(send, 422, {"detail": self.refusal})
+            await send_json(send, 422, {"detail": self.last_refusal})
             return
-        self._forget_oldest()
-        self._came.set()
+        self._drop_oldest_groups()
+        self._groups_arrived.set()
 
-    async def _deliver_each(self, scope: Any, receive: Any, send: Any, groups: list[Any]) -> None:
+    async def _forward_groups_singly(self, scope: Any, receive: Any, send: Any, groups: list[Any]) -> None:
         """Give the groups of a list to the API one by one, because it refuses a list as a whole."""
-        taken = 0
+        num_accepted = 0
         for group in groups:
-            status, _, text = await self._ask_api(scope, receive, json.dumps([group]).encode())
-            taken += status < 400
+            status, _, text = await self._call_api(scope, receive, json.dumps([group]).encode())
+            num_accepted += status < 400
             if status >= 400:
                 self._count_refused(1, shorten(text, 500))
-        self.counts["received"] += taken
-        if taken:
-            await send_json(send, 200, {"status": "received", "groups_processed": taken})
+        self.counts["received"] += num_accepted
+        if num_accepted:
+            await send_json(send, 200, {"status": "received", "groups_processed": num_accepted})
         else:
-            await send_json(send, 422, {"detail": self.refusal})
+            await send_json(send, 422, {"detail": self.last_refusal})
 
-    def _held(self) -> int:
+    def _count_held_groups(self) -> int:
         """Return how many groups the API holds for training."""
         buffered = getattr(self.state, "buffer", {}).values()
-        return len(self._queue()) + sum(len(waiting) for waiting in buffered)
+        return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
 
-    async def _ask_api(self, scope: Any, receive: Any, body: bytes) -> tuple[int, list[Json], str]:
+    async def _call_api(self, scope: Any, receive: Any, body: bytes) -> tuple[int, list[Json], str]:
         """Send this body to the API and return the status, the messages and the text of its answer."""
-        sent: list[Json] = []
+        messages: list[Json] = []
 
-        async def keep(message: Json) -> None:
-            sent.append(message)
+        async def collect(message: Json) -> None:
+            messages.append(message)
 
         try:
-            await self.app(_with_length(scope, len(body)), replay_body(body, receive), keep)
-            status = next(message["status"] for message in sent if message["type"] == "http.response.start")
+            await self.app(_set_content_length(scope, len(body)), replay_body(body, receive), collect)
+            status = next(message["status"] for message in messages if message["type"] == "http.response.start")
         except Exception as error:  # a validator of the API raises whatever a wrong value leads to
             return 500, [], f"{type(error).__name__}: {error}"
-        return status, sent, b"".join(message.get("body", b"") for message in sent).decode(errors="replace")
+        return status, messages, b"".join(message.get("body", b"") for message in messages).decode(errors="replace")
 
-    def _forget_oldest(self) -> None:
-        self._arrange()
-        queue, most = self._queue(), (self.offpolicy + 1) * self.state.batchsize
-        self.counts["dropped"] += self.shares.bound(most, self._envs())
-        rollouts = sum(len(group["tokens"]) for group in queue)
-        while rollouts > most and len(queue) > 1:
-            rollouts -= len(queue.pop(0)["tokens"])
+    def _drop_oldest_groups(self) -> None:
+        self._arrange_queue()
+        queue, max_rollouts = self._get_queue(), (self.max_waiting_batches + 1) * self.state.batchsize
+        self.counts["dropped"] += self.weighted_queue.drop_excess(max_rollouts, self._get_environments())
+        num_rollouts = sum(len(group["tokens"]) for group in queue)
+        while num_rollouts > max_rollouts and len(queue) > 1:
+            num_rollouts -= len(queue.pop(0)["tokens"])
             self.counts["dropped"] += 1
 
-    def _forget_stale(self) -> None:
+    def _drop_stale_batches(self) -> None:
         """Atropos gives the newest batch first, so the oldest one waits longest."""
-        formed = getattr(self.state, "curr_batch", [])
-        while len(formed) > self.offpolicy:
-            self.counts["dropped"] += len(formed.pop(0))
+        formed_batches = getattr(self.state, "curr_batch", [])
+        while len(formed_batches) > self.max_waiting_batches:
+            self.counts["dropped"] += len(formed_batches.pop(0))
 
-    def _queue(self) -> list[Json]:
+    def _get_queue(self) -> list[Json]:
         return getattr(self.state, "queue", [])
 
-    def _envs(self) -> list[Json]:
+    def _get_environments(self) -> list[Json]:
         return getattr(self.state, "envs", [])
 
 
-async def _changed(app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]) -> None:
+async def _send_changed_answer(app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]) -> None:
     """The application's answer, with `change` made to its JSON."""
-    sent: list[Json] = []
+    messages: list[Json] = []
 
-    async def keep(message: Json) -> None:
-        sent.append(message)
+    async def collect(message: Json) -> None:
+        messages.append(message)
 
-    await app(scope, receive, keep)
-    status = next(message["status"] for message in sent if message["type"] == "http.response.start")
-    body = b"".join(message.get("body", b"") for message in sent)
+    await app(scope, receive, collect)
+    status = next(message["status"] for message in messages if message["type"] == "http.response.start")
+    body = b"".join(message.get("body", b"") for message in messages)
     if status == 200:
         await send_json(send, status, change(json.loads(body)))
     else:
         await send_json(send, status, {"detail": body.decode(errors="replace")})
 
 
-def _with_length(scope: Json, length: int) -> Json:
+def _set_content_length(scope: Json, length: int) -> Json:
     """Return the request's scope with the length of its new body."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 
-def _wait_s(query: bytes) -> float:
+def _parse_wait_s(query: bytes) -> float:
     """Of `?wait=SECONDS`; 0 without it."""
-    found = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
-    return min(float(found), MOST_WAIT_S) if found.isdigit() else 0.0
+    wait_text = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
+    return min(float(wait_text), MAX_WAIT_S) if wait_text.isdigit() else 0.0
 
 
-async def read(receive: Any) -> bytes:
-    body, more = bytearray(), True
-    while more:
+async def read_body(receive: Any) -> bytes:
+    body, has_more = bytearray(), True
+    while has_more:
         message = await receive()
         body += message.get("body", b"")
-        more = message.get("more_body", False)
+        has_more = message.get("more_body", False)
     return bytes(body)
 
 
@@ -303,8 +303,8 @@ def main() -> None:
     import uvicorn
     from atroposlib.api.server import app
 
-    bounded = Bounded(app, offpolicy=max(1, args.offpolicy), ahead=args.ahead, environments=args.environments)
-    guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MOST_BYTES)
+    bounded = BoundedRolloutServer(app, max_waiting_batches=max(1, args.offpolicy), num_prefetched_batches=args.ahead, num_environments=args.environments)
+    guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MAX_BODY_BYTES)
     # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is closed within two seconds
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from lachesis.base.numbers import is_score
 
-PER_TOKEN = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
+PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
 """Lists with one row per rollout, and in it one entry per token."""
-NUMBERS = ("tokens", "masks", "inference_logprobs", "ref_logprobs", "advantages", "distill_logprobs")
-NOT_PER_TOKEN = ("overrides", "group_overrides", "generation_params", "messages", "images")
+NUMERIC_FIELDS = ("tokens", "masks", "inference_logprobs", "ref_logprobs", "advantages", "distill_logprobs")
+OTHER_FIELDS = ("overrides", "group_overrides", "generation_params", "messages", "images")
 
 
 def find_fault(group: Any) -> str | None:
@@ -36,13 +36,13 @@ def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
 
     The API could not write such a number as JSON, and would lose the whole batch with it.
     """
-    for name in NUMBERS:
+    for name in NUMERIC_FIELDS:
         try:
             if group.get(name) is not None and not _is_finite(group[name]):
                 return f"{name} holds a number that is not finite"
         except (TypeError, OverflowError, RecursionError):
             return f"{name} holds something other than lists of numbers of usual size"
-    for name in NOT_PER_TOKEN:
+    for name in OTHER_FIELDS:
         try:
             json.dumps(group.get(name), allow_nan=False)
         except (ValueError, RecursionError):
@@ -67,22 +67,22 @@ def _find_score_fault(group: Mapping[str, Any]) -> str | None:
         return f"a group has {len(group['tokens'])} rollouts and {len(group['scores'])} scores"
     for score in group["scores"]:
         if not is_score(score):
-            return f"a score is {_show(score)}; allowed: finite numbers of usual size"
+            return f"a score is {_shorten_value(score)}; allowed: finite numbers of usual size"
     return None
 
 
 def _find_row_fault(group: Mapping[str, Any]) -> str | None:
     """Compare the lists per token with the tokens."""
     lengths = [len(row) for row in group["tokens"]]
-    for name in PER_TOKEN:
+    for name in PER_TOKEN_FIELDS:
         rows = group.get(name)
         if rows is None or (_is_list(rows) and not len(rows) and name != "masks"):
             continue  # environments send an empty list for what they do not have
         if not _is_list(rows) or len(rows) != len(lengths):
-            return f"a group has {len(lengths)} rollouts and {_count(rows)} {name}; one list for each rollout is needed"
+            return f"a group has {len(lengths)} rollouts and {_count_entries(rows)} {name}; one list for each rollout is needed"
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if not _is_list(row) or len(row) != length:
-                return f"rollout {index} has {length} tokens and {_count(row)} {name}; one entry for each token is needed"
+                return f"rollout {index} has {length} tokens and {_count_entries(row)} {name}; one entry for each token is needed"
     return None
 
 
@@ -90,16 +90,16 @@ def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
     """Check what an environment may leave out."""
     for name, kind, needed in (("overrides", list, "a list"), ("group_overrides", Mapping, "an object")):
         if group.get(name) is not None and not isinstance(group[name], kind):
-            return f"{name} is {_show(group[name])}; {needed} or null is needed"
-    number = group.get("env_id")
-    if number is not None and (type(number) is not int or number < 0):
-        return f"env_id is {_show(number)}; the number of a registered environment or null is needed"
-    if bool(_count(group.get("distill_token_ids"))) != bool(_count(group.get("distill_logprobs"))):
+            return f"{name} is {_shorten_value(group[name])}; {needed} or null is needed"
+    environment_id = group.get("env_id")
+    if environment_id is not None and (type(environment_id) is not int or environment_id < 0):
+        return f"env_id is {_shorten_value(environment_id)}; the number of a registered environment or null is needed"
+    if bool(_count_entries(group.get("distill_token_ids"))) != bool(_count_entries(group.get("distill_logprobs"))):
         return "distill_token_ids and distill_logprobs are needed together"
     return None
 
 
-def _show(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     """Return the beginning of a value for a message.
 
     Python cannot write lists that are nested too deeply.
@@ -115,5 +115,5 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
-def _count(value: Any) -> int:
+def _count_entries(value: Any) -> int:
     return len(value) if _is_list(value) else 0

@@ -15,72 +15,72 @@ from typing import Any
 Json = dict[str, Any]
 
 
-class Shares:
+class WeightedQueue:
     """`expected` environments will register; no group has its turn before. One alone shares with nobody."""
 
-    def __init__(self, expected: int) -> None:
-        self.expected = expected
-        self.waiting: dict[Any, list[Json]] = {}
+    def __init__(self, num_expected: int) -> None:
+        self.num_expected = num_expected
+        self.waiting_groups: dict[Any, list[Json]] = {}
         """Groups by number of their environment, the oldest first."""
-        self._had: dict[Any, float] = {}
+        self._pass_values: dict[Any, float] = {}
         """Rollouts of each, over its weight."""
-        self._queued: list[Json] = []
+        self._released_groups: list[Json] = []
         """The groups of the queue that have had their turn."""
 
     def arrange(self, queue: list[Json], envs: list[Json]) -> None:
         """Take out of the queue what came since the last time, and put in whose turn it is."""
-        if self.expected < 2:
+        if self.num_expected < 2:
             return
-        kept = {id(group) for group in self._queued}
+        released_ids = {id(group) for group in self._released_groups}
         for group in queue:
-            if id(group) not in kept:
-                self.waiting.setdefault(group.get("env_id"), []).append(group)
-        queue[:] = [group for group in queue if id(group) in kept]
-        if len(envs) >= self.expected:
-            queue.extend(self._turns(weights(envs)))
-        self._queued = list(queue)
+            if id(group) not in released_ids:
+                self.waiting_groups.setdefault(group.get("env_id"), []).append(group)
+        queue[:] = [group for group in queue if id(group) in released_ids]
+        if len(envs) >= self.num_expected:
+            queue.extend(self._release_groups(read_weights(envs)))
+        self._released_groups = list(queue)
 
-    def bound(self, rollouts: float, envs: list[Json]) -> int:
+    def drop_excess(self, num_allowed: float, envs: list[Json]) -> int:
         """Drop the oldest groups of each environment that has more rollouts waiting than its share of so many; how many."""
-        dropped, known = 0, weights(envs)
-        for number, groups in self.waiting.items():
-            most = rollouts * known.get(number, 0.0) / (sum(known.values()) or 1.0)
-            while len(groups) > 1 and sum(map(_size, groups)) > most:
+        num_dropped, weights_by_id = 0, read_weights(envs)
+        for environment_id, groups in self.waiting_groups.items():
+            max_rollouts = num_allowed * weights_by_id.get(environment_id, 0.0) / (sum(weights_by_id.values()) or 1.0)
+            while len(groups) > 1 and sum(map(_count_rollouts, groups)) > max_rollouts:
                 groups.pop(0)
-                dropped += 1
-        return dropped
+                num_dropped += 1
+        return num_dropped
 
-    def seen_by(self, number: int, queue: list[Json], envs: list[Json]) -> int:
+    def compute_queue_size(self, environment_id: int, queue: list[Json], envs: list[Json]) -> int:
         """Rollouts that wait, as one environment is told: as many as if the others had as much waiting for their weights."""
-        known = weights(envs)
-        own = [*self.waiting.get(number, ()), *(group for group in queue if group.get("env_id") == number)]
-        return math.floor(sum(map(_size, own)) * sum(known.values()) / known[number]) if number in known else 0
+        weights_by_id = read_weights(envs)
+        own_groups = [*self.waiting_groups.get(environment_id, ()), *(group for group in queue if group.get("env_id") == environment_id)]
+        return math.floor(sum(map(_count_rollouts, own_groups)) * sum(weights_by_id.values()) / weights_by_id[environment_id]) if environment_id in weights_by_id else 0
 
-    def turn(self, envs: list[Json]) -> str | None:
+    def find_awaited_environment(self, envs: list[Json]) -> str | None:
         """The environment that the groups of others wait for."""
-        if not any(self.waiting.values()) or len(envs) < self.expected:
+        if not any(self.waiting_groups.values()) or len(envs) < self.num_expected:
             return None
-        number = min(known, key=lambda one: self._had.get(one, 0.0)) if (known := weights(envs)) else None
-        return next((str(env["desired_name"]) for env in envs if env["registered_id"] == number), None)
+        environment_id = min(weights_by_id, key=lambda candidate_id: self._pass_values.get(candidate_id, 0.0)) if (weights_by_id := read_weights(envs)) else None
+        return next((str(env["desired_name"]) for env in envs if env["registered_id"] == environment_id), None)
 
-    def _turns(self, known: dict[Any, float]) -> Iterator[Json]:
-        for number in [one for one in self.waiting if one not in known]:
-            yield from self.waiting.pop(number)  # its environment is gone, and shares no more
-        least = min((self._had[number] for number in known if number in self._had), default=0.0)
-        self._had = {number: self._had.get(number, least) for number in known}  # who is new is owed nothing
-        while known:
-            number = min(known, key=lambda one: self._had[one])
-            if not self.waiting.get(number):
+    def _release_groups(self, weights_by_id: dict[Any, float]) -> Iterator[Json]:
+        for environment_id in [waiting_id for waiting_id in self.waiting_groups if waiting_id not in weights_by_id]:
+            yield from self.waiting_groups.pop(environment_id)  # its environment is gone, and shares no more
+        min_pass = min((self._pass_values[environment_id] for environment_id in weights_by_id if environment_id in self._pass_values), default=0.0)
+        self._pass_values = {environment_id: self._pass_values.get(environment_id, min_pass) for environment_id in weights_by_id}  # who is new is owed nothing
+        while weights_by_id:
+            environment_id = min(weights_by_id, key=lambda candidate_id: self._pass_values[candidate_id])
+            if not self.waiting_groups.get(environment_id):
                 return
-            group = self.waiting[number].pop(0)
-            self._had[number] += _size(group) / known[number]
+            group = self.waiting_groups[environment_id].pop(0)
+            self._pass_values[environment_id] += _count_rollouts(group) / weights_by_id[environment_id]
             yield group
 
 
-def weights(envs: list[Json]) -> dict[Any, float]:
+def read_weights(envs: list[Json]) -> dict[Any, float]:
     """Of the connected environments, by number."""
     return {env["registered_id"]: max(1e-3, float(env["weight"])) for env in envs if env.get("connected")}
 
 
-def _size(group: Json) -> int:
+def _count_rollouts(group: Json) -> int:
     return len(group["tokens"])

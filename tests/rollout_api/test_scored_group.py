@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lachesis.rollout_api.scored_group import NOT_PER_TOKEN, NUMBERS, PER_TOKEN, find_fault, find_unwritable_value
+from lachesis.rollout_api.scored_group import OTHER_FIELDS, NUMERIC_FIELDS, PER_TOKEN_FIELDS, find_fault, find_unwritable_value
 from tests.properties import examples
 
 GROUP: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_what_json_cannot_hold_is_named(more: dict[str, Any], reason: str) -> No
     assert reason in (find_unwritable_value({**GROUP, **more}) or "")
 
 
-NAMES = sorted({*NUMBERS, *PER_TOKEN, *NOT_PER_TOKEN, "scores", "env_id"})
+NAMES = sorted({*NUMERIC_FIELDS, *PER_TOKEN_FIELDS, *OTHER_FIELDS, "scores", "env_id"})
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
@@ -94,5 +94,5 @@ def test_any_json_value_in_any_place_gets_an_answer(more: dict[str, Any]) -> Non
     group = {**GROUP, **more}
     reason = find_fault(group) or find_unwritable_value(group)
     assert reason is None or len(reason) < 200
-    objects = [name for name in NUMBERS if isinstance(group.get(name), dict)]
+    objects = [name for name in NUMERIC_FIELDS if isinstance(group.get(name), dict)]
     assert not objects or reason is not None

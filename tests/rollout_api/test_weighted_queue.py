@@ -15,7 +15,7 @@ from lachesis.catalog import describe
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.rollout_api.weighted_queue import Shares
+from lachesis.rollout_api.weighted_queue import WeightedQueue
 from lachesis.service import Launch, Service
 from lachesis.trainer.rollout_client import Atropos
 from tests.conftest import api_process
@@ -37,12 +37,12 @@ def numbers(queue: list[Json]) -> list[int]:
 
 def test_one_environment_shares_with_nobody() -> None:
     queue = [group(0), group(0)]
-    Shares(1).arrange(queue, [env(0)])
+    WeightedQueue(1).arrange(queue, [env(0)])
     assert numbers(queue) == [0, 0]
 
 
 def test_no_group_has_its_turn_before_all_environments_are_there() -> None:
-    shares, queue = Shares(2), [group(0), group(0)]
+    shares, queue = WeightedQueue(2), [group(0), group(0)]
     shares.arrange(queue, [env(0)])
     assert queue == []
     queue.append(group(1))
@@ -51,15 +51,15 @@ def test_no_group_has_its_turn_before_all_environments_are_there() -> None:
 
 
 def test_the_fast_one_waits_for_the_slow_one() -> None:
-    envs, shares = [env(0, 1.0), env(1, 0.5)], Shares(2)
+    envs, shares = [env(0, 1.0), env(1, 0.5)], WeightedQueue(2)
     queue = [group(0) for _ in range(6)]
     shares.arrange(queue, envs)
     assert numbers(queue) == [0]
-    assert shares.turn(envs) == "env1"
+    assert shares.find_awaited_environment(envs) == "env1"
     queue += [group(1), group(1)]
     shares.arrange(queue, envs)
     assert numbers(queue) == [0, 1, 0, 0, 1, 0, 0]
-    assert len(shares.waiting[0]) == 1
+    assert len(shares.waiting_groups[0]) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -68,7 +68,7 @@ def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int
     chance = random.Random(seed)
     weights = [chance.uniform(0.2, 3.0) for _ in range(4)]
     sizes = [chance.choice([2, 4, 8]) for _ in range(4)]
-    envs, shares = [env(number, weight) for number, weight in enumerate(weights)], Shares(4)
+    envs, shares = [env(number, weight) for number, weight in enumerate(weights)], WeightedQueue(4)
     arriving = [group(number, sizes[number]) for number in range(4) for _ in range(400)]
     chance.shuffle(arriving)
     queue: list[Json] = []
@@ -76,13 +76,13 @@ def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int
         queue.append(one)
         shares.arrange(queue, envs)
         del queue[: chance.randrange(3)]  # a batch takes its groups
-    given = [400 - len(shares.waiting.get(number, ())) for number in range(4)]
+    given = [400 - len(shares.waiting_groups.get(number, ())) for number in range(4)]
     passes = [given[number] * sizes[number] / weights[number] for number in range(4)]
     assert max(passes) - min(passes) <= max(size / weight for size, weight in zip(sizes, weights, strict=True))
 
 
 def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_nothing() -> None:
-    envs, shares = [env(0), env(1)], Shares(2)
+    envs, shares = [env(0), env(1)], WeightedQueue(2)
     queue = [group(0), group(1), group(0), group(0), group(0)]
     shares.arrange(queue, envs)
     assert numbers(queue) == [0, 1, 0]
@@ -96,21 +96,21 @@ def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_noth
 
 
 def test_what_waits_is_bounded_by_the_share() -> None:
-    envs, shares, queue = [env(0), env(1)], Shares(2), [group(0) for _ in range(20)]
+    envs, shares, queue = [env(0), env(1)], WeightedQueue(2), [group(0) for _ in range(20)]
     shares.arrange(queue, envs)
-    assert shares.bound(32, envs) == 19 - 4
-    assert len(shares.waiting[0]) == 4
+    assert shares.drop_excess(32, envs) == 19 - 4
+    assert len(shares.waiting_groups[0]) == 4
 
 
 def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
-    envs, shares = [env(0, 1.0), env(1, 0.5)], Shares(2)
+    envs, shares = [env(0, 1.0), env(1, 0.5)], WeightedQueue(2)
     queue = [group(0), group(0), group(1)]
     shares.arrange(queue, envs)
-    assert shares.seen_by(0, queue, envs) == 12
-    assert shares.seen_by(1, queue, envs) == 12
+    assert shares.compute_queue_size(0, queue, envs) == 12
+    assert shares.compute_queue_size(1, queue, envs) == 12
     queue.append(group(0))
     shares.arrange(queue, envs)
-    assert (shares.seen_by(0, queue, envs), shares.seen_by(1, queue, envs)) == (18, 12)
+    assert (shares.compute_queue_size(0, queue, envs), shares.compute_queue_size(1, queue, envs)) == (18, 12)
 
 
 async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> None:
