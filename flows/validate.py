@@ -19,7 +19,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from lachesis.base.errors import LachesisError
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process.stages import NAMES
+from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs import leftovers
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import now
@@ -109,7 +109,7 @@ def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
         bench.open.append(group)
         test = record.test
         child = StageChild(group, test.request.environment_file, test.class_name, bench.config, folder)
-        for name in NAMES:
+        for name in STAGE_NAMES:
             started = time.monotonic()
             try:
                 line = pass_stage(child, name)

@@ -30,7 +30,7 @@ from typing import Any
 
 from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
-from lachesis.env_process import atropos_patches, counters, inference_test, lazy_modules, position, scheduled_evaluation, stages
+from lachesis.env_process import atropos_patches, counters, inference_test, lazy_modules, dataset_position, scheduled_evaluation, stages
 from lachesis.environment.endpoint_errors import list_causes
 
 
@@ -38,31 +38,31 @@ def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_modules.load_when_used("torch", "wandb")
-    if question := {"describe": _described, "examples": _examples}.get(command):
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        answer(file, functools.partial(question, class_name=sys.argv[3]), out=Path(sys.argv[4]))
+    if handler := {"describe": _describe_class, "examples": _make_examples}.get(command):
+        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+        write_answer(file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4]))
     elif command == "check":
-        atropos_patches.mend()
-        stages.run(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))
+        atropos_patches.apply_atropos_patches()
+        stages.run_stages(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))
     else:
-        atropos_patches.mend()
-        _run(command, file, sys.argv[3:])
+        atropos_patches.apply_atropos_patches()
+        _run_environment_file(command, file, sys.argv[3:])
 
 
-def _run(command: str, file: Path, options: list[str]) -> None:
+def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     """The file as a program, with its own command line."""
-    counted = None
-    server = atropos_patches.send_token()
-    if command == "run" and server:
-        scheduled_evaluation.install(server[0])
+    rollout_counters = None
+    inference_server = atropos_patches.install_inference_token()
+    if command == "run" and inference_server:
+        scheduled_evaluation.install_evaluation_hooks(inference_server[0])
     if command == "probe":
-        counted = inference_test.install(json.loads(Path(options.pop(0)).read_text()))
+        rollout_counters = inference_test.install_inference_test(json.loads(Path(options.pop(0)).read_text()))
     elif os.environ.get("LACHESIS_TALLY"):
         name = os.environ.get("LACHESIS_ENVIRONMENT", "")
         if name:
-            atropos_patches.sign_groups(name)
-        trainer = scheduled_evaluation.Trainer(*server, name) if server else None
-        _count(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), trainer)
+            atropos_patches.label_groups(name)
+        evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name) if inference_server else None
+        _instrument_environment(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), evaluation_client)
     sys.argv = [str(file), *options]
     try:
         module = fingerprint.get_module_name(file)
@@ -72,66 +72,66 @@ def _run(command: str, file: Path, options: list[str]) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         traceback.print_exc()
-        causes = [f"{type(one).__name__}: {redact(str(one))[:500]}" for one in list_causes(error)]
+        causes = [f"{type(cause).__name__}: {redact(str(cause))[:500]}" for cause in list_causes(error)]
         causes += filter(None, [requirements.get_import_advice(file, error)])
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
-        if counted is not None:
-            inference_test.note_failure(counted, error)
+        if rollout_counters is not None:
+            inference_test.record_failure_kind(rollout_counters, error)
         sys.exit(1)
 
 
-def _count(file: Path, place: Path, trainer: scheduled_evaluation.Trainer | None) -> None:
+def _instrument_environment(counters_file: Path, position_file: Path, evaluation_client: scheduled_evaluation.EvaluationClient | None) -> None:
     """Count what the environment's class does, whichever it is, keep its place in its items, and evaluate it when the trainer
     asks for it."""
     from atroposlib.envs.base import BaseEnv
 
-    start = BaseEnv.cli.__func__
-    counts = counters.Tally(file, beat=True)
-    counters.watch_servers(counts)
-    reached = position.Cursor(place, int(os.environ["LACHESIS_CURSOR_GROUPS"]))
+    original_cli = BaseEnv.cli.__func__
+    rollout_counters = counters.RolloutCounters(counters_file, with_heartbeat=True)
+    counters.install_request_counters(rollout_counters)
+    start_position = dataset_position.DatasetPosition(position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"]))
 
     def cli(cls: Any) -> None:
-        position.watch(reached, cls)
-        counters.watch_environment(counts, cls)
-        if trainer is not None:
-            trainer.watch(cls)
-        start(cls)
+        dataset_position.install_position_tracking(start_position, cls)
+        counters.install_rollout_counters(rollout_counters, cls)
+        if evaluation_client is not None:
+            evaluation_client.install_schedule(cls)
+        original_cli(cls)
 
     BaseEnv.cli = classmethod(cli)
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent_pid: int) -> None:
     """End this process when its parent is gone, as nobody waits for what it says; also in the middle of an import."""
-    while os.getppid() == parent:
+    while os.getppid() == parent_pid:
         time.sleep(0.5)
     os._exit(1)
 
 
-def answer(file: Path, question: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path) -> None:
+def write_answer(file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path) -> None:
     """Import the file and write what it says to the question, which came on the standard input, or why it says nothing."""
     try:
-        found = question(file, json.loads(sys.stdin.read() or "{}"))
+        result = handler(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # an environment may raise SystemExit at import
-        found = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        found["advice"] = requirements.get_import_advice(file, error)
+        result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        result["advice"] = requirements.get_import_advice(file, error)
     temporary = out.with_suffix(".part")
-    temporary.write_text(json.dumps(found))
+    temporary.write_text(json.dumps(result))
     os.replace(temporary, out)
     sys.stdout.flush()
     os._exit(0)  # threads that the environment has started must not keep the child
 
 
-def _described(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
-    return _configuration(stages.load(file, class_name), values)
+def _describe_class(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+    return _describe_configuration(stages.load_environment_class(file, class_name), values)
 
 
-def _examples(file: Path, request: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+def _make_examples(file: Path, request: dict[str, Any], *, class_name: str) -> dict[str, Any]:
     from lachesis.env_process import warmup_examples
 
-    return {"examples": warmup_examples.make(file, class_name, request)}
+    return {"examples": warmup_examples.make_warmup_examples(file, class_name, request)}
 
 
-def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _describe_configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     from atroposlib.envs.base import BaseEnvConfig
     from pydantic import BaseModel, ValidationError
 
@@ -147,31 +147,31 @@ def _configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
         try:
             type(config)(**{**config.model_dump(), **values})
         except ValidationError as error:
-            errors = [_complaint(one) for one in error.errors()]
-    found = {
+            errors = [_describe_validation_error(error_detail) for error_detail in error.errors()]
+    description = {
         "properties": schema.get("properties", {}),
         "definitions": schema.get("$defs", {}),
         "values": config.model_dump(mode="json"),
-        "checks": _has_functions(type(config).__pydantic_core_schema__),
+        "checks": _has_validator_functions(type(config).__pydantic_core_schema__),
         "warning": warning,
     }
-    return {"schema": found, "errors": errors}
+    return {"schema": description, "errors": errors}
 
 
-def _complaint(error: Any) -> dict[str, str]:
+def _describe_validation_error(error: Any) -> dict[str, str]:
     """The field that is wrong by itself, or "" for fields that do not fit together, and what is said of it."""
-    place, said = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
-    return {"field": place, "message": f"{place} is {repr(error['input'])[:200]}: {said}" if place else said}
+    field_path, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+    return {"field": field_path, "message": f"{field_path} is {repr(error['input'])[:200]}: {message}" if field_path else message}
 
 
-def _has_functions(core_schema: Any) -> bool:
+def _has_validator_functions(core_schema: Any) -> bool:
     """Whether pydantic's core schema calls Python code to validate, which a JSON schema cannot say."""
     if isinstance(core_schema, dict):
         kind = core_schema.get("type")
         if isinstance(kind, str) and kind.startswith("function-"):
             return True
-        return any(_has_functions(one) for key, one in core_schema.items() if key not in ("serialization", "metadata"))
-    return isinstance(core_schema, list | tuple) and any(map(_has_functions, core_schema))
+        return any(_has_validator_functions(value) for key, value in core_schema.items() if key not in ("serialization", "metadata"))
+    return isinstance(core_schema, list | tuple) and any(map(_has_validator_functions, core_schema))
 
 
 if __name__ == "__main__":

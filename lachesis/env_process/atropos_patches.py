@@ -30,14 +30,14 @@ from typing import Any
 from lachesis.env_process import lazy_modules
 
 
-def mend() -> None:
+def apply_atropos_patches() -> None:
     """All of it but the key, which only a run has."""
     lazy_modules.load_tokenizers_without_torch()
     restore_template_default()
     ignore_slurm()
     save_checkpoints_when_due()
     keep_logprobs()
-    begin_at_once()
+    skip_registration_pause()
 
 
 def restore_template_default() -> None:
@@ -62,19 +62,19 @@ def ignore_slurm() -> None:
     """
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
-    start = ServerManager.__init__
-    parameters = inspect.signature(start)
+    original_init = ServerManager.__init__
+    signature = inspect.signature(original_init)
 
-    @functools.wraps(start)
+    @functools.wraps(original_init)
     def without_slurm(*values: Any, **options: Any) -> None:
-        bound = parameters.bind(*values, **options)
+        bound = signature.bind(*values, **options)
         bound.arguments["slurm"] = False
-        start(*bound.args, **bound.kwargs)
+        original_init(*bound.args, **bound.kwargs)
 
     ServerManager.__init__ = without_slurm
 
 
-def send_token() -> tuple[str, str] | None:
+def install_inference_token() -> tuple[str, str] | None:
     """Send the token to the run's inference server and to no other.
 
     It is set on the client, as environments print and log their configuration.
@@ -87,21 +87,21 @@ def send_token() -> tuple[str, str] | None:
         return None
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
-    start = ServerManager.__init__
+    original_init = ServerManager.__init__
 
-    @functools.wraps(start)
+    @functools.wraps(original_init)
     def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
-        def signed(one: Any) -> Any:
-            ours = str(getattr(one, "base_url", None)).startswith(f"{url}/")
-            return one.model_copy(update={"api_key": token}) if ours else one
+        def add_token(server_config: Any) -> Any:
+            is_run_server = str(getattr(server_config, "base_url", None)).startswith(f"{url}/")
+            return server_config.model_copy(update={"api_key": token}) if is_run_server else server_config
 
-        start(self, [signed(one) for one in configs] if isinstance(configs, list) else signed(configs), *values, **options)
+        original_init(self, [add_token(server_config) for server_config in configs] if isinstance(configs, list) else add_token(configs), *values, **options)
 
     ServerManager.__init__ = with_token
     return url, token
 
 
-def sign_groups(name: str) -> None:
+def label_groups(name: str) -> None:
     """Let each group say which of several environments it comes from."""
     from atroposlib.envs.base import BaseEnv
 
@@ -124,34 +124,34 @@ def save_checkpoints_when_due() -> None:
 
     @functools.wraps(original)
     async def env_step_checks(self: Any) -> None:
-        before, now = self.curr_step, self.status_dict["current_step"]
+        previous_step, current_step = self.curr_step, self.status_dict["current_step"]
         await original(self)
-        if _forgotten(before, now, self.checkpoint_interval):
-            self.save_checkpoint(now // self.checkpoint_interval * self.checkpoint_interval)
+        if _is_checkpoint_missed(previous_step, current_step, self.checkpoint_interval):
+            self.save_checkpoint(current_step // self.checkpoint_interval * self.checkpoint_interval)
 
     BaseEnv.env_step_checks = env_step_checks
 
 
-OTHERS_S = 5
+REGISTRATION_PAUSE_S = 5
 """That pause, which is told from the others by its length."""
 
 
-def begin_at_once() -> None:
+def skip_registration_pause() -> None:
     """Leave out the pause for others to register: of a run's environments the API knows how many there will be."""
     from atroposlib.envs import base
 
-    class Asyncio(types.ModuleType):
+    class AsyncioWithoutPause(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
             return getattr(asyncio, name)
 
         @staticmethod
         async def sleep(seconds: float) -> None:
-            await asyncio.sleep(0 if seconds == OTHERS_S else seconds)
+            await asyncio.sleep(0 if seconds == REGISTRATION_PAUSE_S else seconds)
 
-    setattr(base, "asyncio", Asyncio("asyncio"))  # noqa: B010 - what the module imports is not declared
+    setattr(base, "asyncio", AsyncioWithoutPause("asyncio"))  # noqa: B010 - what the module imports is not declared
 
 
-PER_ROLLOUT = ("advantages", "ref_logprobs", "inference_logprobs", "messages", "images")
+OPTIONAL_ROLLOUT_FIELDS = ("advantages", "ref_logprobs", "inference_logprobs", "messages", "images")
 
 
 def keep_logprobs() -> None:
@@ -160,20 +160,20 @@ def keep_logprobs() -> None:
 
     async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
         results = await asyncio.gather(*(self.collect_trajectory(item) for _ in range(self.config.group_size)))
-        rollouts = [one for one, _ in results]
-        if not all(isinstance(one, dict) for one in rollouts):
+        rollouts = [rollout for rollout, _ in results]
+        if not all(isinstance(rollout, dict) for rollout in rollouts):
             raise ValueError("collect_trajectory() must give a ScoredDataItem for each rollout")
-        group = ScoredDataGroup(**{name: [one[name] for one in rollouts] for name in ("tokens", "masks", "scores")})
-        for name in PER_ROLLOUT:
-            if all(one.get(name) is not None for one in rollouts):
-                group[name] = [one[name] for one in rollouts]
-        group["overrides"] = [one.get("overrides") or {} for one in rollouts]
-        group["group_overrides"] = {key: value for one in rollouts for key, value in (one.get("group_overrides") or {}).items()}
-        return group, [left for _, backlog in results for left in backlog]
+        group = ScoredDataGroup(**{name: [rollout[name] for rollout in rollouts] for name in ("tokens", "masks", "scores")})
+        for name in OPTIONAL_ROLLOUT_FIELDS:
+            if all(rollout.get(name) is not None for rollout in rollouts):
+                group[name] = [rollout[name] for rollout in rollouts]
+        group["overrides"] = [rollout.get("overrides") or {} for rollout in rollouts]
+        group["group_overrides"] = {key: value for rollout in rollouts for key, value in (rollout.get("group_overrides") or {}).items()}
+        return group, [backlog_item for _, backlog in results for backlog_item in backlog]
 
     BaseEnv.collect_trajectories = collect_trajectories
 
 
-def _forgotten(before: int, now: int, every: int) -> bool:
+def _is_checkpoint_missed(previous_step: int, current_step: int, interval: int) -> bool:
     """Whether something is due between two steps that Atropos, which compares remainders, does not see."""
-    return every > 0 and now // every > before // every and not before % every > now % every
+    return interval > 0 and current_step // interval > previous_step // interval and not previous_step % interval > current_step % interval

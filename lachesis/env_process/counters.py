@@ -20,9 +20,9 @@ from lachesis.base.failure_reasons import count_reason, describe_exception, sani
 from lachesis.base.numbers import is_score
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswered
 
-BEAT_S = 2.0
-MOST_ERRORS, MOST_ZEROS = 5, 20
-EMPTY = (
+HEARTBEAT_S = 2.0
+MAX_ERROR_KINDS, MAX_ZERO_REASONS = 5, 20
+EMPTY_GROUP_MESSAGE = (
     "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
     "solves all of them or none"
 )
@@ -32,15 +32,15 @@ failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("fai
 """Of the group under way. An environment that takes a failure of the server for a bad answer would score it 0; such a group is
 invalid instead."""
 
-uncounted: contextvars.ContextVar[bool] = contextvars.ContextVar("uncounted", default=False)
+is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar("uncounted", default=False)
 """Whether requests are not training's own, as those of an evaluation beside it: what they wait for is no sign of a stall."""
 
 
-class Tally:
+class RolloutCounters:
     """Counts of this process. Written whole to `file`, at each group and, with `beat`, every two seconds: a file that grows
     old is that of a process that stands still."""
 
-    def __init__(self, file: Path, *, beat: bool = False) -> None:
+    def __init__(self, file: Path, *, with_heartbeat: bool = False) -> None:
         self.file = file
         self.per_group: list[Json] | None = None
         """With a list here, what each usable group took is added to it; for groups that come one after the other."""
@@ -52,21 +52,21 @@ class Tally:
         )  # fmt: skip
         self.errors: dict[str, int] = {}
         """How often each kind of failure came, by an example of it."""
-        self.zeros: dict[str, int] = {}
+        self.zero_reasons: dict[str, int] = {}
         """Rewards of 0 whose reason the environment tells."""
-        self.waiting: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
-        self.group_at: float | None = None
+        self.in_progress: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
+        self.last_group_at: float | None = None
         self._lock = threading.Lock()
-        if beat:
-            threading.Thread(target=self._beat, name="tally", daemon=True).start()
+        if with_heartbeat:
+            threading.Thread(target=self._write_periodically, name="tally", daemon=True).start()
 
     def snapshot(self) -> Json:
         """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds since 1970)."""
-        now = {f"in_{kind}": len(begun) for kind, begun in self.waiting.items()}
-        since = {f"{kind}_since": min(begun.values(), default=None) for kind, begun in self.waiting.items()}
-        said = {"errors": self.errors, "zeros": self.zeros, "group_at": self.group_at, "pid": os.getpid(), "at": time.time()}
-        detail = {"per_group": self.per_group, "failure": self.failure} if self.per_group is not None else {}
-        return {**self.counts, **now, **since, **said, **detail}
+        in_progress_counts = {f"in_{kind}": len(start_times) for kind, start_times in self.in_progress.items()}
+        oldest_start_times = {f"{kind}_since": min(start_times.values(), default=None) for kind, start_times in self.in_progress.items()}
+        process_fields = {"errors": self.errors, "zeros": self.zero_reasons, "group_at": self.last_group_at, "pid": os.getpid(), "at": time.time()}
+        inference_test_fields = {"per_group": self.per_group, "failure": self.failure} if self.per_group is not None else {}
+        return {**self.counts, **in_progress_counts, **oldest_start_times, **process_fields, **inference_test_fields}
 
     def write(self) -> None:
         temporary = self.file.with_name(f".{self.file.name}.part")
@@ -74,155 +74,155 @@ class Tally:
             temporary.write_text(json.dumps(self.snapshot()))
             os.replace(temporary, self.file)
 
-    def note(self, error: str) -> None:
+    def count_error(self, error: str) -> None:
         """Count what went wrong by its kind; see `lachesis.base.failure_reasons`."""
-        count_reason(self.errors, sanitize_reason(error), max_kinds=MOST_ERRORS)
+        count_reason(self.errors, sanitize_reason(error), max_kinds=MAX_ERROR_KINDS)
 
-    def note_exception(self, error: BaseException, *, prefix: str = "") -> None:
+    def count_exception(self, error: BaseException, *, prefix: str = "") -> None:
         """Count an exception of the environment; one that holds the reason of each rollout as those reasons."""
         for reason in getattr(error, "rollout_reasons", None) or [prefix + describe_exception(error)]:
-            self.note(reason)
+            self.count_error(reason)
 
     @contextlib.contextmanager
-    def under_way(self, kind: str) -> Any:
-        mark = object()
-        self.waiting[kind][id(mark)] = time.time()
+    def track_in_progress(self, kind: str) -> Any:
+        key = object()
+        self.in_progress[kind][id(key)] = time.time()
         try:
             yield
         finally:
-            del self.waiting[kind][id(mark)]
+            del self.in_progress[kind][id(key)]
 
-    def _beat(self) -> None:
+    def _write_periodically(self) -> None:
         while True:
             self.write()
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
 
 
-def watch_environment(tally: Tally, cls: Any, *, give_up_after: int | None = None) -> None:
+def install_rollout_counters(counters: RolloutCounters, cls: Any, *, max_unusable_groups: int | None = None) -> None:
     """Count what the class gives. With `give_up_after`, an exception makes a group empty, and after so many unusable groups in
     a row the process ends: as one whose items are used up when there were usable ones before and none raised, else with an
     error. Without it exceptions stay as they are."""
     get_item, collect = cls.get_next_item, cls.collect_trajectories
-    row, enough = 0, False
+    num_unusable_in_a_row, is_exhausted = 0, False
 
     @functools.wraps(get_item)
     async def get_next_item(self: Any) -> Any:
-        if enough:
+        if is_exhausted:
             return None
         try:
-            with tally.under_way("item"):
+            with counters.track_in_progress("item"):
                 item = await get_item(self)
         except Exception as error:
-            tally.note_exception(error, prefix="get_next_item() raised ")
-            if give_up_after is None or not tally.counts["items"]:
+            counters.count_exception(error, prefix="get_next_item() raised ")
+            if max_unusable_groups is None or not counters.counts["items"]:
                 raise
             return None  # a data set that ends with an exception is shorter than the test
-        tally.counts["items"] += item is not None
+        counters.counts["items"] += item is not None
         return item
 
     @functools.wraps(collect)
     async def collect_trajectories(self: Any, item: Any) -> Any:
-        nonlocal row, enough
+        nonlocal num_unusable_in_a_row, is_exhausted
         group, backlog = None, []
         problem: Exception | str | None = None
-        before, started = dict(tally.counts), time.monotonic()
+        counts_before, started = dict(counters.counts), time.monotonic()
         failed_requests.set([])
         try:
-            with tally.under_way("group"):
+            with counters.track_in_progress("group"):
                 group, backlog = await collect(self, item)
         except Exception as error:
             problem = error
-            tally.counts["raised"] += 1
-            if give_up_after is None or is_endpoint_error(error):
-                tally.note_exception(error)
-                tally.write()
+            counters.counts["raised"] += 1
+            if max_unusable_groups is None or is_endpoint_error(error):
+                counters.count_exception(error)
+                counters.write()
                 raise
-        if group and len(unanswered := failed_requests.get([])) > len(_marks(group, "invalid")):
-            problem = f"the environment scored a group although a request for samples had failed: {unanswered[0]}"
-        group = _count_group(tally, group, problem, self.config.group_size)
-        row = 0 if group else row + 1
-        if group and tally.per_group is not None:
-            took = {key: tally.counts[key] - before[key] for key in GROUP_KEYS}
-            tally.per_group.append({**took, "seconds": round(time.monotonic() - started, 3)})
-        tally.write()
-        if give_up_after is not None and row >= give_up_after:
-            if tally.errors or not tally.counts["groups"]:
-                raise RuntimeError(f"no usable group {row} times in a row: {'; '.join(tally.errors) or EMPTY}")
-            enough = True
+        if group and len(request_failures := failed_requests.get([])) > len(_list_marked_reasons(group, "invalid")):
+            problem = f"the environment scored a group although a request for samples had failed: {request_failures[0]}"
+        group = _count_group(counters, group, problem, self.config.group_size)
+        num_unusable_in_a_row = 0 if group else num_unusable_in_a_row + 1
+        if group and counters.per_group is not None:
+            group_counts = {key: counters.counts[key] - counts_before[key] for key in GROUP_KEYS}
+            counters.per_group.append({**group_counts, "seconds": round(time.monotonic() - started, 3)})
+        counters.write()
+        if max_unusable_groups is not None and num_unusable_in_a_row >= max_unusable_groups:
+            if counters.errors or not counters.counts["groups"]:
+                raise RuntimeError(f"no usable group {num_unusable_in_a_row} times in a row: {'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}")
+            is_exhausted = True
         return group, backlog
 
     cls.get_next_item, cls.collect_trajectories = get_next_item, collect_trajectories
-    _watch_sending(tally, cls)
+    _install_dropped_counter(counters, cls)
 
 
-def _watch_sending(tally: Tally, cls: Any) -> None:
+def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
     """Atropos leaves out groups that are too long, of another size, or without a signal, and says so in a log at most."""
-    offer, send = cls.handle_send_to_api, cls._send_scored_data_to_api
-    sent: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
+    handle_send, send = cls.handle_send_to_api, cls._send_scored_data_to_api
+    sent_sizes: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
 
-    @functools.wraps(offer)
+    @functools.wraps(handle_send)
     async def handle_send_to_api(self: Any, scored_data: Any, *values: Any, **options: Any) -> Any:
-        token = sent.set([])
+        token = sent_sizes.set([])
         try:
-            return await offer(self, scored_data, *values, **options)
+            return await handle_send(self, scored_data, *values, **options)
         finally:
-            tally.counts["dropped"] += max(0, _rollouts(scored_data) - sum(sent.get()))
-            sent.reset(token)
+            counters.counts["dropped"] += max(0, _count_rollouts(scored_data) - sum(sent_sizes.get()))
+            sent_sizes.reset(token)
 
     @functools.wraps(send)
     async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
-        answer = await send(self, scored_data)
-        sent.get([]).append(_rollouts(scored_data))
-        return answer
+        response = await send(self, scored_data)
+        sent_sizes.get([]).append(_count_rollouts(scored_data))
+        return response
 
     cls.handle_send_to_api, cls._send_scored_data_to_api = handle_send_to_api, _send_scored_data_to_api
 
 
-def _rollouts(scored_data: Any) -> int:
+def _count_rollouts(scored_data: Any) -> int:
     groups = scored_data if isinstance(scored_data, list) else [scored_data]
-    return sum(len(one["scores"]) for one in groups if one)
+    return sum(len(group["scores"]) for group in groups if group)
 
 
-def _count_group(tally: Tally, group: Any, problem: Exception | str | None, group_size: int) -> Any:
+def _count_group(counters: RolloutCounters, group: Any, problem: Exception | str | None, group_size: int) -> Any:
     """The group, or None when it cannot be used; both are counted. One that the environment leaves out itself, as is usual for
     equal rewards, carries no signal; it is no fault."""
     if problem is not None:
-        tally.counts["invalid"] += group_size
+        counters.counts["invalid"] += group_size
         if isinstance(problem, Exception):
-            tally.note_exception(problem)
+            counters.count_exception(problem)
         else:
-            tally.note(problem)
+            counters.count_error(problem)
         return None
     if not group:
-        tally.counts["empty"] += 1
-        tally.counts["dropped"] += group_size
+        counters.counts["empty"] += 1
+        counters.counts["dropped"] += group_size
         return None
     groups = group if isinstance(group, list) else [group]
-    bad = [score for one in groups for score in one["scores"] if not is_score(score)]
-    rollouts = sum(len(one["scores"]) for one in groups)
-    for reason in _marks(group, "invalid"):
-        tally.note(reason)
-    for reason in _marks(group, "zero"):
-        count_reason(tally.zeros, reason[:120], max_kinds=MOST_ZEROS)
-    if bad:
-        tally.counts["invalid"] += rollouts
-        tally.note(f"a score is {bad[0]!r}, which is no finite number")
+    invalid_scores = [score for subgroup in groups for score in subgroup["scores"] if not is_score(score)]
+    rollouts = sum(len(subgroup["scores"]) for subgroup in groups)
+    for reason in _list_marked_reasons(group, "invalid"):
+        counters.count_error(reason)
+    for reason in _list_marked_reasons(group, "zero"):
+        count_reason(counters.zero_reasons, reason[:120], max_kinds=MAX_ZERO_REASONS)
+    if invalid_scores:
+        counters.counts["invalid"] += rollouts
+        counters.count_error(f"a score is {invalid_scores[0]!r}, which is no finite number")
         return None
-    tally.counts["groups"] += len(groups)
-    tally.counts["invalid"] += len(_marks(group, "invalid"))
-    tally.counts["rollouts"] += rollouts - len(_marks(group, "invalid"))
-    tally.group_at = time.time()
+    counters.counts["groups"] += len(groups)
+    counters.counts["invalid"] += len(_list_marked_reasons(group, "invalid"))
+    counters.counts["rollouts"] += rollouts - len(_list_marked_reasons(group, "invalid"))
+    counters.last_group_at = time.time()
     return group
 
 
-def _marks(group: Any, name: str) -> list[str]:
+def _list_marked_reasons(group: Any, name: str) -> list[str]:
     """The reasons of rollouts that the environment itself marks so; see `lachesis.environment.outcome`."""
     groups = group if isinstance(group, list) else [group]
-    marks = [mark for one in groups for mark in one.get("overrides") or () if isinstance(mark, dict)]
-    return [str(mark[name]) for mark in marks if mark.get(name)]
+    overrides = [override for subgroup in groups for override in subgroup.get("overrides") or () if isinstance(override, dict)]
+    return [str(override[name]) for override in overrides if override.get(name)]
 
 
-def watch_servers(tally: Tally) -> None:
+def install_request_counters(counters: RolloutCounters) -> None:
     """Count requests, tokens, and completions that were cut off.
 
     A failed request counts as lost too when no answer came to it. One that the server has refused,
@@ -235,34 +235,34 @@ def watch_servers(tally: Tally) -> None:
 
         @functools.wraps(original)
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
-            if uncounted.get():
+            if is_evaluation_request.get():
                 return await _original(self, **options)
             started = time.monotonic()
             try:
-                with tally.under_way("request"):
-                    answer = await _original(self, **options)
+                with counters.track_in_progress("request"):
+                    response = await _original(self, **options)
             except Exception as error:
-                tally.counts["failed_requests"] += 1
-                tally.counts["lost_requests"] += is_unanswered(error)
+                counters.counts["failed_requests"] += 1
+                counters.counts["lost_requests"] += is_unanswered(error)
                 failed_requests.get([]).append(f"{type(error).__name__}: {error}")
                 raise
-            tally.counts["sampling_s"] += time.monotonic() - started
-            tally.counts["requests"] += 1
-            _count_answer(tally, answer)
-            return answer
+            counters.counts["sampling_s"] += time.monotonic() - started
+            counters.counts["requests"] += 1
+            _count_completions(counters, response)
+            return response
 
         setattr(APIServer, name, call)
 
 
-def _count_answer(tally: Tally, answer: Any) -> None:
-    if isinstance(answer, tuple):  # prompt ids, ids per completion, their logprobs, why each ended
-        prompt, completions, _, reasons = answer
+def _count_completions(counters: RolloutCounters, response: Any) -> None:
+    if isinstance(response, tuple):  # prompt ids, ids per completion, their logprobs, why each ended
+        prompt, completions, _, finish_reasons = response
         lengths = (len(prompt), sum(map(len, completions)))
     else:
-        reasons = [choice.finish_reason for choice in answer.choices]
-        usage = getattr(answer, "usage", None)
+        finish_reasons = [choice.finish_reason for choice in response.choices]
+        usage = getattr(response, "usage", None)
         lengths = (getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0)
-    tally.counts["prompt_tokens"] += lengths[0]
-    tally.counts["sampled_tokens"] += lengths[1]
-    tally.counts["completions"] += len(reasons)
-    tally.counts["truncated"] += sum(reason == "length" for reason in reasons)
+    counters.counts["prompt_tokens"] += lengths[0]
+    counters.counts["sampled_tokens"] += lengths[1]
+    counters.counts["completions"] += len(finish_reasons)
+    counters.counts["truncated"] += sum(reason == "length" for reason in finish_reasons)

@@ -17,47 +17,47 @@ from typing import Any
 from lachesis.env_process import counters
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
-MOST_EMPTY_GROUPS = 8
-MOST_SAMPLES = 6
+MAX_UNUSABLE_GROUPS = 8
+MAX_SAMPLED_GROUPS = 6
 """Groups whose responses are kept for people to read."""
-SEARCHED_ITEMS = 5000
-SEARCH_S = 20.0
-NO_ITEM = (
+MAX_SEARCHED_ITEMS = 5000
+MAX_SEARCH_S = 20.0
+NO_ITEM_MESSAGE = (
     "no item with this prompt was found, so the verifier has nothing to compare with; "
     "an environment may offer item_from_prompt(prompt)"
 )
 Json = dict[str, Any]
 
 
-def install(spec: Json) -> counters.Tally:
+def install_inference_test(spec: Json) -> counters.RolloutCounters:
     """Change Atropos' base class in this process, before the environment's file is run; what is counted from here on."""
     from atroposlib.envs.base import BaseEnv
 
-    start = BaseEnv.cli.__func__
-    tally = counters.Tally(Path(spec["tally"]))
-    tally.per_group = []
-    counters.watch_servers(tally)
-    wanted = {name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None}
-    said = _follow_sampling(wanted if spec.get("prompts") else {})
+    original_cli = BaseEnv.cli.__func__
+    rollout_counters = counters.RolloutCounters(Path(spec["tally"]))
+    rollout_counters.per_group = []
+    counters.install_request_counters(rollout_counters)
+    sampling_overrides = {name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None}
+    sampled_answers = _install_sampling_recorder(sampling_overrides if spec.get("prompts") else {})
 
     def cli(cls: Any) -> None:
-        counters.watch_environment(tally, cls, give_up_after=MOST_EMPTY_GROUPS)
+        counters.install_rollout_counters(rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS)
         if spec.get("prompts"):
-            cls.process_manager = _answer_prompts(spec, said)
+            cls.process_manager = _build_process_manager(spec, sampled_answers)
         else:
-            _keep_samples(cls, Path(spec["samples"]), said)
-        start(cls)
+            _install_sample_writer(cls, Path(spec["samples"]), sampled_answers)
+        original_cli(cls)
 
     BaseEnv.cli = classmethod(cli)
     _name_wandb_run(spec["wandb_run"])
-    return tally
+    return rollout_counters
 
 
-def note_failure(tally: counters.Tally, error: BaseException) -> None:
+def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseException) -> None:
     """Say whose fault the end of this process is."""
-    endpoint, transport = is_endpoint_error(error), is_transport_error(error)
-    tally.failure = {"kind": "transport" if transport else "endpoint" if endpoint else "environment"}
-    tally.write()
+    is_endpoint_fault, is_transport_fault = is_endpoint_error(error), is_transport_error(error)
+    rollout_counters.failure = {"kind": "transport" if is_transport_fault else "endpoint" if is_endpoint_fault else "environment"}
+    rollout_counters.write()
 
 
 def _name_wandb_run(name: str) -> None:
@@ -72,39 +72,39 @@ def _name_wandb_run(name: str) -> None:
     wandb.init = init
 
 
-def _keep_samples(cls: Any, file: Path, said: Said) -> None:
+def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers) -> None:
     """Write what was asked and said, with its scores, for the first groups."""
     collect = cls.collect_trajectories
-    kept = 0
+    num_written = 0
 
     async def collect_trajectories(self: Any, item: Any) -> Any:
-        nonlocal kept
-        said.clear()
+        nonlocal num_written
+        sampled_answers.clear()
         group, backlog = await collect(self, item)
-        if group and kept < MOST_SAMPLES:
-            kept += 1
+        if group and num_written < MAX_SAMPLED_GROUPS:
+            num_written += 1
             with contextlib.suppress(Exception):  # a group of an unusual shape is scored all the same
-                _append(file, {"prompt": said.prompt or _asked(self, group), **_responses(self, group, said.texts)})
+                _append_json_line(file, {"prompt": sampled_answers.prompt or _decode_prompt(self, group), **_collect_responses(self, group, sampled_answers.texts)})
         return group, backlog
 
     cls.collect_trajectories = collect_trajectories
 
 
-def _answer_prompts(spec: Json, said: Said) -> Any:
+def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
     async def process_manager(self: Any) -> None:
         await self.setup()
         self.config.group_size = self.group_size_to_process
-        items = await _items(self, spec["prompts"])
+        items = await _find_items(self, spec["prompts"])
         for prompt in spec["prompts"]:
             item = items.get(prompt)
-            said.clear()
-            answer = await (_unscored(self, prompt) if item is None else _scored(self, item, said.texts))
-            _append(Path(spec["out"]), {"prompt": prompt, **answer})
+            sampled_answers.clear()
+            result = await (_sample_unscored(self, prompt) if item is None else _score_item(self, item, sampled_answers.texts))
+            _append_json_line(Path(spec["out"]), {"prompt": prompt, **result})
 
     return process_manager
 
 
-class Said:
+class SampledAnswers:
     """The last prompt, and the texts that came since the last `clear`: an environment that wants tokens is given constants in
     their place by an endpoint that answers with text, and its group has no words."""
 
@@ -117,73 +117,73 @@ class Said:
         self.texts.clear()
 
 
-def _follow_sampling(wanted: Json) -> Said:
+def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
     """Sample with these settings, and keep what is said."""
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
-    said = Said()
+    sampled_answers = SampledAnswers()
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         original = getattr(APIServer, name)
 
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
             messages = options.get("messages")
             prompt = messages[-1].get("content") if messages else options.get("prompt")
-            said.prompt = said.prompt or (str(prompt)[:2000] if prompt is not None else None)
-            answer = await _original(self, **{**options, **wanted})
-            for choice in getattr(answer, "choices", ()):
+            sampled_answers.prompt = sampled_answers.prompt or (str(prompt)[:2000] if prompt is not None else None)
+            response = await _original(self, **{**options, **sampling_overrides})
+            for choice in getattr(response, "choices", ()):
                 message = getattr(choice, "message", None)
-                said.texts.append((message.content if message else choice.text) or "")
-            return answer
+                sampled_answers.texts.append((message.content if message else choice.text) or "")
+            return response
 
         setattr(APIServer, name, call)
-    return said
+    return sampled_answers
 
 
-def _asked(env: Any, group: Any) -> str:
+def _decode_prompt(env: Any, group: Any) -> str:
     """The text before the first token of the model's own, where ids were sent instead of a text."""
-    one = group[0] if isinstance(group, list) else group
-    tokens, masks = one["tokens"][0], one["masks"][0]
-    first = next((at for at, mask in enumerate(masks) if mask != -100), len(tokens))
-    return str(env.tokenizer.decode(tokens[:first]))[:2000]
+    first_group = group[0] if isinstance(group, list) else group
+    tokens, masks = first_group["tokens"][0], first_group["masks"][0]
+    first_sampled = next((index for index, mask in enumerate(masks) if mask != -100), len(tokens))
+    return str(env.tokenizer.decode(tokens[:first_sampled]))[:2000]
 
 
-def _append(file: Path, line: Json) -> None:
+def _append_json_line(file: Path, line: Json) -> None:
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
 
 
-async def _items(env: Any, prompts: list[str]) -> dict[str, Any]:
+async def _find_items(env: Any, prompts: list[str]) -> dict[str, Any]:
     """An item for each prompt that has one."""
     if hasattr(env, "item_from_prompt"):
-        made = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
-        return {prompt: item for prompt, item in made.items() if item is not None}
-    found: dict[str, Any] = {}
-    seen: set[str] = set()
+        built_items = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
+        return {prompt: item for prompt, item in built_items.items() if item is not None}
+    items_by_prompt: dict[str, Any] = {}
+    seen_items: set[str] = set()
     repeats = 0
-    until = time.monotonic() + SEARCH_S
-    for _ in range(SEARCHED_ITEMS):
-        if len(found) == len(set(prompts)) or time.monotonic() > until:
+    deadline = time.monotonic() + MAX_SEARCH_S
+    for _ in range(MAX_SEARCHED_ITEMS):
+        if len(items_by_prompt) == len(set(prompts)) or time.monotonic() > deadline:
             break
         item = await env.get_next_item()
-        texts = set(_texts(item))
-        found.update({prompt: item for prompt in prompts if prompt.strip() in texts})
-        repeats = repeats + 1 if repr(item) in seen else 0
-        if item is None or repeats > max(200, 10 * len(seen)):
+        texts = set(_list_texts(item))
+        items_by_prompt.update({prompt: item for prompt in prompts if prompt.strip() in texts})
+        repeats = repeats + 1 if repr(item) in seen_items else 0
+        if item is None or repeats > max(200, 10 * len(seen_items)):
             break  # there is nothing new
-        seen.add(repr(item))
-    return found
+        seen_items.add(repr(item))
+    return items_by_prompt
 
 
-def _texts(value: Any) -> list[str]:
+def _list_texts(value: Any) -> list[str]:
     """Every text in an item, however nested."""
     if isinstance(value, str):
         return [value.strip()]
     if isinstance(value, dict):
         value = value.values()
-    return [text for one in value for text in _texts(one)] if hasattr(value, "__iter__") else []
+    return [text for element in value for text in _list_texts(element)] if hasattr(value, "__iter__") else []
 
 
-async def _scored(env: Any, item: Any, texts: list[str]) -> Json:
+async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
     group, _ = await env.collect_trajectories(item)
     if not group:
         return {
@@ -191,19 +191,19 @@ async def _scored(env: Any, item: Any, texts: list[str]) -> Json:
             "scores": [None] * len(texts),
             "note": "the environment gave no group for this prompt",
         }
-    return _responses(env, group, texts)
+    return _collect_responses(env, group, texts)
 
 
-def _responses(env: Any, group: Any, texts: list[str]) -> Json:
+def _collect_responses(env: Any, group: Any, texts: list[str]) -> Json:
     groups = group if isinstance(group, list) else [group]
-    scores = [float(score) for one in groups for score in one["scores"]]
-    responses = [_response(env, one, index) for one in groups for index in range(len(one["scores"]))]
+    scores = [float(score) for subgroup in groups for score in subgroup["scores"]]
+    responses = [_read_response(env, subgroup, index) for subgroup in groups for index in range(len(subgroup["scores"]))]
     if None in responses and len(texts) == len(scores):
         responses = list(texts)
     return {"responses": responses, "scores": scores}
 
 
-def _response(env: Any, group: Json, index: int) -> str | None:
+def _read_response(env: Any, group: Json, index: int) -> str | None:
     """What was said; None where the tokens are constants that stand for those of an endpoint that answers with text."""
     messages = group.get("messages")
     if messages and messages[index]:
@@ -215,9 +215,9 @@ def _response(env: Any, group: Json, index: int) -> str | None:
     return str(env.tokenizer.decode(sampled, skip_special_tokens=True))
 
 
-async def _unscored(env: Any, prompt: str) -> Json:
-    answer = await env.server.chat_completion(
+async def _sample_unscored(env: Any, prompt: str) -> Json:
+    response = await env.server.chat_completion(
         messages=[{"role": "user", "content": prompt}], n=env.config.group_size, max_tokens=256, temperature=1.0
     )
-    texts = [choice.message.content or "" for choice in answer.choices]
-    return {"responses": texts, "scores": [None] * len(texts), "note": NO_ITEM}
+    texts = [choice.message.content or "" for choice in response.choices]
+    return {"responses": texts, "scores": [None] * len(texts), "note": NO_ITEM_MESSAGE}

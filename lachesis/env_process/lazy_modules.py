@@ -24,8 +24,8 @@ class LazyModule(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        loading: threading.RLock = self.__dict__["_lachesis_loading"]
-        with loading:  # another thread waits until the module is complete
+        lock: threading.RLock = self.__dict__["_lachesis_loading"]
+        with lock:  # another thread waits until the module is complete
             if type(self) is LazyModule and not self.__dict__["_lachesis_started"]:
                 self._load()
         return ModuleType.__getattribute__(self, name)

@@ -31,9 +31,9 @@ from lachesis.base.failure_reasons import describe_exception
 from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
 
-NAMES = ("import", "config", "dataset", "model-free check")
-MOST_ITEMS = 16
-ROUNDING = 1e-9
+STAGE_NAMES = ("import", "config", "dataset", "model-free check")
+MAX_ITEMS = 16
+RELATIVE_TOLERANCE = 1e-9
 """Parts of a reward may add up to a little less than the whole."""
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ class StageFailed(Exception):
     """What is wrong with the environment, in words for its author."""
 
 
-def load(file: Path, class_name: str) -> Any:
+def load_environment_class(file: Path, class_name: str) -> Any:
     """The class, from the file imported as a module, of its package where it is part of one."""
     name = fingerprint.get_module_name(file)
     if name is not None:
@@ -55,53 +55,53 @@ def load(file: Path, class_name: str) -> Any:
     return getattr(module, class_name)
 
 
-def run(file: Path, *, class_name: str, out: Path, config: Path) -> None:
+def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
     """Go through the stages until one fails; one JSON line per stage is appended to `out`."""
     state: Json = {"file": file, "class": class_name, "yaml": yaml.safe_load(config.read_text())}
-    steps: list[Callable[[Json], Any]] = [_import, _config, _dataset, _model_free]
+    stage_functions: list[Callable[[Json], Any]] = [_import_class, _build_config, _read_items, _check_without_model]
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    for name, step in zip(NAMES, steps, strict=True):
+    for name, stage_function in zip(STAGE_NAMES, stage_functions, strict=True):
         started = time.monotonic()
-        line: Json = {"stage": name, "ok": True}
+        result: Json = {"stage": name, "ok": True}
         try:
-            found = step(state)
-            line["detail"] = loop.run_until_complete(found) if inspect.isawaitable(found) else found
+            detail = stage_function(state)
+            result["detail"] = loop.run_until_complete(detail) if inspect.isawaitable(detail) else detail
         except StageFailed as error:
-            line |= {"ok": False, "error": str(error)}
+            result |= {"ok": False, "error": str(error)}
         except BaseException as error:  # an environment may raise SystemExit at import
-            told = filter(None, [describe_exception(error, str(file)), requirements.get_import_advice(file, error)])
-            line |= {"ok": False, "error": "\n".join(told)}
+            messages = filter(None, [describe_exception(error, str(file)), requirements.get_import_advice(file, error)])
+            result |= {"ok": False, "error": "\n".join(messages)}
             traceback.print_exc()
-        line["seconds"] = round(time.monotonic() - started, 2)
+        result["seconds"] = round(time.monotonic() - started, 2)
         with out.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(line) + "\n")
-        if not line["ok"]:
+            lines.write(json.dumps(result) + "\n")
+        if not result["ok"]:
             break
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that the environment has started must not keep the child
 
 
-def _import(state: Json) -> Json:
-    state["cls"] = load(state["file"], state["class"])
+def _import_class(state: Json) -> Json:
+    state["cls"] = load_environment_class(state["file"], state["class"])
     return {"class": state["class"]}
 
 
-def _config(state: Json) -> Json:
-    first = state["cls"].config_init()[0]
-    state["config"] = type(first)(**{**first.model_dump(), **state["yaml"]["env"]})
-    return {"config_class": type(first).__name__}
+def _build_config(state: Json) -> Json:
+    default_config = state["cls"].config_init()[0]
+    state["config"] = type(default_config)(**{**default_config.model_dump(), **state["yaml"]["env"]})
+    return {"config_class": type(default_config).__name__}
 
 
-async def _dataset(state: Json) -> Json:
+async def _read_items(state: Json) -> Json:
     from atroposlib.envs.base import APIServerConfig
 
-    servers = [APIServerConfig(**one) for one in state["yaml"]["openai"]]
+    servers = [APIServerConfig(**server) for server in state["yaml"]["openai"]]
     env = state["env"] = state["cls"](state["config"], servers)
     await env.setup()
     items: list[Any] = []
-    for _ in range(MOST_ITEMS):
+    for _ in range(MAX_ITEMS):
         try:
             item = await env.get_next_item()
         except Exception as error:
@@ -115,12 +115,12 @@ async def _dataset(state: Json) -> Json:
     if not items:
         raise StageFailed("the data set is empty: get_next_item() gave None at once")
     state["items"] = items
-    answers = getattr(env, "evaluation_answers", None)
-    evaluation = {"evaluation_answers": int(answers())} if callable(answers) else {}
-    return {"items": len(items), "distinct": len({repr(item) for item in items}), **evaluation}
+    count_answers = getattr(env, "evaluation_answers", None)
+    evaluation_fields = {"evaluation_answers": int(count_answers())} if callable(count_answers) else {}
+    return {"items": len(items), "distinct": len({repr(item) for item in items}), **evaluation_fields}
 
 
-async def _model_free(state: Json) -> Json:
+async def _check_without_model(state: Json) -> Json:
     env = state["env"]
     missing = [name for name in ("gold", "corrupt", "score_answer") if not callable(getattr(env, name, None))]
     if not getattr(env, "scores_texts", True):  # one of lachesis.environment that scores conversations
@@ -128,37 +128,37 @@ async def _model_free(state: Json) -> Json:
     if missing:
         return {"offered": False, "missing": missing, "faults": []}
     faults: list[str] = []
-    right = wrong = 0
+    num_gold_right = num_corrupt_wrong = 0
     for item in state["items"]:
-        good, bad = await _value(env.gold(item)), await _value(env.corrupt(item))
-        high, low = await _score(env, item, good), await _score(env, item, bad)
-        right += _is_right(env, high)
-        wrong += low < high
-        if not _is_right(env, high) and len(faults) < 3:
-            faults.append(f"gold() gave {good!r} to {item!r}, which scores {high}; it must give a right answer"[:300])
-        elif low >= high and len(faults) < 3:
-            told = f"corrupt() gave {bad!r}, which scores {low}, and gold() {good!r}, which scores {high}, to {item!r}"
-            faults.append(f"{told[:240]}; what corrupt() gives must score less")
-    count = len(state["items"])
-    return {"offered": True, "items": count, "gold_right": right, "corrupt_wrong": wrong, "faults": faults}
+        gold_answer, corrupt_answer = await _await_if_needed(env.gold(item)), await _await_if_needed(env.corrupt(item))
+        gold_score, corrupt_score = await _score_answer(env, item, gold_answer), await _score_answer(env, item, corrupt_answer)
+        num_gold_right += _is_right(env, gold_score)
+        num_corrupt_wrong += corrupt_score < gold_score
+        if not _is_right(env, gold_score) and len(faults) < 3:
+            faults.append(f"gold() gave {gold_answer!r} to {item!r}, which scores {gold_score}; it must give a right answer"[:300])
+        elif corrupt_score >= gold_score and len(faults) < 3:
+            fault = f"corrupt() gave {corrupt_answer!r}, which scores {corrupt_score}, and gold() {gold_answer!r}, which scores {gold_score}, to {item!r}"
+            faults.append(f"{fault[:240]}; what corrupt() gives must score less")
+    num_items = len(state["items"])
+    return {"offered": True, "items": num_items, "gold_right": num_gold_right, "corrupt_wrong": num_corrupt_wrong, "faults": faults}
 
 
-async def _score(env: Any, item: Any, answer: str) -> float:
+async def _score_answer(env: Any, item: Any, answer: str) -> float:
     """What the answer is worth, as training would have it. Raises StageFailed when it is no number."""
     if hasattr(env, "score_text"):  # one of lachesis.environment
         outcome = await env.score_text(item, answer)
         if outcome.reward is None:
             raise StageFailed(f"{answer!r}"[:200] + f" could not be scored: {outcome.reason}")
         return float(outcome.reward)
-    score = await _value(env.score_answer(item, answer))
+    score = await _await_if_needed(env.score_answer(item, answer))
     if not is_score(score):
         raise StageFailed(f"score_answer() gave {score!r} for {answer!r}; a score is a finite number")
     return float(score)
 
 
 def _is_right(env: Any, score: float) -> bool:
-    return score > 0 if getattr(env, "solved", None) is None else score >= env.solved * (1 - ROUNDING)
+    return score > 0 if getattr(env, "solved", None) is None else score >= env.solved * (1 - RELATIVE_TOLERANCE)
 
 
-async def _value(found: Any) -> Any:
-    return await found if inspect.isawaitable(found) else found
+async def _await_if_needed(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

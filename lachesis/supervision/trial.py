@@ -12,7 +12,7 @@ from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process.stages import NAMES
+from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import MAX_PRINTED, printed_too_much, wait_healthy
 from lachesis.supervision.plan import Plan, make_base_server, make_check
@@ -53,7 +53,7 @@ class StageChild:
         return line
 
     def _line(self, stage: str) -> Json | None:
-        index = NAMES.index(stage)
+        index = STAGE_NAMES.index(stage)
         try:
             lines = self.out.read_text(encoding="utf-8").split("\n")[:-1]  # what has no end of line is still being written
         except FileNotFoundError:

@@ -22,7 +22,7 @@ from lachesis.base.files import write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.catalog.scan import Environment
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process.stages import NAMES
+from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import await_end
@@ -66,7 +66,7 @@ def check(environment: Environment, config: RunConfig, folder: Path, tell: Tell 
 
     with ServiceGroup() as group:
         child = StageChild(group, environment.file_path, environment.class_name, config, folder)
-        going = all(add(_stage(child, name)) for name in NAMES)
+        going = all(add(_stage(child, name)) for name in STAGE_NAMES)
     if going:
         started = time.monotonic()
         try:

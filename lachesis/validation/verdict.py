@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.intervals import wilson_interval
-from lachesis.env_process.counters import EMPTY
+from lachesis.env_process.counters import EMPTY_GROUP_MESSAGE
 
 Word = Literal["learnable", "too easy", "too hard", "broken"]
 MOST_INVALID = 0.2
@@ -110,7 +110,7 @@ def _faults(
         said = "; ".join(f"{text} ({count} times)" for text, count in sorted(seen.errors.items(), key=lambda one: -one[1])[:3])
         faults.append(f"{seen.invalid} of {rollouts} rollouts have no usable score{f': {said}' if said else ''}")
     if not groups and not faults:
-        faults.append(f"no group came in {seen.empty} tries: {EMPTY}" if seen.empty else "no group came")
+        faults.append(f"no group came in {seen.empty} tries: {EMPTY_GROUP_MESSAGE}" if seen.empty else "no group came")
     values = {score for group in groups for score in group}
     if len(values) == 1 and 0 < (only := values.pop()) < 1 and rollouts > 1:
         faults.append(f"every one of {rollouts} rollouts got the score {only:g}, whatever it said: the verifier does not tell")

@@ -80,7 +80,7 @@ async def test_a_checkpoint_comes_whenever_it_is_due(
 
 async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "asyncio", asyncio)
-    atropos_patches.begin_at_once()
+    atropos_patches.skip_registration_pause()
     begun = asyncio.Event()
 
     class Manager:
@@ -94,7 +94,7 @@ async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch:
             return AsyncMock()
 
     manager = asyncio.create_task(BaseEnv.env_manager(Manager()))  # type: ignore[arg-type]
-    await asyncio.wait_for(begun.wait(), atropos_patches.OTHERS_S - 1)
+    await asyncio.wait_for(begun.wait(), atropos_patches.REGISTRATION_PAUSE_S - 1)
     await asyncio.wait({manager})
 
 
@@ -137,7 +137,7 @@ async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.
     with serving() as ours, serving() as other:
         monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
         monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
-        assert atropos_patches.send_token() == (ours.url.removesuffix("/v1"), "run-token")
+        assert atropos_patches.install_inference_token() == (ours.url.removesuffix("/v1"), "run-token")
         configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
         for server in ServerManager(configs).servers:
             await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])

@@ -17,7 +17,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from tenacity import Future, RetryError
 
-from lachesis.env_process.counters import Tally, watch_environment, watch_servers
+from lachesis.env_process.counters import RolloutCounters, install_rollout_counters, install_request_counters
 from lachesis.environment.outcome import AllInvalid
 from lachesis.runs.environment_counts import read_all_counts
 from tests.endpoint import serving
@@ -51,17 +51,17 @@ class Forgiving:
 
 
 @pytest.fixture
-def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tally, type[Forgiving]]:
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RolloutCounters, type[Forgiving]]:
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
-    tally = Tally(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "tally.json")
     cls = type("Watched", (Forgiving,), {})
-    watch_servers(tally)
-    watch_environment(tally, cls)
+    install_request_counters(tally)
+    install_rollout_counters(tally, cls)
     return tally, cls
 
 
-async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[Tally, Any]) -> None:
+async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[RolloutCounters, Any]) -> None:
     """Rather than scored 0, which would teach the model that its text was wrong; the next group is judged for itself."""
     tally, cls = counted
     with serving() as endpoint:
@@ -111,8 +111,8 @@ async def test_a_refused_request_is_not_a_lost_one(
     attempts: list[Future] = []
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, fail)
-    tally = Tally(tmp_path / "tally.json")
-    watch_servers(tally)
+    tally = RolloutCounters(tmp_path / "tally.json")
+    install_request_counters(tally)
     with pytest.raises(RetryError):
         await APIServer.chat_completion(object())
     assert (tally.counts["failed_requests"], tally.counts["lost_requests"]) == (1, lost)
@@ -125,11 +125,11 @@ async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
         async def collect_trajectories(self, item: int) -> Any:
             return {"tokens": [[1]] * 4, "masks": [[1]] * 4, "scores": [0.5, 0.0, 1.0, 0.5], "overrides": marks}, []
 
-    tally = Tally(tmp_path / "tally.json")
-    watch_environment(tally, Marking)
+    tally = RolloutCounters(tmp_path / "tally.json")
+    install_rollout_counters(tally, Marking)
     assert (await Marking("http://127.0.0.1:9", "none").collect_trajectories(1))[0]["scores"] == [0.5, 0.0, 1.0, 0.5]
     assert (tally.counts["rollouts"], tally.counts["invalid"], tally.counts["groups"]) == (3, 1, 1)
-    assert (tally.errors, tally.zeros) == ({"the judge is away": 1}, {"it rambles": 1})
+    assert (tally.errors, tally.zero_reasons) == ({"the judge is away": 1}, {"it rambles": 1})
     assert tally.snapshot()["zeros"] == {"it rambles": 1}
 
 
@@ -151,11 +151,11 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
 
 def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
     """What differs from rollout to rollout makes no kind; what is too much is counted together."""
-    tally = Tally(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "tally.json")
     for number in range(50):
-        tally.note(f"the verifier raised ValueError: invalid literal: 'answer {number}'")
+        tally.count_error(f"the verifier raised ValueError: invalid literal: 'answer {number}'")
     for word in "abcdefgh":
-        tally.note(f"fault {word}")
+        tally.count_error(f"fault {word}")
     assert tally.errors["the verifier raised ValueError: invalid literal: 'answer 0'"] == 50
     assert (len(tally.errors), tally.errors["others"]) == (6, 4)
 
@@ -174,8 +174,8 @@ async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp
                 return {}[f"word {item}"], []
             raise AllInvalid([f"the judge refused {kind}" for kind in ("to answer", "the key")[: item % 2 + 1]])
 
-    tally = Tally(tmp_path / "tally.json")
-    watch_environment(tally, Failing, give_up_after=1000)
+    tally = RolloutCounters(tmp_path / "tally.json")
+    install_rollout_counters(tally, Failing, max_unusable_groups=1000)
     for item in range(70):
         await Failing("http://127.0.0.1:9", "none").collect_trajectories(item)
     first, second, *others = tally.errors.items()

@@ -30,7 +30,7 @@ class Env:
 
 async def test_a_prompt_is_found_in_an_item_however_nested() -> None:
     items = [{"q": [("user", "other")]}, ("x", {"question": {"text": " 1+1= "}}), {"q": "2+2="}]
-    found = await inference_test._items(Env(list(items)), ["1+1=", "absent"])
+    found = await inference_test._find_items(Env(list(items)), ["1+1=", "absent"])
     assert found == {"1+1=": items[1]}
 
 
@@ -39,16 +39,16 @@ async def test_data_that_comes_in_random_order_is_searched_until_nothing_is_new(
     for _ in range(20):
         endless = [{"q": f"{rng.randint(0, 9)}+{rng.randint(0, 9)}="} for _ in range(5000)]
         wanted = f"{rng.randint(0, 9)}+{rng.randint(0, 9)}="
-        assert wanted in await inference_test._items(Env(endless), [wanted])
+        assert wanted in await inference_test._find_items(Env(endless), [wanted])
     again = Env([{"q": "1"}, {"q": "2"}] * 2500)
-    assert await inference_test._items(again, ["3"]) == {}
+    assert await inference_test._find_items(again, ["3"]) == {}
     assert again.asked < 300
 
 
 async def test_an_environment_may_make_the_item_itself() -> None:
     env = Env([])
     env.item_from_prompt = lambda prompt: {"q": prompt} if prompt == "a" else None  # type: ignore[attr-defined]
-    assert await inference_test._items(env, ["a", "b"]) == {"a": {"q": "a"}}
+    assert await inference_test._find_items(env, ["a", "b"]) == {"a": {"q": "a"}}
 
 
 async def test_samples_of_ids_know_what_was_asked(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_samples_of_ids_know_what_was_asked(tmp_path: Path) -> None:
     class Asked(Env):
         pass
 
-    inference_test._keep_samples(Asked, tmp_path / "samples.jsonl", inference_test.Said())
+    inference_test._install_sample_writer(Asked, tmp_path / "samples.jsonl", inference_test.SampledAnswers())
     await Asked([], group).collect_trajectories({})
     assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"prompt": "BC", "responses": ["A"], "scores": [1.0]}
 
@@ -73,6 +73,6 @@ async def test_samples_of_ids_know_what_was_asked(tmp_path: Path) -> None:
     ids=["tokens", "messages", "constants for tokens", "constants that cannot be told apart"],
 )
 async def test_a_response_stands_beside_its_own_score(group: Any, texts: list[str], responses: list[str | None]) -> None:
-    answer = await inference_test._scored(Env([], group), {}, texts)
+    answer = await inference_test._score_item(Env([], group), {}, texts)
     assert answer["responses"] == responses
     assert answer["scores"] == group["scores"]

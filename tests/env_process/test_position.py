@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from atroposlib.envs.base import BaseEnv
 
-from lachesis.env_process.position import Cursor, watch
+from lachesis.env_process.dataset_position import DatasetPosition, install_position_tracking
 
 
 def environment(**more: Any) -> Any:
@@ -41,7 +41,7 @@ def give(file: Path, groups: int, items: int) -> list[int]:
 
     async def run() -> list[int]:
         cls = environment()
-        watch(Cursor(file, groups), cls)
+        install_position_tracking(DatasetPosition(file, groups), cls)
         env, given = cls(), []
         for _ in range(items):
             given.append(await env.get_next_item())
@@ -69,7 +69,7 @@ def test_groups_that_nobody_counted_do_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"\xff" * 24, b"-3         \n", b"many\n"])
 def test_a_damaged_cursor_begins_anew(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cursor.txt").write_bytes(content)
-    assert Cursor(tmp_path / "cursor.txt", 2).skip == 0
+    assert DatasetPosition(tmp_path / "cursor.txt", 2).items_to_skip == 0
     assert "is damaged" in caplog.text
 
 
@@ -88,8 +88,8 @@ def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step
         (folder / f"step-{step}.json").write_text(str(step))
     cls = environment(load_checkpoint=load)
     give(tmp_path / "cursor.txt", 0, 3)
-    cursor = Cursor(tmp_path / "cursor.txt", 2)
-    watch(cursor, cls)
+    cursor = DatasetPosition(tmp_path / "cursor.txt", 2)
+    install_position_tracking(cursor, cls)
     cls.load_checkpoint(SimpleNamespace(checkpoint_dir=tmp_path, wandb_prepend="e_0", curr_step=13))
     assert loaded == ["10"]
     assert asyncio.run(cls().get_next_item()) == 1, "nothing is passed over besides"
@@ -105,7 +105,7 @@ def test_an_environment_that_cannot_be_passed_over_goes_on(tmp_path: Path, caplo
         return int(self.count)
 
     cls = environment(get_next_item=ends)
-    watch(Cursor(tmp_path / "cursor.txt", 3), cls)
+    install_position_tracking(DatasetPosition(tmp_path / "cursor.txt", 3), cls)
     assert asyncio.run(cls().get_next_item()) == 3
     assert "not all of the 4 items that training has seen are passed over: RuntimeError('no more')" in caplog.text
 
@@ -121,6 +121,6 @@ def test_an_environment_that_can_seek_is_told_the_number(tmp_path: Path) -> None
         self.count = items
 
     cls = environment(seek=seek, save_checkpoint=save)
-    watch(Cursor(tmp_path / "cursor.txt", 3), cls)
+    install_position_tracking(DatasetPosition(tmp_path / "cursor.txt", 3), cls)
     assert asyncio.run(cls().get_next_item()) == 5
     assert asked == [4], "although it keeps checkpoints of its own, for Atropos alone"

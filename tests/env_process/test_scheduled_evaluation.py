@@ -22,8 +22,8 @@ from lachesis.env_process import scheduled_evaluation as module
 from lachesis.env_process.scheduled_evaluation import (
     EvaluationRun,
     count_items,
-    count_texts,
-    evaluate,
+    count_text_items,
+    evaluate_and_report,
 )
 from tests.endpoint import serving
 from tests.patience import POLL_S
@@ -32,7 +32,7 @@ from tests.patience import POLL_S
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
     """Two servers, ours and a judge's, and a manager of both."""
-    for cls, names in ((APIServer, module.SAMPLING), (BaseEnv, ("evaluate_log", "_run_evaluate"))):
+    for cls, names in ((APIServer, module.SAMPLING_METHODS), (BaseEnv, ("evaluate_log", "_run_evaluate"))):
         for name in names:
             monkeypatch.setattr(cls, name, getattr(cls, name))
     with serving() as ours, serving() as judge:
@@ -42,7 +42,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, 
         ]
         with monkeypatch.context() as patched:
             patched.setattr(ServerManager, "servers", None, raising=False)
-            module.install(ours.url.removesuffix("/v1"))
+            module.install_evaluation_hooks(ours.url.removesuffix("/v1"))
             yield ServerManager(configs), ours, judge
 
 
@@ -73,7 +73,7 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
     async def work(env: Env) -> None:
         own, other = manager.servers
         seen.append(
-            (own.config.base_url, own.sem is before[0].sem, own.sem.max_val, other is before[1], counters.uncounted.get())
+            (own.config.base_url, own.sem is before[0].sem, own.sem.max_val, other is before[1], counters.is_evaluation_request.get())
         )
         await asyncio.gather(
             *(asyncio.create_task(manager.servers[1].chat_completion(messages=chat("1+1="))) for _ in range(2))
@@ -82,7 +82,7 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
         await env.evaluate_log({"eval/percent_correct": 1.0})
 
     url = ours.url.removesuffix("/v1")
-    report = await evaluate(Env(work), EvaluationRun(url, "/evaluations/7"))
+    report = await evaluate_and_report(Env(work), EvaluationRun(url, "/evaluations/7"))
     pinned = f"{url}/evaluations/7/v1"
     assert seen == [(pinned, False, before[0].config.num_requests_for_eval, True, True), pinned]
     assert report == {"metrics": {"eval/percent_correct": 1.0}, "items": 0}, "a judge answers no held-out item"
@@ -98,7 +98,7 @@ async def test_items_are_the_prompts_that_continue_no_other(installed: Any) -> N
             await manager.servers[0].chat_completion(messages=chat(*texts))
         return {"accuracy": 0.5}
 
-    report = await evaluate(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
+    report = await evaluate_and_report(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
     assert report == {"metrics": {"accuracy": 0.5}, "items": 2}
     assert count_items([(1, 2), (1, 2, 3, 4), (1, 3), (10,), (1, 2, 3)]) == 3
     assert count_items([]) == 0
@@ -119,10 +119,10 @@ async def test_texts_are_items_unless_they_continue_an_answered_one(installed: A
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(manager.servers[0]), "_completion_wrapper", complete)
-        report = await evaluate(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
+        report = await evaluate_and_report(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
     assert report == {"metrics": {"accuracy": 0.5}, "items": 3}
-    assert count_texts(["a", "ab", "abcd", "x"], ["ab", "abc", "y"]) == 3
-    assert count_texts([], ["a"]) == 0
+    assert count_text_items(["a", "ab", "abcd", "x"], ["ab", "abc", "y"]) == 3
+    assert count_text_items([], ["a"]) == 0
 
 
 async def _raise(env: Env) -> None:
@@ -185,15 +185,15 @@ async def _cancel(env: Env) -> None:
     ],
 )
 async def test_whatever_an_evaluation_does_is_reported(monkeypatch: pytest.MonkeyPatch, work: Any, report: Any) -> None:
-    monkeypatch.setattr(module, "EVALUATION_S", 0.5)
-    assert await evaluate(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
+    monkeypatch.setattr(module, "MAX_EVALUATION_S", 0.5)
+    assert await evaluate_and_report(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
 
 
 async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
     """They are there before evaluate() is called."""
     env = Env(_append)
     env.eval_metrics = [0.5]
-    report = await evaluate(env, EvaluationRun("http://127.0.0.1:9"))
+    report = await evaluate_and_report(env, EvaluationRun("http://127.0.0.1:9"))
     assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
 
 
@@ -245,7 +245,7 @@ class _Answering(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
     """A trainer that says that no evaluation will come."""
-    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
     with Trainer(lambda: {"over": True}) as served:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         yield served
@@ -276,7 +276,7 @@ class Training(Env):
 def watched(trainer: Trainer) -> type[Training]:
     """A class that evaluates when this trainer asks for it."""
     cls = type("Watched", (Training,), {})
-    module.Trainer(trainer.url, "token").watch(cls)
+    module.EvaluationClient(trainer.url, "token").install_schedule(cls)
     return cls
 
 
@@ -303,7 +303,7 @@ async def test_training_that_stands_still_is_not_waited_for(
     trainer: Trainer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    monkeypatch.setattr(module, "MAX_STEP_WAIT_S", 0.05)
 
     def offer() -> dict[str, Any]:
         time.sleep(0.01)
@@ -326,7 +326,7 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a question without an answer, however long it takes, nor metrics of whatever kind."""
-    monkeypatch.setattr(module, "LOST_S", 0.0)
+    monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.0)
     found: list[Any] = [
         {("a", "b"): 0.3, "value": Unreadable(), "accuracy": 0.5},
         {"nested": {("a", "b"): 0.3}},
@@ -342,7 +342,7 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
     trainer.offer = lambda: next(offers)
     env = Training(work)
     env.goes_on = False
-    await module.Trainer(trainer.url, "token").serve(env)
+    await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
     first, second, third = (report for _, report in trainer.reports)
     assert first["metrics"] == {"('a', 'b')": 0.3, "value": None, "accuracy": 0.5}
     assert second["error"].startswith("the metrics of evaluate() are no JSON: TypeError")
@@ -352,9 +352,9 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
 async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOST_S", 0.05)
+    monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.05)
     env = Training()
     env.status_dict = {"current_step": 8}
     trainer.offer = lambda: None
-    await module.Trainer(trainer.url, "token").serve(env)
+    await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
     assert trainer.reports == []

@@ -138,7 +138,7 @@ async def test_a_conversation_offers_no_check_of_single_answers(made: Make) -> N
 
     env = made(Taught)
     await env.setup()
-    found = await stages._model_free({"env": env, "items": env.items.train})
+    found = await stages._check_without_model({"env": env, "items": env.items.train})
     assert (found["offered"], found["missing"]) == (False, ["score_answer"])
     examples = [await env.example(env.items.train[0], right=right) for right in (True, False)]
     assert [one[-1]["content"] for one in examples] == ["yes", "no"]
@@ -201,7 +201,7 @@ def test_half_a_call_is_malformed() -> None:
 
 async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     found = describe.find_environment("guess_number")
-    env = made(stages.load(Path(found.file_path), found.class_name), group_size=1)
+    env = made(stages.load_environment_class(Path(found.file_path), found.class_name), group_size=1)
     await env.setup()
     game = {"game": 0, "number": 6}
 

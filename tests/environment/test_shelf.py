@@ -24,7 +24,7 @@ PROBLEM = {"question": "Ann has 3 pens and buys 4. How many?", "answer": "3+4=<<
 
 def environment(name: str) -> Any:
     found = describe.find_environment(name, [ROOT / "environments"])
-    return stages.load(Path(found.file_path), found.class_name)
+    return stages.load_environment_class(Path(found.file_path), found.class_name)
 
 
 async def scored(env: Any, item: dict[str, Any], answer: str) -> tuple[float | None, str | None]:

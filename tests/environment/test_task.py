@@ -132,7 +132,7 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
 
     env = made(Short)
     await env.setup()
-    found = await stages._model_free({"env": env, "items": env.items.train[:3]})
+    found = await stages._check_without_model({"env": env, "items": env.items.train[:3]})
     assert (found["offered"], found["gold_right"], found["corrupt_wrong"], found["faults"]) == (True, 3, 3, [])
 
 

@@ -20,7 +20,7 @@ from lachesis.base.numbers import is_score
 from lachesis.config import run_config as run_config
 from lachesis.env_process import counters
 from lachesis.env_process import stages as child_stages
-from lachesis.env_process.stages import NAMES
+from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
@@ -63,7 +63,7 @@ def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
         child = StageChild(group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder)
-        return {name: child.result(name, timeouts_s.get(name, 60.0))["detail"] for name in NAMES}
+        return {name: child.result(name, timeouts_s.get(name, 60.0))["detail"] for name in STAGE_NAMES}
 
 
 def ask(bench: Bench) -> tuple[Any, LachesisError | None]:
@@ -219,23 +219,23 @@ class Checked:
 @pytest.mark.parametrize("score", [None, "good", float("nan"), float("inf")])
 async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
     with pytest.raises(child_stages.StageFailed, match="a score is a finite number"):
-        await child_stages._model_free({"env": Checked(score), "items": ["1+1="]})
+        await child_stages._check_without_model({"env": Checked(score), "items": ["1+1="]})
 
 
 async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
-    found = await child_stages._model_free({"env": Checked(0.5), "items": ["1+1="]})
+    found = await child_stages._check_without_model({"env": Checked(0.5), "items": ["1+1="]})
     told = "corrupt() gave '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
     assert found["faults"] == [f"{told}; what corrupt() gives must score less"]
-    found = await child_stages._model_free({"env": Checked(0.0), "items": ["1+1="]})
+    found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
     assert found["faults"] == ["gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"]
-    assert (await child_stages._model_free({"env": object(), "items": []}))["offered"] is False
+    assert (await child_stages._check_without_model({"env": object(), "items": []}))["offered"] is False
 
 
 async def test_a_data_set_is_counted_or_empty() -> None:
     state = {"cls": Checked(items=3), "config": None, "yaml": {"openai": []}}
-    assert await child_stages._dataset(state) == {"items": 3, "distinct": 1}
+    assert await child_stages._read_items(state) == {"items": 3, "distinct": 1}
     with pytest.raises(child_stages.StageFailed, match="the data set is empty"):
-        await child_stages._dataset({**state, "cls": Checked(items=0)})
+        await child_stages._read_items({**state, "cls": Checked(items=0)})
 
 
 def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
-    counts = counters.Tally(tmp_path / "tally.json")
-    counts.note("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
-    counts.note("half an emoji \ud83d")
+    counts = counters.RolloutCounters(tmp_path / "tally.json")
+    counts.count_error("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
+    counts.count_error("half an emoji \ud83d")
     counts.write()
     known = read_counts(tmp_path / "tally.json")
     assert known is not None

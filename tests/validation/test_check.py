@@ -18,7 +18,7 @@ from tests.nosy import make_nosy, read_variables
 from tests.served import processes_under
 
 pytestmark = pytest.mark.timeout(400)
-ALL = [*check.NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]
+ALL = [*check.STAGE_NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]
 
 
 def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:

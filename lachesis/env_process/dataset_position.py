@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
-WIDTH = 12
+LINE_BYTES = 12
 """Bytes of a line, so that a group's line is found without reading the others."""
-PATIENCE_S = 120.0
+MAX_SKIP_S = 120.0
 
 
-class Cursor:
+class DatasetPosition:
     """`groups` is how many groups training had received when the run's checkpoint was made; 0 at the start of a run."""
 
     def __init__(self, file: Path, groups: int) -> None:
         self.file = file
-        self.skip = self.done = self._rewind(groups)
-        self.given = self.done
+        self.items_to_skip = self.items_done = self._rewind(groups)
+        self.items_given = self.items_done
 
-    def sent(self, groups: int) -> None:
+    def record_sent_groups(self, groups: int) -> None:
         """So many groups of one item went out."""
-        line = f"{min(self.done, self.given):{WIDTH - 1}d}\n"
+        line = f"{min(self.items_done, self.items_given):{LINE_BYTES - 1}d}\n"
         with self.file.open("a", encoding="ascii") as file:
             file.write(line * groups)
 
@@ -43,10 +43,10 @@ class Cursor:
             self.file.unlink(missing_ok=True)
             return 0
         with self.file.open("r+b") as file:
-            whole = self.file.stat().st_size // WIDTH
-            file.truncate(min(groups, whole) * WIDTH)
-            file.seek(max(0, min(groups, whole) - 1) * WIDTH)
-            line = file.read(WIDTH)
+            num_lines = self.file.stat().st_size // LINE_BYTES
+            file.truncate(min(groups, num_lines) * LINE_BYTES)
+            file.seek(max(0, min(groups, num_lines) - 1) * LINE_BYTES)
+            line = file.read(LINE_BYTES)
         if line.strip().isdigit():
             return int(line)
         log.warning("%s is damaged: the environment begins with its first item again", self.file)
@@ -54,75 +54,75 @@ class Cursor:
         return 0
 
 
-def watch(cursor: Cursor, cls: Any) -> None:
+def install_position_tracking(position: DatasetPosition, cls: Any) -> None:
     """Pass over what was done, and keep count from there."""
-    if _keeps_its_own(cls):
-        _offer_nearest(cls)
-        cursor.skip = 0
-    _watch_items(cursor, cls)
-    _watch_groups(cursor, cls)
+    if _has_own_checkpoints(cls):
+        _fall_back_to_earlier_checkpoint(cls)
+        position.items_to_skip = 0
+    _install_item_tracking(position, cls)
+    _install_group_tracking(position, cls)
 
 
-def _watch_items(cursor: Cursor, cls: Any) -> None:
+def _install_item_tracking(position: DatasetPosition, cls: Any) -> None:
     get_item = cls.get_next_item
 
     @functools.wraps(get_item)
     async def get_next_item(self: Any) -> Any:
-        skip, cursor.skip = cursor.skip, 0
+        skip, position.items_to_skip = position.items_to_skip, 0
         if skip:
             try:
                 if hasattr(self, "seek"):
                     self.seek(skip)
                 else:
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(MAX_SKIP_S):
                         for _ in range(skip):
                             await get_item(self)
                 log.info("resumed: %d items that training has seen are passed over", skip)
             except Exception as error:
                 log.warning("not all of the %d items that training has seen are passed over: %r", skip, error)
         item = await get_item(self)
-        cursor.given += item is not None
+        position.items_given += item is not None
         return item
 
     cls.get_next_item = get_next_item
 
 
-def _watch_groups(cursor: Cursor, cls: Any) -> None:
+def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
     """An item is done with when its groups go out, or when it ends without any."""
     handle, send = cls.handle_env, cls._send_scored_data_to_api
-    counted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
+    done_flag: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
 
     @functools.wraps(handle)
     async def handle_env(self: Any, *values: Any, **options: Any) -> Any:
-        mark: list[bool] = []
-        token = counted.set(mark)
+        flag: list[bool] = []
+        token = done_flag.set(flag)
         try:
-            answer = await handle(self, *values, **options)
+            result = await handle(self, *values, **options)
         finally:
-            counted.reset(token)
-        cursor.done += not mark  # not after a cancellation, as its item is given again
-        return answer
+            done_flag.reset(token)
+        position.items_done += not flag  # not after a cancellation, as its item is given again
+        return result
 
     @functools.wraps(send)
     async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
-        answer = await send(self, scored_data)
-        mark = counted.get([])
-        cursor.done += not mark
-        mark.append(True)
-        cursor.sent(len(scored_data) if isinstance(scored_data, list) else 1)
-        return answer
+        response = await send(self, scored_data)
+        flag = done_flag.get([])
+        position.items_done += not flag
+        flag.append(True)
+        position.record_sent_groups(len(scored_data) if isinstance(scored_data, list) else 1)
+        return response
 
     cls.handle_env, cls._send_scored_data_to_api = handle_env, _send_scored_data_to_api
 
 
-def _keeps_its_own(cls: Any) -> bool:
+def _has_own_checkpoints(cls: Any) -> bool:
     from atroposlib.envs.base import BaseEnv
 
-    own = any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
-    return own and not hasattr(cls, "seek")
+    has_own_methods = any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
+    return has_own_methods and not hasattr(cls, "seek")
 
 
-def _offer_nearest(cls: Any) -> None:
+def _fall_back_to_earlier_checkpoint(cls: Any) -> None:
     """Atropos loads the file of exactly the step that training begins with, and without a word nothing else; one is written
     each `save_checkpoint_interval` steps only. So the newest one before that step takes its name."""
     load = cls.load_checkpoint
@@ -130,13 +130,13 @@ def _offer_nearest(cls: Any) -> None:
     @functools.wraps(load)
     def load_checkpoint(self: Any) -> Any:
         folder = Path(self.checkpoint_dir) / "env_checkpoints" / str(self.wandb_prepend)
-        files = {
-            int(found[1]): file for file in folder.glob("step-*.json") if (found := re.fullmatch(r"step-(\d+)", file.stem))
+        files_by_step = {
+            int(match[1]): file for file in folder.glob("step-*.json") if (match := re.fullmatch(r"step-(\d+)", file.stem))
         }
-        earlier = max((step for step in files if step <= self.curr_step), default=None)
-        if earlier is not None and earlier != self.curr_step:
-            shutil.copyfile(files[earlier], folder / f"step-{self.curr_step}.json")
-        log.info("resumed: the environment's own checkpoint is of step %s", earlier if earlier is not None else "none")
+        nearest_step = max((step for step in files_by_step if step <= self.curr_step), default=None)
+        if nearest_step is not None and nearest_step != self.curr_step:
+            shutil.copyfile(files_by_step[nearest_step], folder / f"step-{self.curr_step}.json")
+        log.info("resumed: the environment's own checkpoint is of step %s", nearest_step if nearest_step is not None else "none")
         return load(self)
 
     cls.load_checkpoint = load_checkpoint
