@@ -43,7 +43,7 @@ def one_launch(service: Service) -> dict[str, float]:
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
     record = service.start(Launch("arithmetic", edits=edits))
     run_id = record.run_id
-    launcher.wait_for(lambda: service.get(run_id).status == "running" or service.get(run_id).ended, timeout_s=120)
+    launcher.wait_for(lambda: service.get(run_id).status == "running" or service.get(run_id).has_ended, timeout_s=120)
     record = service.get(run_id)
     assert record.status == "running", record.error
     assert record.started_at is not None
@@ -53,7 +53,7 @@ def one_launch(service: Service) -> dict[str, float]:
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
     stopped = time.monotonic()
     service.stop(run_id)
-    launcher.wait_for(lambda: service.get(run_id).ended, timeout_s=60)
+    launcher.wait_for(lambda: service.get(run_id).has_ended, timeout_s=60)
     launcher.wait_gone(service.store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times

@@ -23,7 +23,7 @@ from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration.launcher import Serving, wait_for
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now
+from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
 
 STEPS, TICKS = 300, 20
 TARGETS = {"seconds": 5.0, "MiB": 300.0, "KB a tick": 150.0}
@@ -84,7 +84,7 @@ def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> N
         record = RunRecord(
             run_id=f"{number:08x}", environment="bench", environment_file="x.py", profile="embedded", base_model="m",
             total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n", status="running", phase="training",
-            started_at=now(), flow_run_id=flow_run, prefect_api_url=url, services=services,
+            started_at=now_iso(), flow_run_id=flow_run, prefect_api_url=url, services=services,
         )  # fmt: skip
         folder = store.create(record, config)
         metrics = MetricsFile(folder.metrics)

@@ -30,9 +30,9 @@ from lachesis.base.secrets import build_child_env
 from lachesis.config.profiles import list_all_keys
 from lachesis.orchestration.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
 from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_file
-from lachesis.runs.cleanup import LAUNCHER_MARK, flow_processes
-from lachesis.runs.leftovers import end_all, mark, processes_under
-from lachesis.runs.store import now
+from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
+from lachesis.runs.leftovers import terminate_processes, build_mark, find_processes
+from lachesis.runs.store import now_iso
 from lachesis.supervision.process import check_port, free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -175,7 +175,7 @@ class Launcher:
             "pids": {child.name: child.process.pid for child in self.children},
             "max_runs": own_max_runs(),
             "keys": [name for name in list_all_keys() if os.environ.get(name)],
-            "started_at": now(),
+            "started_at": now_iso(),
         }
         write_private(server_file(self.home), json.dumps(content))
 
@@ -205,7 +205,7 @@ class Launcher:
             child.process = subprocess.Popen(
                 child.command,
                 cwd=CHECKOUT,
-                env={**SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK: mark(self.home)},
+                env={**SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK_VARIABLE: build_mark(self.home)},
                 pass_fds=(self.lock,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -268,11 +268,11 @@ class Launcher:
         """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint, and its
         flow tells the server so. Whoever does not is ended."""
         until = time.monotonic() + RUNS_S
-        while (left := [one for run in processes_under(self.home).values() for one in run]) and time.monotonic() < until:
+        while (left := [one for run in find_processes(self.home).values() for one in run]) and time.monotonic() < until:
             time.sleep(0.5)
-        end_all(left)
-        _, left = psutil.wait_procs(flow_processes(self.home), timeout=TELLING_S)
-        end_all(left)
+        terminate_processes(left)
+        _, left = psutil.wait_procs(find_flow_processes(self.home), timeout=TELLING_S)
+        terminate_processes(left)
 
 
 def _preferred_port() -> int:

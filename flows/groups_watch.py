@@ -100,12 +100,12 @@ class GroupsWatch:
         return DeadEnvironment(
             name=name,
             file=self.store.load(self.run_id).environment_files[name],
-            log=self.folder.log(service),
-            groups=count_invalid_groups(counts, env.group_size),
+            log=self.folder.get_log_file(service),
+            num_groups=count_invalid_groups(counts, env.group_size),
             reasons=counts.get("errors") or {},
         )
 
     def _counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
-        since = self.store.load(self.run_id).attempt_since
-        return read_counts(self.folder.tally_of(service), since=since)
+        since = self.store.load(self.run_id).attempt_start_unix_s
+        return read_counts(self.folder.get_counters_file(service), since=since)

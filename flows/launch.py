@@ -37,11 +37,11 @@ from lachesis.orchestration.launcher import BY_USER
 from lachesis.orchestration.resuming import is_submission, next_attempt, was_begun
 from lachesis.orchestration.suspension import is_suspended, note_suspended, suspended_error
 from lachesis.runs import leftovers
-from lachesis.runs.budgets import exceeded, spent
+from lachesis.runs.budgets import find_exceeded_budget, compute_budget_usage
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation import read_evaluation
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord, RunStore, Status, exited, lasted_s, now
+from lachesis.runs.store import RunDir, RunRecord, RunStore, RunStatusName, mark_services_exited, get_attempt_duration_s, now_iso
 from lachesis.supervision.group import ServiceGroup, death
 from lachesis.supervision.plan import ORDER, Plan, make_plan, trainer_health
 from lachesis.supervision.process import ServiceSpec, role
@@ -72,7 +72,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     by_hand = not is_submission(record, runtime.flow_run.id)
     if by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
-    with store.dir(run_id).living(HELD_S) as lock:
+    with store.dir(run_id).hold_alive_lock(HELD_S) as lock:
         return _recorded(store, run_id, lock, again=by_hand or was_begun(store.load(run_id)))
 
 
@@ -134,8 +134,8 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
         store.update(record.run_id, phase="building the tiny model")
         build_tiny_model(store.home, store.dir(record.run_id).path)
     folder = store.dir(record.run_id)
-    own = {leftovers.MARK: leftovers.mark(folder.path)}
-    with ServiceGroup(hold=(lock,), hurry=folder.hurry, own=own) as group:
+    own = {leftovers.MARK_VARIABLE: leftovers.build_mark(folder.path)}
+    with ServiceGroup(hold=(lock,), hurry=folder.stop_now_file, own=own) as group:
         try:
             run = _Run(store, record, group)
             run.start()
@@ -148,7 +148,7 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
                 store.update(record.run_id, status="stopping", phase="stopping")
                 _note_exits(store, record.run_id, group)  # what died by itself, before the others are ended
             finally:  # also on a full disk
-                _close(group, folder.hurry)
+                _close(group, folder.stop_now_file)
                 _end_strays(folder.path)
             _note_exits(store, record.run_id, group)
 
@@ -171,12 +171,12 @@ def _close(group: ServiceGroup, hurry: Path) -> None:
 
 def _end_strays(folder: Path) -> None:
     """Children of the environment that left its process group."""
-    for told in leftovers.end_all(leftovers.processes_under(folder).get(folder, [])):
+    for told in leftovers.terminate_processes(leftovers.find_processes(folder).get(folder, [])):
         log.info("ended what the environment had left behind: %s", told)
 
 
 def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
-    store.dir(run_id).hurry.unlink(missing_ok=True)
+    store.dir(run_id).stop_now_file.unlink(missing_ok=True)
     _end_strays(store.dir(run_id).path)  # of a flow that was killed
     clocks = read_clocks()
     begun: dict[str, Any] = {
@@ -184,7 +184,7 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
         "phase": "preparing",
         "error": None,
         "failed_service": None,
-        "started_at": now(),
+        "started_at": now_iso(),
         "began_s": clocks.monotonic_s,
         "boot": clocks.boot,
         "took_s": None,
@@ -207,7 +207,7 @@ def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
             store.update_service(run_id, name, state=f"exited ({code})")
 
 
-def _end(store: RunStore, run_id: str, status: Status, error: BaseException | None = None) -> None:
+def _end(store: RunStore, run_id: str, status: RunStatusName, error: BaseException | None = None) -> None:
     """Write how the run ended into its record."""
     reason, service = None, None
     if isinstance(error, SystemExit):  # logging to a runner that is gone ends the process
@@ -221,14 +221,14 @@ def _end(store: RunStore, run_id: str, status: Status, error: BaseException | No
     if status == "stopped":
         asked = suspended_error(run_id) if is_suspended(record) else record.stop_reason or FROM_OUTSIDE
         reason = "; ".join(filter(None, (None if asked == BY_USER else asked, _unsaved(store.dir(run_id), record)))) or None
-    services = exited(record.services)  # a second signal may have come before their ends were noted
+    services = mark_services_exited(record.services)  # a second signal may have come before their ends were noted
     ended = {"status": status, "phase": status, "error": reason, "failed_service": service, **_over(record)}
     store.update(run_id, **ended, services=services)
     judge_at_end(store, run_id)
 
 
 def _over(record: RunRecord) -> dict[str, Any]:
-    return {"ended_at": now(), "took_s": lasted_s(record)}
+    return {"ended_at": now_iso(), "took_s": get_attempt_duration_s(record)}
 
 
 def _unsaved(folder: RunDir, record: RunRecord) -> str | None:
@@ -237,9 +237,9 @@ def _unsaved(folder: RunDir, record: RunRecord) -> str | None:
     if trainer is None or trainer.state == "exited (0)":
         return None
     made = max((int(line["step"]) for line in MetricsFile(folder.metrics).tail(1)), default=0)
-    newest = Checkpoints(folder.checkpoints).newest()
+    newest = Checkpoints(folder.checkpoints).find_newest()
     kept = newest.step if newest else 0
-    return f"the steps after {kept} of {made} were not saved, see {folder.log('trainer')}" if made > kept else None
+    return f"the steps after {kept} of {made} were not saved, see {folder.get_log_file('trainer')}" if made > kept else None
 
 
 class _Run:
@@ -249,9 +249,9 @@ class _Run:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
         self.folder = store.dir(record.run_id)
         check_profile(record.profile)
-        found = Checkpoints(self.folder.checkpoints).to_resume()
+        found = Checkpoints(self.folder.checkpoints).find_resumable()
         config = RunConfig.from_yaml(self.folder.config)
-        resume = found.received(config.build_environment_configs()) if found else None
+        resume = found.get_groups_by_environment(config.build_environment_configs()) if found else None
         self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
         self.plan.write()
         self.again = Restarting(store, self.run_id, group, self.plan, self._require_wanted)
@@ -272,7 +272,7 @@ class _Run:
             start_service(self.group, spec, self.store, self.run_id)
             waiting.append(spec)
         self._wait(waiting)
-        self.store.update(self.run_id, status="running", phase="training", healthy_at=now())
+        self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
 
     def _wait(self, waiting: list[ServiceSpec]) -> None:
         while waiting:
@@ -312,7 +312,7 @@ class _Run:
     def _check_budget(self) -> None:
         """The time of the run, which only this process sees pass when the trainer hangs. Tokens and money are counted by the
         trainer, and all three by the monitor, which looks seldom, and not at all without a server."""
-        self._stop_if(exceeded(self.plan.config.limits, spent(self.record, {})))
+        self._stop_if(find_exceeded_budget(self.plan.config.limits, compute_budget_usage(self.record, {})))
 
     def _stop_if(self, reason: str | None) -> None:
         """Raises StopRequested for a reason that is one."""
@@ -330,7 +330,7 @@ class _Run:
             if name == "trainer" and code == 0:
                 if self._finished():
                     return True
-                newest = Checkpoints(self.folder.checkpoints).newest()
+                newest = Checkpoints(self.folder.checkpoints).find_newest()
                 raise ProcessExitedError(
                     f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
                     f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
@@ -343,7 +343,7 @@ class _Run:
         return False
 
     def _finished(self) -> bool:
-        newest = Checkpoints(self.folder.checkpoints).newest()
+        newest = Checkpoints(self.folder.checkpoints).find_newest()
         return newest is not None and newest.final
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:

@@ -38,8 +38,8 @@ class Restarting:
         """Start a dead service again. Another death meanwhile is left to the next look where it may be mended. Raises the
         problem when there is no restart for it."""
         pause_s = self.restarts.pause_s(name)
-        since = self.store.load(self.run_id).attempt_since  # what an earlier attempt has counted proves nothing
-        tally = read_counts(self.store.dir(self.run_id).tally_of(name), since=since) or {}
+        since = self.store.load(self.run_id).attempt_start_unix_s  # what an earlier attempt has counted proves nothing
+        tally = read_counts(self.store.dir(self.run_id).get_counters_file(name), since=since) or {}
         if pause_s is None or (name in self.numbers and not tally.get("groups")):
             raise problem
         log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)

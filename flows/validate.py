@@ -22,7 +22,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs import leftovers
 from lachesis.runs.environment_counts import read_counts
-from lachesis.runs.store import now
+from lachesis.runs.store import now_iso
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, forecast
@@ -45,7 +45,7 @@ def validate(test_id: str, home: str) -> State[Any] | None:
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     tests = InferenceTests(Path(home))
-    with tests.holder(test_id).living() as lock:
+    with tests.holder(test_id).hold_alive_lock() as lock:
         record = _Record(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
         record.save()
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
@@ -72,7 +72,7 @@ def validate(test_id: str, home: str) -> State[Any] | None:
 
 def _end_strays(folder: Path) -> None:
     """Children of the environment that left its process group, and may hold its key."""
-    leftovers.end_all([one for processes in leftovers.processes_under(folder).values() for one in processes])
+    leftovers.terminate_processes([one for processes in leftovers.find_processes(folder).values() for one in processes])
 
 
 class _Record:
@@ -97,7 +97,7 @@ def _validated(record: _Record, bench: Bench) -> Json:
     else:
         models = _with_models(record, bench, model_free)
     result = whole_result(record.test, models, bench.tests.dir(record.test.test_id))
-    record.save(status="completed", result=result, ended_at=now())
+    record.save(status="completed", result=result, ended_at=now_iso())
     return result
 
 

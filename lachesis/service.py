@@ -25,10 +25,10 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit
 from lachesis.reporting.status import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
 from lachesis.runs import fork
-from lachesis.runs.budgets import exceeded, kept, spent
+from lachesis.runs.budgets import find_exceeded_budget, read_spent_file, compute_budget_usage
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import Code, RunRecord, RunStore
+from lachesis.runs.store import AdditionalEnvironment, RunRecord, RunStore
 from lachesis.supervision.plan import Plan, make_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
@@ -50,7 +50,7 @@ class Checked:
 
     environment: Environment
     config: RunConfig
-    origin: fork.Origin | None
+    origin: fork.ForkSource | None
 
 
 class Service:
@@ -154,15 +154,15 @@ class Service:
         PrefectApi()  # raises when no server is known, before anything is made
         return Checked(environment, config, origin)
 
-    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, fork.Origin | None]:
+    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, fork.ForkSource | None]:
         """Return the environment, its checked configuration, and the checkpoint to begin from, if there is one."""
         environment = discovery.find_environment(launch.environment)
         schema = discovery.load_schema(environment, self.schema_timeout_s)
         fields = launch.fields(schema)
-        origin = fork.find(self.store, launch.start_from) if launch.start_from else None
+        origin = fork.find_source(self.store, launch.start_from) if launch.start_from else None
         config = self._configure(launch, schema, fields, origin)
         if origin:
-            origin.require_fit(launch.profile, config)
+            origin.require_compatible(launch.profile, config)
         complaints = self._complaints(environment, schema, launch, fields)
         if complaints:
             raise FieldValueError(f"{environment.name} refuses it: {'; '.join(one['message'] for one in complaints)}")
@@ -175,7 +175,7 @@ class Service:
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.Origin | None = None) -> RunConfig:
+    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.ForkSource | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
         nobody has set them. Raises ConfigError."""
         model = launch_inputs.base_model(launch, [], origin, self.store.home)
@@ -209,7 +209,7 @@ class Service:
         record = record.model_copy(update={"forked_from": origin and origin.name})
         try:
             if origin:
-                origin.plant(self.store.dir(run_id))
+                origin.copy_into(self.store.dir(run_id))
             self.store.create(record, config.to_yaml())
             return launcher.submit(self.store, record)
         except BaseException:
@@ -236,7 +236,7 @@ class Service:
             seed=config.tinker.seed,
             fingerprint=code,
             mixture={
-                name: Code(environment_file=file, fingerprint=compute_fingerprint(Path(file), parts[name].env.model_extra or {}))
+                name: AdditionalEnvironment(environment_file=file, fingerprint=compute_fingerprint(Path(file), parts[name].env.model_extra or {}))
                 for name, file in others.items()
             },
             forecast=expected.model_dump(mode="json") if expected else None,
@@ -301,18 +301,18 @@ class Service:
         """Continue an ended run from its newest complete checkpoint; a run that lives is returned as it is. `limits` are new
         values of its budgets, without which one that is used up would end it again at once."""
         record = self.get(run_id)
-        if not record.ended:
+        if not record.has_ended:
             return record
         if record.status == "completed":
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; begin a new one from it to go on")
         check_profile(record.profile, launcher.key_names())
         folder = self.store.dir(run_id)
-        Checkpoints(folder.checkpoints).to_resume()  # raises where none is whole, before anything changes
+        Checkpoints(folder.checkpoints).find_resumable()  # raises where none is whole, before anything changes
         config = RunConfig.from_yaml(folder.config)
         if limits:
             config = replace_limits(config, limits, hint=fork.advice(record, folder, limits))
         steps = MetricsFile(folder.metrics).tail(1)
-        used_up = exceeded(config.limits, spent(record, steps[-1] if steps else {}, at_end=kept(folder.spent)))
+        used_up = find_exceeded_budget(config.limits, compute_budget_usage(record, steps[-1] if steps else {}, saved=read_spent_file(folder.spent)))
         if used_up:
             raise RunStateError(
                 f"run {run_id} has used up its {used_up}; raise it to go on: `lachesis resume {run_id} --set "
@@ -368,11 +368,11 @@ class Service:
         record = self.get(run_id)
         if record.resume_wanted or (record.status == "failed" and not record.stop_reason):  # or the monitor would resume it
             self.store.update(run_id, resume_wanted=False, stop_reason=record.stop_reason or launcher.BY_USER)
-        if record.ended:
+        if record.has_ended:
             launcher.cancel_suspended(self.store, record)
             return {"message": f"run {run_id} is not running, and stays so", "run_id": run_id, "status": record.status}
         if now:
-            write_private(self.store.dir(run_id).hurry, "")
+            write_private(self.store.dir(run_id).stop_now_file, "")
         launcher.cancel(self.store, record)
         return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
 

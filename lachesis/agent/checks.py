@@ -25,7 +25,7 @@ from lachesis.base.errors import ConfigError, LachesisError, StorageError, Unkno
 from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
-from lachesis.runs.store import RunDir, now
+from lachesis.runs.store import RunDir, now_iso
 from lachesis.service import Launch, Service
 from lachesis.validation import check as checking
 
@@ -64,7 +64,7 @@ def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
         fingerprint=compute_fingerprint(Path(environment.file_path)),
         install=install,
         model=model,
-        created_at=now(),
+        created_at=now_iso(),
     )
     same = {"environment_file", "fingerprint", "install", "model"}
     for earlier in _newest():
@@ -74,7 +74,7 @@ def begin(name: str, *, new: bool, install: bool, model: str | None) -> Check:
     with storage_errors(folder):
         folder.mkdir(parents=True, mode=0o700)
     _save(wanted)
-    with RunDir(folder.parent, folder.name).living() as lock, (folder / "log.txt").open("wb") as log:
+    with RunDir(folder.parent, folder.name).hold_alive_lock() as lock, (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lachesis.agent.checks", wanted.check_id],
             stdin=subprocess.DEVNULL,

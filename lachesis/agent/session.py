@@ -148,7 +148,7 @@ class Desk:
 
     def resume(self, run_id: str, limits: Json | None = None) -> schemas.Started:
         """Continue an ended run, with new limits where they are given; one that lives is returned as it is."""
-        alive = not self.service.get(run_id).ended
+        alive = not self.service.get(run_id).has_ended
         record = self.service.resume(run_id, limits)
         self._look_anew(run_id)
         return self._started(record, "lives, so there is nothing to resume" if alive else "")
@@ -207,7 +207,7 @@ class Desk:
     def preview_resume(self, run_id: str) -> schemas.Started:
         """What continuing the run would mean. Nothing is changed."""
         record = self.service.get(run_id)
-        newest = Checkpoints(self.service.store.dir(run_id).checkpoints).newest()
+        newest = Checkpoints(self.service.store.dir(run_id).checkpoints).find_newest()
         where = f"go on from its checkpoint of step {newest.step}" if newest else "begin again, as it has no checkpoint,"
         return schemas.Started(
             message=f"nothing was started; run {run_id} ({record.status}) would {where} on profile {record.profile}",
@@ -361,7 +361,7 @@ class Desk:
             missing_keys=missing,
             environments_discovered=len(scan.environments),
             current_environment=state.draft.environment if state.draft else None,
-            active_runs=[record.run_id for record in self.service.store.all() if not record.ended],
+            active_runs=[record.run_id for record in self.service.store.all() if not record.has_ended],
             max_runs=launcher.max_runs(),
             session=self.session.name,
             home=str(paths.home()),

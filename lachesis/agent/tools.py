@@ -150,7 +150,7 @@ def rl_check_status(call: Call, run_id: RunId) -> schemas.CheckedStatus:
 
 def _preview_stop(call: Call, *, run_id: str) -> schemas.Stopped | None:
     record = call.desk.service.get(run_id)
-    if record.ended or not call.desk.is_paid(run_id):
+    if record.has_ended or not call.desk.is_paid(run_id):
         return None
     return schemas.Stopped(
         message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "

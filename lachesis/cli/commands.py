@@ -22,9 +22,9 @@ from lachesis.orchestration.launch_inputs import describe_default
 from lachesis.orchestration.notifications import remove_notices, set_notices
 from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.evaluation_results import newest_result
+from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, short_name
+from lachesis.runs.store import RunRecord, shorten_service_name
 from lachesis.service import Launch, Service
 from lachesis.validation.tests import EMBEDDED, TestOptions
 
@@ -109,7 +109,7 @@ def _other(text: str) -> tuple[str, dict[str, Any]]:
 
 def resume(args: argparse.Namespace) -> int:
     service = Service()
-    if not service.get(args.run).ended:
+    if not service.get(args.run).has_ended:
         show.notice(f"run {args.run} has not ended; nothing is started")
     return _followed(args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits)))
 
@@ -121,7 +121,7 @@ def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> 
         answer = service.results(record.run_id).payload()
         out(args, answer, show.results(answer))
         return 0 if record.status == "completed" else 1
-    newest = Checkpoints(service.store.dir(record.run_id).checkpoints).newest()
+    newest = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
     answer = {
         "run_id": record.run_id,
         "status": record.status,
@@ -223,7 +223,7 @@ def _newest_held_out(service: Service, record: RunRecord) -> dict[str, Any] | No
         steps = MetricsFile(service.store.dir(record.run_id).metrics).tail(LAST_STEPS)
     except OSError:
         steps = []
-    point = newest_result(record, steps)
+    point = find_newest_result(record, steps)
     return point.model_dump() if point else None
 
 
@@ -235,11 +235,11 @@ def status(args: argparse.Namespace) -> None:
 def stop(args: argparse.Namespace) -> None:
     """Waits until the run has ended, at most a minute: people expect it to be over."""
     service = Service()
-    lived = not service.get(args.run).ended
+    lived = not service.get(args.run).has_ended
     answer = service.stop(args.run, now=args.now)
-    launcher.wait_for(lambda: service.get(args.run).ended, timeout_s=60)
+    launcher.wait_for(lambda: service.get(args.run).has_ended, timeout_s=60)
     answer["status"] = service.get(args.run).status
-    saved = Checkpoints(service.store.dir(args.run).checkpoints).newest()
+    saved = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
     where = f"goes on from its checkpoint of step {saved.step}" if saved else "begins it again, as it has no checkpoint"
     told = f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {where}"
     out(args, answer, told if lived and answer["status"] == "stopped" else answer["message"])
@@ -252,7 +252,7 @@ def results(args: argparse.Namespace) -> None:
 
 def logs(args: argparse.Namespace) -> None:
     service = Service()
-    name = args.service or short_name(service.store.load(args.run).failed_service or "trainer")
+    name = args.service or shorten_service_name(service.store.load(args.run).failed_service or "trainer")
     path, text, position = service.log(args.run, name, args.lines)
     if args.json:
         answer = {"run_id": args.run, "service": name, "path": str(path), "lines": text.splitlines()}
@@ -260,7 +260,7 @@ def logs(args: argparse.Namespace) -> None:
         return
     print(text or f"{path} is empty or not there yet")
     while args.follow:
-        ended = service.get(args.run).ended  # asked before the read, so that the last lines are not missed
+        ended = service.get(args.run).has_ended  # asked before the read, so that the last lines are not missed
         position = _print_from(path, position)
         if ended:
             return
@@ -307,7 +307,7 @@ def notices(args: argparse.Namespace) -> None:
 
 def doctor_command(args: argparse.Namespace) -> int:
     if args.fix:
-        done = [one.end() for one in doctor.leftovers()]
+        done = [one.clean_up() for one in doctor.leftovers()]
         out(args, {"done": done}, "\n".join(done) or "nothing is left of dead runs")
         return 0
     checks = doctor.examine()

@@ -57,7 +57,7 @@ def _watch(service: Service, record: RunRecord, *, as_json: bool) -> RunRecord:
     except KeyboardInterrupt:
         show.notice(f"stopping run {record.run_id}; it saves a checkpoint first")
         service.stop(record.run_id)
-        launcher.wait_for(lambda: service.get(record.run_id).ended, timeout_s=60)
+        launcher.wait_for(lambda: service.get(record.run_id).has_ended, timeout_s=60)
         launcher.wait_gone(service.store, record)
         raise
 

@@ -31,12 +31,12 @@ class Check:
 
 def examine() -> list[Check]:
     own = [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
-    return [*own, *(Check("left behind", False, one.what, "lachesis doctor --fix") for one in leftovers())]
+    return [*own, *(Check("left behind", False, one.description, "lachesis doctor --fix") for one in leftovers())]
 
 
 def leftovers() -> list[cleanup.Leftover]:
     """What may be ended; nothing where there is no home yet."""
-    return cleanup.find(RunStore()) if paths.home().is_dir() else []
+    return cleanup.find_all_leftovers(RunStore()) if paths.home().is_dir() else []
 
 
 def _python() -> Check:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.runs.held_out import describe_share
+from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.parity import Parity
 from lachesis.runs.store import seconds_between
 
@@ -211,7 +211,7 @@ def _held_out(answer: Json) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     if curve:
         last = curve[-1]
-        share = describe_share(last["percent_correct"], last["items"], last["low"], last["high"])
+        share = describe_accuracy(last["percent_correct"], last["items"], last["low"], last["high"])
         line = f"  {sparkline([point['percent_correct'] for point in curve])}" if len(curve) > 1 else ""
         rows.append(("held out", f"{share} at step {last['step']}{line}"))
     if failures:
@@ -350,7 +350,7 @@ def _named(answer: Json) -> dict[str, str]:
     for which, accuracy in held_out.items():
         interval = answer["held_out_intervals"].get(which) or {}
         keys = ("items", "low", "high")
-        text = "none" if accuracy is None else describe_share(accuracy, *(interval.get(key) for key in keys))
+        text = "none" if accuracy is None else describe_accuracy(accuracy, *(interval.get(key) for key in keys))
         found[which if " " in which or not several else f"{answer['environment']} {which}"] = text
     return found
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lachesis.cli import show
 from lachesis.monitor.judgement import judge_shown
-from lachesis.runs.held_out import describe, held_out_curve
+from lachesis.runs.held_out import describe_point, build_held_out_curve
 from lachesis.runs.store import RunRecord, seconds_between
 from lachesis.service import Service
 
@@ -35,7 +35,7 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
     record = service.get(run_id)
     asked = time.monotonic()
     with _interrupt_between_looks() as raise_if_interrupted, _view(record, quiet=quiet) as draw:
-        while not record.ended:
+        while not record.has_ended:
             draw(service, record)
             time.sleep(REFRESH_S)
             raise_if_interrupted()
@@ -133,13 +133,13 @@ def _panel(service: Service, record: RunRecord) -> RenderableType:
 
 def _newest(steps: list[dict[str, float]]) -> str | None:
     """Return the newest held-out result in words."""
-    curve = held_out_curve(steps)
-    return f"{describe(curve[-1])} at step {curve[-1].step}" if curve else None
+    curve = build_held_out_curve(steps)
+    return f"{describe_point(curve[-1])} at step {curve[-1].step}" if curve else None
 
 
 def _held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
     """Return the newest held-out result with its curve."""
-    shares = [point.percent_correct for point in held_out_curve(steps)]
+    shares = [point.percent_correct for point in build_held_out_curve(steps)]
     return [Text(f"held out {_newest(steps)}  {show.sparkline(shares)}")] if shares else []
 
 
@@ -176,4 +176,4 @@ def _of_how_many(steps: list[dict[str, float]]) -> str:
 
 
 def _elapsed(record: RunRecord) -> float:
-    return seconds_between(record.created_at, record.ended_at if record.ended else None)
+    return seconds_between(record.created_at, record.ended_at if record.has_ended else None)

@@ -20,10 +20,10 @@ from lachesis.monitor.learning import judge
 from lachesis.monitor.observe import Look, look_at_files
 from lachesis.monitor.stalls import Stall
 from lachesis.monitor.watched import Memory, follow, load_memory, save_memory
-from lachesis.runs.budgets import shares
+from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.evaluation_results import newest_result
-from lachesis.runs.store import RunRecord, RunStore, now, seconds_between
+from lachesis.runs.evaluation_results import find_newest_result
+from lachesis.runs.store import RunRecord, RunStore, now_iso, seconds_between
 
 log = logging.getLogger(__name__)
 ADVISED = ("learning_rate", "max_batches_offpolicy", "loss_fn", "max_token_length", "group_size")
@@ -52,7 +52,7 @@ def judged_steps(look: Look) -> list[Step]:
 def judge_ended(store: RunStore, record: RunRecord) -> RunRecord:
     """Judge a run that has ended, unless that was done, and return its record with the judgement in
     it. What keeps the judgement from being made or written is logged."""
-    if not record.ended or (record.health or {}).get("final"):
+    if not record.has_ended or (record.health or {}).get("final"):
         return record
     try:
         health = _judged(store, record, keep=True)
@@ -65,7 +65,7 @@ def judge_ended(store: RunStore, record: RunRecord) -> RunRecord:
 def judge_shown(store: RunStore, record: RunRecord) -> RunRecord:
     """Return the record with a judgement that is up to date, for whoever is shown the run. That of
     a living run is not written: it is the monitor's."""
-    if record.ended:
+    if record.has_ended:
         return judge_ended(store, record)
     looked_at = (record.health or {}).get("at")
     if looked_at is not None and seconds_between(looked_at) < FRESH_S:
@@ -94,16 +94,16 @@ def _judged(store: RunStore, record: RunRecord, *, keep: bool) -> dict[str, Any]
 def health_entry(look: Look, health: Health, stall: Stall | None = None) -> dict[str, Any]:
     """Return what the record keeps of a judgement. `final` marks that of a run which has ended."""
     last = look.steps[-1] if look.steps else {}
-    held_out = newest_result(look.record, look.steps)
+    held_out = find_newest_result(look.record, look.steps)
     return {
         **health.model_dump(),
         "step": last.get("step"),
         "reward": last.get("reward/mean"),
         "held_out": held_out.percent_correct if held_out else None,
         "stalled": stall.model_dump() if stall else None,
-        "budget": shares(look.limits, look.spent),
+        "budget": compute_budget_shares(look.limits, look.spent),
         "spent": look.spent.model_dump(),
-        "at": now(),
+        "at": now_iso(),
         "final": look.record.ended,
     }
 
@@ -121,7 +121,7 @@ def facts_of(look: Look) -> RunFacts:
         "ended": record.ended,
         "status": record.status,
         "error": record.error,
-        "checkpoints": tuple(manifest.step for manifest in Checkpoints(known).all()),
+        "checkpoints": tuple(manifest.step for manifest in Checkpoints(known).list_intact()),
         "tunable": _tunable(record.profile),
         "tiny_model": Path(record.base_model).parent == look.folder.path.parent.parent / "models",
         "counts": look.tally or {},

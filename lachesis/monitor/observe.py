@@ -16,7 +16,7 @@ import psutil
 from lachesis.base.errors import LachesisError
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
-from lachesis.runs.budgets import Spent, spent
+from lachesis.runs.budgets import BudgetUsage, compute_budget_usage
 from lachesis.runs.environment_counts import read_all_counts
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, RunStore
@@ -55,8 +55,8 @@ class Look:
     at: float = 0.0
 
     @property
-    def spent(self) -> Spent:
-        return spent(self.record, self.steps[-1] if self.steps else {}, told=(self.trainer or {}).get("spent"))
+    def spent(self) -> BudgetUsage:
+        return compute_budget_usage(self.record, self.steps[-1] if self.steps else {}, live=(self.trainer or {}).get("spent"))
 
 
 def look_at(store: RunStore, records: list[RunRecord]) -> list[Look]:
@@ -80,7 +80,7 @@ def _read(look: Look) -> None:
     look.at = time.time()
     pids = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     look.states = {name: process_state(pid) for name, pid in pids.items()}
-    look.tally = read_all_counts(look.folder.tallies, since=look.record.attempt_since)
+    look.tally = read_all_counts(look.folder.counters_files, since=look.record.attempt_since)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(look.folder.metrics)
         look.steps, look.first = metrics.tail(STEPS), metrics.head(FIRST_STEPS)

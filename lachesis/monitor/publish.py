@@ -15,7 +15,7 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
 from lachesis.monitor import text
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.metrics import MetricsFile, Step, history
+from lachesis.runs.metrics import MetricsFile, Step, sample_history
 from lachesis.runs.store import RunRecord
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Publisher:
         with PrefectApi().kept_alive() as api:
             self._overview(api, seen, records)
             for one in sorted(seen, key=lambda one: (not one.said, one.memory.published_at)):
-                if time.monotonic() > until and not one.record.ended:
+                if time.monotonic() > until and not one.record.has_ended:
                     continue
                 if one.record.flow_run_id is not None:
                     one.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
@@ -93,5 +93,5 @@ class Publisher:
 
 def _shown(steps: Sequence[Step]) -> list[Step]:
     """Return steps for the curves of a page: evenly spread ones, and all with a held-out result."""
-    spread = {step["step"] for step in history(list(steps), MOST_POINTS)}
+    spread = {step["step"] for step in sample_history(list(steps), MOST_POINTS)}
     return [step for step in steps if step["step"] in spread or "eval/step" in step]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from lachesis.base.files import read_last_lines
 from lachesis.orchestration.artifacts import cell, curve, table
 from lachesis.orchestration.launcher import ui_url
-from lachesis.runs.held_out import HeldOutPoint, whole_curve
+from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
 from lachesis.runs.metrics import KEY_METRICS, Step
-from lachesis.runs.store import RunRecord, short_name
+from lachesis.runs.store import RunRecord, shorten_service_name
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import Watched
@@ -38,14 +38,14 @@ def report(seen: Watched, steps: Sequence[Step]) -> str:
         lines += ["", "## Budget", "", *table(["of", "used"], rows)]
     lines += ["", wandb_line(seen)]
     for service in record.services:
-        end = read_last_lines(look.folder.log(service), TAIL_LINES).replace("```", "'''")
-        lines += ["", f"### {short_name(service)}: {look.states.get(service, '')}", "", "```text", end[-3000:], "```"]
+        end = read_last_lines(look.folder.get_log_file(service), TAIL_LINES).replace("```", "'''")
+        lines += ["", f"### {shorten_service_name(service)}: {look.states.get(service, '')}", "", "```text", end[-3000:], "```"]
     return "\n".join(lines)
 
 
 def _held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
     """Return the held-out results by step, the newest ones as a table."""
-    points = whole_curve(steps, record.evaluation, from_base=False)
+    points = build_whole_curve(steps, record.evaluation, is_from_base=False)
     if not points:
         return []
     rows = [[point.step, f"{point.percent_correct:.3f}", point.items, _interval(point)] for point in points[-MAX_HELD_OUT:]]
@@ -82,7 +82,7 @@ def status_rows(seen: Watched) -> list[dict[str, Any]]:
         "detail": f"{record.phase}; waits for {waiting}",
     }
     return [first] + [
-        {"what": short_name(name), "state": service.state, "process": service.pid, "detail": look.states.get(name, "")}
+        {"what": shorten_service_name(name), "state": service.state, "process": service.pid, "detail": look.states.get(name, "")}
         for name, service in record.services.items()
     ]
 
@@ -90,7 +90,7 @@ def status_rows(seen: Watched) -> list[dict[str, Any]]:
 def overview_row(record: RunRecord) -> dict[str, Any]:
     """From the record alone: what a tick finds is in its health."""
     health = record.health or {}
-    stall = (health.get("stalled") or {}).get("part", "") if not record.ended else ""
+    stall = (health.get("stalled") or {}).get("part", "") if not record.has_ended else ""
     return {
         "run": record.run_id,
         "environment": record.environment,

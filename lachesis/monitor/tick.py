@@ -22,7 +22,7 @@ from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit
 from lachesis.runs import cleanup, leftovers
-from lachesis.runs.budgets import exceeded, shares
+from lachesis.runs.budgets import find_exceeded_budget, compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunDir, RunRecord, RunStore, seconds_between
 
@@ -84,7 +84,7 @@ class Monitor:
         except Exception as error:
             log.warning("not everything was published: %s", error)
         for one in seen:
-            over = one.record.ended and not one.record.resume_wanted and not one.look.folder.is_alive()
+            over = one.record.has_ended and not one.record.resume_wanted and not one.look.folder.is_alive()
             one.memory.final = over and (one.published or one.record.flow_run_id is None)
             self._remember(one)
             for text in one.said:
@@ -110,7 +110,7 @@ class Monitor:
         self._remember(seen)
 
     def _matters(self, record: RunRecord) -> bool:
-        if not record.ended:
+        if not record.has_ended:
             return record.status != "pending"
         recent = record.ended_at is not None and seconds_between(record.ended_at) < AFTER_END_S
         return record.resume_wanted or (recent and not load_memory(self.store.dir(record.run_id)).final)
@@ -127,19 +127,19 @@ class Monitor:
         stall = find_stall(look, memory.silent_since, clock_was_set=set_lately)
         health = judge_look(look, memory)
         said = [look.problem] if look.problem else []
-        return Watched(look, memory, health, stall, shares(look.limits, look.spent), said)
+        return Watched(look, memory, health, stall, compute_budget_shares(look.limits, look.spent), said)
 
     # --- act --------------------------------------------------------------------------------------------------------
 
     def _act(self, seen: Watched) -> None:
         record, look = seen.record, seen.look
-        if record.ended:
+        if record.has_ended:
             crashed = record.status == "failed" and record.healthy_at is not None and record.stop_reason is None
             wanted = crashed and look.limits.on_crash == "resume" and record.auto_resumes < MOST_RESUMES
             if record.resume_wanted or wanted:
                 self._resume(seen)
         elif record.status == "running":
-            over = exceeded(look.limits, look.spent)
+            over = find_exceeded_budget(look.limits, look.spent)
             if over:
                 self._stop(seen, over)
             elif seen.stall:
@@ -172,7 +172,7 @@ class Monitor:
             self.store.update(record.run_id, resume_wanted=False)
             return
         resumes = record.auto_resumes + 1
-        newest = Checkpoints(self.store.dir(record.run_id).checkpoints).newest()
+        newest = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
         where = f"resumed from its checkpoint of step {newest.step}" if newest else "begun again, as it has no checkpoint"
         resubmit(self.store, record, auto_resumes=resumes)
         seen.said.append(f"{where} (time {resumes} of {MOST_RESUMES} without a person)")
@@ -182,22 +182,22 @@ class Monitor:
         seen.memory.held_since = seen.memory.held_since or time.monotonic()
         if time.monotonic() - seen.memory.held_since > HELD_S:
             folder = seen.look.folder
-            flows = set(cleanup.flow_processes(self.store.home))  # another one may have opened the file, such as a backup
-            stuck = [one for one in leftovers.holders(folder.lock) if one in flows]
-            stuck += leftovers.processes_under(folder.path).get(folder.path, [])
-            seen.said += [f"ended what held it too long: {one}" for one in leftovers.end_all(stuck)]
+            flows = set(cleanup.find_flow_processes(self.store.home))  # another one may have opened the file, such as a backup
+            stuck = [one for one in leftovers.find_lock_holders(folder.lock) if one in flows]
+            stuck += leftovers.find_processes(folder.path).get(folder.path, [])
+            seen.said += [f"ended what held it too long: {one}" for one in leftovers.terminate_processes(stuck)]
 
     def _end_leftovers(self, seen: list[Watched]) -> None:
         """Processes of runs and inference tests whose flow and reaper are gone, and what such a run did not finish."""
-        ended = {one.look.folder.path: one for one in seen if one.record.ended}
+        ended = {one.look.folder.path: one for one in seen if one.record.has_ended}
         for one in ended.values():
             if not one.look.folder.is_alive():
-                one.said += [left.end() for left in cleanup.of_run(one.look.folder, one.record)]
-        for path, processes in leftovers.processes_under(self.store.home).items():
+                one.said += [left.clean_up() for left in cleanup.find_run_leftovers(one.look.folder, one.record)]
+        for path, processes in leftovers.find_processes(self.store.home).items():
             run = ended.get(path)
             if (run is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():
                 continue  # a run that lives, or is being started
-            told = [f"ended what it had left behind: {one}" for one in leftovers.end_all(processes)]
+            told = [f"ended what it had left behind: {one}" for one in leftovers.terminate_processes(processes)]
             if run is not None:
                 run.said += told
             else:

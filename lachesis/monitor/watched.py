@@ -12,7 +12,7 @@ from lachesis.base.files import write_private
 from lachesis.base.host_clock import read_boot_id, is_same_boot
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord, seconds_of
+from lachesis.runs.store import RunDir, RunRecord, iso_to_unix_s
 
 
 class Memory(BaseModel):
@@ -73,7 +73,7 @@ def follow(trend: Trend, folder: RunDir, record: RunRecord) -> Trend:
     Only new lines are read. Where an earlier step was made again, all are read anew, so that those
     behind it count no more.
     """
-    metrics, since = MetricsFile(folder.metrics), seconds_of(record.started_at or record.created_at)
+    metrics, since = MetricsFile(folder.metrics), iso_to_unix_s(record.started_at or record.created_at)
     try:
         steps, position = metrics.read_from(trend.position)
         if position < trend.position or (steps and steps[0]["step"] <= trend.last_step):

@@ -18,7 +18,7 @@ from lachesis.base.model_files import require_model
 from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import ConfigFields
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.fork import Origin
+from lachesis.runs.fork import ForkSource
 from lachesis.tiny_model import build as models
 from lachesis.validation.tests import EMBEDDED
 
@@ -47,7 +47,7 @@ class Launch:
         return ConfigFields(self.profile, schema, is_owner=self.by_owner)
 
 
-def base_model(launch: Launch, others: Iterable[str], origin: Origin | None, home: Path) -> str | None:
+def base_model(launch: Launch, others: Iterable[str], origin: ForkSource | None, home: Path) -> str | None:
     """Return the base model of a launch, or None where the profile's own is taken.
 
     Args:

@@ -32,7 +32,7 @@ from lachesis.orchestration.suspension import (
     suspended_error,
 )
 from lachesis.runs import leftovers
-from lachesis.runs.store import RunRecord, RunStore, Status, seconds_between
+from lachesis.runs.store import RunRecord, RunStore, RunStatusName, seconds_between
 from lachesis.validation.tests import InferenceTest, InferenceTests
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ BY_USER = "stopped by its user"
 READY_LINE = "runner is ready"
 """What the runner prints when it takes runs."""
 
-_STATUS: dict[str, Status] = {
+_STATUS: dict[str, RunStatusName] = {
     "SCHEDULED": "pending",
     "PENDING": "pending",
     "PAUSED": "stopped",
@@ -126,7 +126,7 @@ def observe(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord],
     """The records with their statuses as the server has them, and what is wrong when it does not answer: then what lives of
     each run is looked at instead."""
     records = [_kept(record, lambda one: _submitted_or_ended(store, one)) for record in records]
-    unsettled = [record for record in records if not record.ended or is_suspended(record)]
+    unsettled = [record for record in records if not record.has_ended or is_suspended(record)]
     asked = [record.flow_run_id for record in unsettled if record.flow_run_id]
     if not asked:
         return records, None
@@ -150,20 +150,20 @@ def _kept(record: RunRecord, observed: Callable[[RunRecord], RunRecord]) -> RunR
 
 def _submitted_or_ended(store: RunStore, record: RunRecord) -> RunRecord:
     """A run whose starter was killed before it could submit it would be pending for ever."""
-    if record.ended or record.flow_run_id or record.status != "pending" or seconds_between(record.queued_at) < SUBMIT_S:
+    if record.has_ended or record.flow_run_id or record.status != "pending" or seconds_between(record.queued_at) < SUBMIT_S:
         return record
     never = "it was never submitted, as what started it was killed; start it again"
-    return store.end(record.run_id, "failed", never, if_attempt=record.attempt)
+    return store.mark_ended(record.run_id, "failed", never, if_attempt=record.attempt)
 
 
 def _without_server(store: RunStore, record: RunRecord) -> RunRecord:
-    if record.ended or record.flow_run_id is None or record.status == "pending" or store.dir(record.run_id).is_alive():
+    if record.has_ended or record.flow_run_id is None or record.status == "pending" or store.dir(record.run_id).is_alive():
         return record
     return _end(store, record, "failed", record.error or "its flow is gone, and the Prefect server does not answer")
 
 
 def _as_served(store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None) -> RunRecord:
-    if record.ended or record.flow_run_id is None:
+    if record.has_ended or record.flow_run_id is None:
         return _resumed_in_prefect(store, record, flow_run)
     if flow_run is None and url != record.prefect_api_url:
         return record  # another server
@@ -206,10 +206,10 @@ def _resumed_in_prefect(store: RunStore, record: RunRecord, flow_run: dict[str, 
     return note_unsuspended(store, record, gone)
 
 
-def _end(store: RunStore, record: RunRecord, status: Status, error: str | None) -> RunRecord:
+def _end(store: RunStore, record: RunRecord, status: RunStatusName, error: str | None) -> RunRecord:
     """Into the record; on a full disk at least into the answer."""
     try:
-        return store.end(record.run_id, status, error, if_attempt=record.attempt)
+        return store.mark_ended(record.run_id, status, error, if_attempt=record.attempt)
     except StorageError as problem:
         log.warning("the end of run %s cannot be written: %s", record.run_id, problem)
         return record.model_copy(update={"status": status, "phase": status, "error": error})
@@ -234,14 +234,14 @@ def cancel(store: RunStore, record: RunRecord, reason: str = BY_USER) -> None:
     way. The first reason stays."""
     if record.flow_run_id is None:
         store.update(record.run_id, stop_reason=reason)  # it may be on its way to the server
-        store.end(record.run_id, "stopped")
+        store.mark_ended(record.run_id, "stopped")
         return
     if record.stop_reason is None or is_suspended(record):
         store.update(record.run_id, stop_reason=reason)
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
-        holders = leftovers.holders(store.dir(record.run_id).lock)
+        holders = leftovers.find_lock_holders(store.dir(record.run_id).lock)
         flow = next((one for one in holders if one.pid == record.flow_pid), None)
         if flow is None:
             store.update(record.run_id, stop_reason=record.stop_reason)  # nobody was asked

@@ -8,7 +8,7 @@ from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.suspension import flow_run_to_resume, is_suspended, resume_flow_run
-from lachesis.runs.store import RunRecord, RunStore, lasted_s, now
+from lachesis.runs.store import RunRecord, RunStore, get_attempt_duration_s, now_iso
 
 
 def next_attempt(record: RunRecord) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def next_attempt(record: RunRecord) -> dict[str, Any]:
         "services": {},
         "started_at": None,
         "ended_at": None,
-        "earlier_hours": record.earlier_hours + (lasted_s(record) / 3600 if record.ended else 0.0),
+        "earlier_hours": record.earlier_hours + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
         "began_s": None,
         "boot": None,
         "took_s": None,
-        "queued_at": now(),
+        "queued_at": now_iso(),
         "flow_run_id": None,  # the flow run of the attempt before it has ended, which says nothing about this one
         "flow_pid": None,
     }

@@ -11,7 +11,7 @@ from typing import Any
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.reporting.status import RunResults
-from lachesis.runs.held_out import describe_share
+from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunDir, RunRecord
 
@@ -200,7 +200,7 @@ def _held_out(results: RunResults) -> dict[str, str]:
     for name, accuracy in results.held_out.items():
         interval = results.held_out_intervals.get(name) or {}
         if accuracy is not None:
-            found[name] = describe_share(accuracy, *(interval.get(key) for key in ("items", "low", "high")))
+            found[name] = describe_accuracy(accuracy, *(interval.get(key) for key in ("items", "low", "high")))
     return found
 
 

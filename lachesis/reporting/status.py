@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.files import read_last_lines
 from lachesis.config.prices import TokenCounts
-from lachesis.runs.budgets import KINDS, kept, spent
+from lachesis.runs.budgets import TOKEN_KINDS, read_spent_file, compute_budget_usage
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.environment_counts import read_all_counts
-from lachesis.runs.evaluation_results import accuracies, accuracy_intervals, evaluation_failures, newest_accuracy, run_curve
-from lachesis.runs.export import Weights, find_weights
+from lachesis.runs.evaluation_results import read_accuracies, read_accuracy_intervals, summarize_failures, find_newest_accuracy, build_run_curve
+from lachesis.runs.export import WeightLocations, find_weights
 from lachesis.runs.held_out import HeldOutPoint
-from lachesis.runs.metrics import Step, history, key_metrics
-from lachesis.runs.store import RunDir, RunRecord, lasted_s, seconds_between, seconds_of, short_name
+from lachesis.runs.metrics import Step, sample_history, select_key_metrics
+from lachesis.runs.store import RunDir, RunRecord, get_attempt_duration_s, seconds_between, iso_to_unix_s, shorten_service_name
 from lachesis.validation.forecast import Actual, Forecast, compare
 
 Json = dict[str, Any]
@@ -149,7 +149,7 @@ class RunResults(Report):
     """Results on held-out items by step, during training and at its ends."""
     evaluation: Json | None = None
     """Evaluations during training that failed: how many, and why the last one did."""
-    weights: Weights
+    weights: WeightLocations
     final_metrics: Json
     history: list[Json]
     """The chief metrics of at most ten steps, evenly spread, first and last among them."""
@@ -189,17 +189,17 @@ def run_status(
     warning: str | None,
     words: Mapping[str, str] = COMMANDS,
 ) -> RunStatus:
-    checkpoints = [one.step for one in Checkpoints(folder.checkpoints).all()]
+    checkpoints = [one.step for one in Checkpoints(folder.checkpoints).list_intact()]
     steps = _of_this_attempt(record, steps, checkpoints)
-    last, curve = steps[-1] if steps else {}, run_curve(record, folder, steps)
-    minutes = (lasted_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
+    last, curve = steps[-1] if steps else {}, build_run_curve(record, folder, steps)
+    minutes = (get_attempt_duration_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
     known: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "dead_environments": record.dead_environments,
         "last_error": _last_error(record, folder),
         "rollouts": _rollouts(record, folder),
-        "evaluation": evaluation_failures(folder),
+        "evaluation": summarize_failures(folder),
         "warning": warning,
     }
     return RunStatus(
@@ -230,7 +230,7 @@ def _status_metrics(record: RunRecord, last: Step, curve: list[HeldOutPoint]) ->
         step=last.get("step", 0),
         reward_mean=last.get("reward/mean"),
         percent_correct=last.get("train/percent_correct"),
-        eval_percent_correct=newest_accuracy(curve),
+        eval_percent_correct=find_newest_accuracy(curve),
         loss=last.get("train/loss"),
         state=record.status,
     )
@@ -238,7 +238,7 @@ def _status_metrics(record: RunRecord, last: Step, curve: list[HeldOutPoint]) ->
 
 def _of_this_attempt(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
     """Without those after the checkpoint that the attempt begins with, until it makes them again."""
-    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < seconds_of(record.queued_at)
+    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
     return [one for one in steps if one["step"] <= max(checkpoints, default=0)] if again else steps
 
 
@@ -247,7 +247,7 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         **_forecast(record, folder, steps),
         "health": record.health,
         "rollouts": _rollouts(record, folder),
-        "evaluation": evaluation_failures(folder),
+        "evaluation": summarize_failures(folder),
         "wandb_url": record.wandb_url,
         "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
         "error": record.error,
@@ -260,12 +260,12 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         reward=_first_and_last_reward(steps),
-        held_out=accuracies(record),
-        held_out_intervals=accuracy_intervals(record),
-        held_out_curve=run_curve(record, folder, steps),
+        held_out=read_accuracies(record),
+        held_out_intervals=read_accuracy_intervals(record),
+        held_out_curve=build_run_curve(record, folder, steps),
         weights=find_weights(folder),
         final_metrics=steps[-1] if steps else {},
-        history=[key_metrics(one) for one in history(steps)],
+        history=[select_key_metrics(one) for one in sample_history(steps)],
         metrics_file=str(folder.metrics),
         next_steps=[one for one in _next_steps(record, words) if one != words.get("results", "").format(run=record.run_id)],
         **{key: value for key, value in known.items() if value},
@@ -280,9 +280,9 @@ def _offline_run(folder: RunDir) -> str | None:
 
 def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
     """The forecast that the run was started with, and what came of it."""
-    last, end = steps[-1] if steps else {}, kept(folder.spent)  # the evaluations before and after come after the last step
-    tokens = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in KINDS})
-    took = spent(record, last, at_end=end)
+    last, end = steps[-1] if steps else {}, read_spent_file(folder.spent)  # the evaluations before and after come after the last step
+    tokens = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in TOKEN_KINDS})
+    took = compute_budget_usage(record, last, saved=end)
     training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
     actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
     try:
@@ -299,17 +299,17 @@ def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
     """What is worth doing with the run now, as the commands or calls in `words`."""
     if record.status == "completed":
         keys = ["results", "report", "weights"]
-    elif record.ended:
+    elif record.has_ended:
         keys = ["logs", "resume", "results", "report"]
     else:
         keys = ["status", "logs", "stop"]
-    service = short_name(record.failed_service or "trainer")
+    service = shorten_service_name(record.failed_service or "trainer")
     return [words[key].format(run=record.run_id, service=service) for key in keys if key in words]
 
 
 def _processes(record: RunRecord) -> dict[str, str]:
     """The contract's three from the first moment on."""
-    states = {short_name(name): service.state for name, service in record.services.items()}
+    states = {shorten_service_name(name): service.state for name, service in record.services.items()}
     return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
 
 
@@ -317,11 +317,11 @@ def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
     """The contract's three from the first moment on, and those of what else is started."""
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
-    return {short_name(name): str(folder.log(name)) for name in names}
+    return {shorten_service_name(name): str(folder.get_log_file(name)) for name in names}
 
 
 def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
-    counted = read_all_counts(folder.tallies, since=record.attempt_since) or {}
+    counted = read_all_counts(folder.counters_files, since=record.attempt_start_unix_s) or {}
     reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
     if not any(reasons.values()):
         return None
@@ -331,17 +331,17 @@ def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
 def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
     if record.error is None:
         return None
-    log = folder.log(record.failed_service) if record.failed_service else None
+    log = folder.get_log_file(record.failed_service) if record.failed_service else None
     return LastError(
         message=(record.error.splitlines() or ["no reason was given"])[0],
-        service=short_name(record.failed_service) if record.failed_service else None,
+        service=shorten_service_name(record.failed_service) if record.failed_service else None,
         log=str(log) if log else None,
         log_tail=read_last_lines(log) if log else "",
     )
 
 
 def _eta(record: RunRecord, steps: list[Step]) -> float | None:
-    begun = seconds_of(record.started_at or record.created_at)
+    begun = iso_to_unix_s(record.started_at or record.created_at)
     recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
     if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
         return None

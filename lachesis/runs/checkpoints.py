@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import CheckpointError, RunStateError, shorten
 from lachesis.base.files import storage_errors, write_private
-from lachesis.runs.store import now
+from lachesis.runs.store import now_iso
 
 log = logging.getLogger(__name__)
-MANIFEST = re.compile(r"step-([0-9]+)\.json")
+MANIFEST_NAME = re.compile(r"step-([0-9]+)\.json")
 BEST, LAST = "best", "last"
 """Names of checkpoints beside their steps."""
-ENGINE = "engine"
+ENGINE_FOLDER = "engine"
 """The folder of the run in which the embedded engine keeps what it saves."""
 
 
@@ -29,7 +29,7 @@ class StoredFile(BaseModel):
     size: int
 
 
-class Reference(BaseModel):
+class ReferenceLoss(BaseModel):
     """A text and its mean negative log-probability under the saved weights, in nats per token."""
 
     tokens: list[int]
@@ -43,7 +43,7 @@ class Probe(BaseModel):
     logprobs: list[float]
 
 
-class HeldOut(BaseModel):
+class HeldOutResult(BaseModel):
     """What the weights of a checkpoint achieved on items that training never sees."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -74,40 +74,40 @@ class Manifest(BaseModel):
     """How many of them each environment gave, where there are several."""
     reward: float | None = None
     """Mean reward of the steps since the checkpoint before it."""
-    held_out: HeldOut | None = None
+    held_out: HeldOutResult | None = None
     """The newest held-out result of its weights, or of weights between the checkpoint before it and this one."""
-    reference: Reference | None = None
+    reference: ReferenceLoss | None = None
     probes: list[Probe] = []
     """Texts of the run under the saved weights; whoever loads them elsewhere can compare."""
     files: dict[str, StoredFile] = {}
     """What lies on this machine, by its path in the run's folder; nothing when another server holds the weights."""
     created_at: str = ""
 
-    def received(self, environments: Iterable[str]) -> dict[str, int]:
+    def get_groups_by_environment(self, environments: Iterable[str]) -> dict[str, int]:
         """Groups that training had received of each of the run's environments, the first one of which may be the only one."""
         names = list(environments)
         return {name: self.mixture.get(name, 0) for name in names} if len(names) > 1 else {names[0]: self.groups}
 
 
-def best(manifests: Iterable[Manifest]) -> Manifest | None:
+def find_best(manifests: Iterable[Manifest]) -> Manifest | None:
     """Return the checkpoint with the best held-out result.
 
     If no checkpoint was evaluated, the one with the highest mean reward is returned. Of equal ones the newest counts. None
     if there is neither a held-out result nor a reward.
     """
     checkpoints = sorted(manifests, key=lambda manifest: manifest.step, reverse=True)
-    for score in (_held_out_score, _reward):
+    for score in (_get_held_out_score, _get_reward):
         scores = [(value, manifest) for manifest in checkpoints if math.isfinite(value := score(manifest))]
         if scores:
             return max(scores, key=lambda pair: pair[0])[1]
     return None
 
 
-def _held_out_score(manifest: Manifest) -> float:
+def _get_held_out_score(manifest: Manifest) -> float:
     return manifest.held_out.percent_correct if manifest.held_out else math.nan
 
 
-def _reward(manifest: Manifest) -> float:
+def _get_reward(manifest: Manifest) -> float:
     return math.nan if manifest.reward is None else manifest.reward
 
 
@@ -119,69 +119,69 @@ class Checkpoints:
 
     def write(self, manifest: Manifest) -> Manifest:
         """With the hashes of its files. Raises StorageError."""
-        files = {str(file.relative_to(self.folder.parent)): _stored(file) for file in self._local_files(manifest)}
-        stamped = manifest.model_copy(update={"created_at": now(), "files": files})
-        write_private(self._file(manifest.step), json.dumps(stamped.model_dump(), indent=2))
+        files = {str(file.relative_to(self.folder.parent)): _describe_file(file) for file in self._list_local_files(manifest)}
+        stamped = manifest.model_copy(update={"created_at": now_iso(), "files": files})
+        write_private(self._get_manifest_path(manifest.step), json.dumps(stamped.model_dump(), indent=2))
         return stamped
 
-    def all(self, *, warn: bool = False) -> list[Manifest]:
+    def list_intact(self, *, should_warn: bool = False) -> list[Manifest]:
         """The whole ones, in order of steps; sizes are compared, hashes are not. The others are passed over."""
-        found = []
-        for _, file in self._written():
+        manifests = []
+        for _, file in self._list_manifest_files():
             try:
                 manifest = Manifest.model_validate_json(file.read_bytes())
                 self._require_sizes(manifest)
             except (ValidationError, OSError, CheckpointError) as error:
-                if warn:
-                    log.warning("checkpoint %s is damaged and passed over: %s", file.name, _first_line(error))
+                if should_warn:
+                    log.warning("checkpoint %s is damaged and passed over: %s", file.name, _get_first_line(error))
                 continue
-            found.append(manifest)
-        return found
+            manifests.append(manifest)
+        return manifests
 
-    def newest(self) -> Manifest | None:
+    def find_newest(self) -> Manifest | None:
         """The newest whole one; None when there is none."""
-        return next(reversed(self.all()), None)
+        return next(reversed(self.list_intact()), None)
 
-    def to_resume(self) -> Manifest | None:
+    def find_resumable(self) -> Manifest | None:
         """The newest one whose files are what was written, hash by hash; None when none was ever written. Damaged ones are
         passed over with a warning. Raises CheckpointError when there are only such."""
-        for manifest in reversed(self.all(warn=True)):
-            wrong = self.changed(manifest)
-            if not wrong:
+        for manifest in reversed(self.list_intact(should_warn=True)):
+            changed_files = self.find_changed_files(manifest)
+            if not changed_files:
                 return manifest
-            log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(wrong))
-        written = [file.name for _, file in self._written()]
-        if written:
+            log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(changed_files))
+        manifest_names = [file.name for _, file in self._list_manifest_files()]
+        if manifest_names:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} is whole ({', '.join(written[-5:])}); the log above says what is "
+                f"none of the checkpoints in {self.folder} is whole ({', '.join(manifest_names[-5:])}); the log above says what is "
                 "wrong with each. Put its files back from a copy; or begin a new run, also from a checkpoint of another one; "
                 "or remove these manifests, and the run begins at step 0"
             )
         return None
 
-    def passed_over(self, manifest: Manifest) -> str | None:
+    def describe_skipped(self, manifest: Manifest) -> str | None:
         """That it is not the newest one, as those after it are damaged."""
-        later = [file.stem for step, file in self._written() if step > manifest.step]
-        return f"damaged, and passed over: {', '.join(later)}; this is step {manifest.step}" if later else None
+        skipped_names = [file.stem for step, file in self._list_manifest_files() if step > manifest.step]
+        return f"damaged, and passed over: {', '.join(skipped_names)}; this is step {manifest.step}" if skipped_names else None
 
     def set_aside(self, after: int) -> None:
         """Those of later steps are damaged, or training would not go on from here. They keep their files, under a name that
         counts no more: as the newest ones they would have what is saved from now on deleted."""
-        for step, file in self._written():
+        for step, file in self._list_manifest_files():
             if step > after:
                 log.warning("%s is set aside, as training goes on from step %d", file.name, after)
                 with storage_errors(file):
                     file.rename(file.with_suffix(".damaged"))
 
-    def has(self, step: str) -> bool:
+    def has_manifest(self, step: str) -> bool:
         """Whether one of this step was ever written and not superseded, whole or not."""
-        return step.isdecimal() and self._file(int(step)).is_file()
+        return step.isdecimal() and self._get_manifest_path(int(step)).is_file()
 
-    def changed(self, manifest: Manifest) -> list[str]:
+    def find_changed_files(self, manifest: Manifest) -> list[str]:
         """Its files that are not what was written, hash by hash."""
-        return [name for name, stored in manifest.files.items() if _stored(self.folder.parent / name) != stored]
+        return [name for name, stored in manifest.files.items() if _describe_file(self.folder.parent / name) != stored]
 
-    def select(self, which: str) -> Manifest:
+    def select(self, selector: str) -> Manifest:
         """Return a checkpoint whose files are what was written, hash by hash.
 
         Args:
@@ -191,69 +191,69 @@ class Checkpoints:
             RunStateError: If there is no such checkpoint.
             CheckpointError: If its files are damaged.
         """
-        if which == LAST:
-            newest = self.to_resume()
+        if selector == LAST:
+            newest = self.find_resumable()
             if newest is None:
                 raise RunStateError("there is no checkpoint yet")
             return newest
-        whole = self.all()
-        steps = ", ".join(str(manifest.step) for manifest in whole) or "none yet"
-        if which == BEST:
-            manifest = best(whole)
+        intact = self.list_intact()
+        steps = ", ".join(str(manifest.step) for manifest in intact) or "none yet"
+        if selector == BEST:
+            manifest = find_best(intact)
             if manifest is None:
                 raise RunStateError(f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, {steps}")
         else:
-            manifest = next((one for one in whole if str(one.step) == which), None)
+            manifest = next((candidate for candidate in intact if str(candidate.step) == selector), None)
         if manifest is None:
-            if self.has(which):
-                self.all(warn=True)
-                raise CheckpointError(f"checkpoint {which} is damaged; the log above says what is wrong with it")
-            raise RunStateError(f"there is no whole checkpoint {shorten(repr(which), 40)}; allowed: {BEST}, {LAST}, {steps}")
-        if damaged := self.changed(manifest):
+            if self.has_manifest(selector):
+                self.list_intact(should_warn=True)
+                raise CheckpointError(f"checkpoint {selector} is damaged; the log above says what is wrong with it")
+            raise RunStateError(f"there is no whole checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, {LAST}, {steps}")
+        if changed_files := self.find_changed_files(manifest):
             raise CheckpointError(
-                f"checkpoint {manifest.step} is damaged: {', '.join(damaged)} has changed since it was written; whole ones may "
+                f"checkpoint {manifest.step} is damaged: {', '.join(changed_files)} has changed since it was written; whole ones may "
                 f"be among: {LAST}, {steps}"
             )
         return manifest
 
-    def note_held_out(self, step: int, held_out: HeldOut) -> None:
+    def note_held_out(self, step: int, held_out: HeldOutResult) -> None:
         """Add a held-out result to the manifest of a checkpoint, if there is one of this step. Raises StorageError."""
-        for manifest in self.all():
+        for manifest in self.list_intact():
             if manifest.step == step and (manifest.held_out is None or manifest.held_out.step <= held_out.step):
-                changed = manifest.model_copy(update={"held_out": held_out})
-                write_private(self._file(step), json.dumps(changed.model_dump(), indent=2))
+                updated = manifest.model_copy(update={"held_out": held_out})
+                write_private(self._get_manifest_path(step), json.dumps(updated.model_dump(), indent=2))
 
-    def superseded(self, keep: int, *, spare: int | None = None) -> list[Manifest]:
+    def find_superseded(self, num_to_keep: int, *, spared_step: int | None = None) -> list[Manifest]:
         """Return the checkpoints that nobody needs any more.
 
         These are all but the last `keep`, the best one, a final one, one that belongs to another run, and the one of step
         `spare`, whose evaluation is under way.
         """
-        manifests = self.all()
-        needed = (best(manifests), *(one for one in manifests if one.final or one.borrowed or one.step == spare))
-        return [manifest for manifest in manifests[: -max(1, keep)] if manifest not in needed]
+        manifests = self.list_intact()
+        needed = (find_best(manifests), *(candidate for candidate in manifests if candidate.final or candidate.borrowed or candidate.step == spared_step))
+        return [manifest for manifest in manifests[: -max(1, num_to_keep)] if manifest not in needed]
 
-    def remove(self, manifest: Manifest) -> None:
+    def remove_manifest(self, manifest: Manifest) -> None:
         """The manifest first, so that nothing is called whole whose files are being deleted."""
-        self._file(manifest.step).unlink(missing_ok=True)
+        self._get_manifest_path(manifest.step).unlink(missing_ok=True)
 
-    def _written(self) -> list[tuple[int, Path]]:
+    def _list_manifest_files(self) -> list[tuple[int, Path]]:
         """Return the manifests, whole or not, with their steps, in the order of steps.
 
         The order of names is another one from step 1000000 on.
         """
-        matches = ((MANIFEST.fullmatch(file.name), file) for file in self.folder.glob("step-*.json"))
+        matches = ((MANIFEST_NAME.fullmatch(file.name), file) for file in self.folder.glob("step-*.json"))
         return sorted((int(match[1]), file) for match, file in matches if match)
 
-    def _file(self, step: int) -> Path:
+    def _get_manifest_path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}.json"
 
-    def _local_files(self, manifest: Manifest) -> list[Path]:
-        found: list[Path] = []
-        for path in (manifest.state, manifest.sampler_weights):
-            folder = self.folder.parent / ENGINE / path.removeprefix("tinker://")
-            found += [file for file in sorted(folder.glob("*")) if file.is_file()]
-        return found
+    def _list_local_files(self, manifest: Manifest) -> list[Path]:
+        files: list[Path] = []
+        for tinker_path in (manifest.state, manifest.sampler_weights):
+            folder = self.folder.parent / ENGINE_FOLDER / tinker_path.removeprefix("tinker://")
+            files += [file for file in sorted(folder.glob("*")) if file.is_file()]
+        return files
 
     def _require_sizes(self, manifest: Manifest) -> None:
         for name, stored in manifest.files.items():
@@ -262,7 +262,7 @@ class Checkpoints:
                 raise CheckpointError(f"{name} has {size} bytes instead of {stored.size}")
 
 
-def _stored(file: Path) -> StoredFile | None:
+def _describe_file(file: Path) -> StoredFile | None:
     try:
         with file.open("rb") as stream:
             return StoredFile(sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size)
@@ -270,5 +270,5 @@ def _stored(file: Path) -> StoredFile | None:
         return None
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -22,16 +22,16 @@ import psutil
 from pydantic import ValidationError
 
 from lachesis.runs import leftovers
-from lachesis.runs.checkpoints import ENGINE, Manifest
+from lachesis.runs.checkpoints import ENGINE_FOLDER, Manifest
 from lachesis.runs.store import RunDir, RunRecord, RunStore
 
-LAUNCHER_MARK = "LACHESIS_LAUNCHER"
+LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
 """The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
-LAUNCHER, RUNNER, FLOW = "deployments.up", "deployments.runner", "prefect.engine"
-RUNNER_S = 240.0
+LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = "deployments.up", "deployments.runner", "prefect.engine"
+RUNNER_TIMEOUT_S = 240.0
 """The runner ends its runs first, each with a checkpoint."""
 CHECK_PREFIX = "lachesis-check-"
-CHECK_S = 86400.0
+MAX_CHECK_AGE_S = 86400.0
 """The logs of a check that failed or was killed are kept for so long."""
 
 
@@ -39,141 +39,141 @@ CHECK_S = 86400.0
 class Leftover:
     """One finding. `end` gets rid of it and says what was done, or why not."""
 
-    what: str
-    end: Callable[[], str]
+    description: str
+    clean_up: Callable[[], str]
 
 
-def find(store: RunStore) -> list[Leftover]:
+def find_all_leftovers(store: RunStore) -> list[Leftover]:
     """Everything that is left of what does not live any more."""
-    living = [record.run_id for record in store.all() if store.dir(record.run_id).is_alive()]
-    found = _launcher_processes(store.home, living) + _run_processes(store)
-    for place in leftovers.unfinished(store.home / "models"):
-        found.append(_file(place))
+    alive_run_ids = [record.run_id for record in store.all() if store.dir(record.run_id).is_alive()]
+    findings = _find_launcher_processes(store.home, alive_run_ids) + _find_run_processes(store)
+    for path in leftovers.find_unfinished(store.home / "models"):
+        findings.append(_make_file_leftover(path))
     for record in store.all():
-        folder = store.dir(record.run_id)
-        if not folder.is_alive():
-            found += of_run(folder, record)
-    return found
+        run_dir = store.dir(record.run_id)
+        if not run_dir.is_alive():
+            findings += find_run_leftovers(run_dir, record)
+    return findings
 
 
 def remove_old_checks() -> list[str]:
     """Remove the temporary folders of checks that ended a day ago, and return their paths."""
-    root, old = Path(tempfile.gettempdir()), []
-    for place in root.glob(f"{CHECK_PREFIX}*"):
+    root, old_folders = Path(tempfile.gettempdir()), []
+    for path in root.glob(f"{CHECK_PREFIX}*"):
         with contextlib.suppress(OSError):
-            found = place.lstat()
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > CHECK_S:
-                old.append(place)
-    living = leftovers.processes_under(root) if old else {}
-    in_use = [place for place in old if any(folder.is_relative_to(place) for folder in living)]
-    return leftovers.remove([place for place in old if place not in in_use])
+            stat = path.lstat()
+            if stat.st_uid == os.getuid() and time.time() - stat.st_mtime > MAX_CHECK_AGE_S:
+                old_folders.append(path)
+    processes_by_folder = leftovers.find_processes(root) if old_folders else {}
+    in_use = [path for path in old_folders if any(folder.is_relative_to(path) for folder in processes_by_folder)]
+    return leftovers.remove_paths([path for path in old_folders if path not in in_use])
 
 
-def of_run(folder: RunDir, record: RunRecord) -> list[Leftover]:
+def find_run_leftovers(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
     """The files and sessions of a run that does not live; the processes of all are found at once."""
-    found = [_file(place) for place in leftovers.unfinished(folder.path)]
-    if record.ended:
-        found += [_file(place, "saved weights that no checkpoint names") for place in _unnamed_checkpoints(folder)]
-        found += _session(folder, record)
-    return found
+    findings = [_make_file_leftover(path) for path in leftovers.find_unfinished(run_dir.path)]
+    if record.has_ended:
+        findings += [_make_file_leftover(path, "saved weights that no checkpoint names") for path in _find_unnamed_checkpoints(run_dir)]
+        findings += _find_tinker_session(run_dir, record)
+    return findings
 
 
-def _file(place: Path, why: str = "not finished by its writer") -> Leftover:
-    def end() -> str:
-        return f"removed {place}" if leftovers.remove([place]) else f"{place} could not be removed"
+def _make_file_leftover(path: Path, reason: str = "not finished by its writer") -> Leftover:
+    def clean_up() -> str:
+        return f"removed {path}" if leftovers.remove_paths([path]) else f"{path} could not be removed"
 
-    return Leftover(f"{place}: {why}", end)
-
-
-def _process(process: psutil.Process, whose: str) -> Leftover:
-    def end() -> str:
-        return f"ended {(leftovers.end_all([process]) or [str(process.pid)])[0]}"
-
-    return Leftover(f"process {leftovers.describe(process)} of {whose}, which does not live", end)
+    return Leftover(f"{path}: {reason}", clean_up)
 
 
-def _run_processes(store: RunStore) -> list[Leftover]:
-    found = []
-    for path, processes in leftovers.processes_under(store.home).items():
+def _make_process_leftover(process: psutil.Process, owner: str) -> Leftover:
+    def clean_up() -> str:
+        return f"ended {(leftovers.terminate_processes([process]) or [str(process.pid)])[0]}"
+
+    return Leftover(f"process {leftovers.describe_process(process)} of {owner}, which does not live", clean_up)
+
+
+def _find_run_processes(store: RunStore) -> list[Leftover]:
+    findings = []
+    for path, processes in leftovers.find_processes(store.home).items():
         if not RunDir(path.parent, path.name).is_alive():
             kind = "run" if path.parent == store.root else "inference test"
-            found += [_process(one, f"{kind} {path.name}") for one in processes]
-    return found
+            findings += [_make_process_leftover(process, f"{kind} {path.name}") for process in processes]
+    return findings
 
 
-def flow_processes(home: Path) -> list[psutil.Process]:
+def find_flow_processes(home: Path) -> list[psutil.Process]:
     """Those that the runner of a launcher has started for its flow runs."""
-    return [process for process, command in _launched(home) if FLOW in command]
+    return [process for process, command in _iterate_launched(home) if FLOW_MODULE in command]
 
 
-def _launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
+def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
     """What a launcher of this home has started, and what its runner has, each with its command."""
-    mark = leftovers.mark(home)
+    mark = leftovers.build_mark(home)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(LAUNCHER_MARK) == mark:
+            if process.environ().get(LAUNCHER_MARK_VARIABLE) == mark:
                 yield process, process.cmdline()
 
 
-def _launcher_processes(home: Path, living: list[str]) -> list[Leftover]:
+def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Leftover]:
     """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
     runners: list[psutil.Process] = []
     servers: list[psutil.Process] = []
-    for process, command in _launched(home):
+    for process, command in _iterate_launched(home):
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if any(one.startswith("deployments.") for one in command) and (parent is None or LAUNCHER not in parent.cmdline()):
-                (runners if RUNNER in command else servers).append(process)
-    with_them = f"; with it end, each with a checkpoint, the runs {', '.join(living)}" if living else ""
-    return [*(_server_or_runner(one, with_them) for one in runners), *(_server_or_runner(one) for one in servers)]
+            if any(argument.startswith("deployments.") for argument in command) and (parent is None or LAUNCHER_MODULE not in parent.cmdline()):
+                (runners if RUNNER_MODULE in command else servers).append(process)
+    runs_note = f"; with it end, each with a checkpoint, the runs {', '.join(alive_run_ids)}" if alive_run_ids else ""
+    return [*(_make_launcher_leftover(launched, runs_note) for launched in runners), *(_make_launcher_leftover(launched) for launched in servers)]
 
 
-def _server_or_runner(process: psutil.Process, runs: str = "") -> Leftover:
-    def end() -> str:
-        said = f"{leftovers.describe(process)}{runs}"
+def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Leftover:
+    def clean_up() -> str:
+        description = f"{leftovers.describe_process(process)}{runs_note}"
         with contextlib.suppress(psutil.Error):
             process.terminate()
-            psutil.wait_procs([process], timeout=RUNNER_S)
-        leftovers.end_all([process])
-        return f"ended {said}"
+            psutil.wait_procs([process], timeout=RUNNER_TIMEOUT_S)
+        leftovers.terminate_processes([process])
+        return f"ended {description}"
 
-    return Leftover(f"process {leftovers.describe(process)} of a launcher that was killed{runs}", end)
+    return Leftover(f"process {leftovers.describe_process(process)} of a launcher that was killed{runs_note}", clean_up)
 
 
-def _unnamed_checkpoints(folder: RunDir) -> list[Path]:
+def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
     """What the embedded engine has saved and no manifest of the run names; nothing while a manifest cannot be read, as it may
     name them."""
-    named = set()
+    named_paths = set()
     try:
-        for file in folder.checkpoints.glob("step-*"):  # also those that were set aside
+        for file in run_dir.checkpoints.glob("step-*"):  # also those that were set aside
             manifest = Manifest.model_validate_json(file.read_bytes())
-            named |= {manifest.state, manifest.sampler_weights}
+            named_paths |= {manifest.state, manifest.sampler_weights}
     except (OSError, ValidationError):
         return []
-    root = folder.path / ENGINE
-    saved = [one.parent for one in root.glob("*/*/*/checkpoint.json")]
-    return [one for one in saved if f"tinker://{one.relative_to(root)}" not in named]
+    root = run_dir.path / ENGINE_FOLDER
+    saved_folders = [checkpoint_file.parent for checkpoint_file in root.glob("*/*/*/checkpoint.json")]
+    return [saved_folder for saved_folder in saved_folders if f"tinker://{saved_folder.relative_to(root)}" not in named_paths]
 
 
-def _session(folder: RunDir, record: RunRecord) -> list[Leftover]:
+def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
     try:
-        note = json.loads(folder.session.read_text())
-        url, session = str(note["url"]).rstrip("/"), str(note["id"])
+        session_data = json.loads(run_dir.tinker_session.read_text())
+        url, session_id = str(session_data["url"]).rstrip("/"), str(session_data["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
-    def end() -> str:
+    def clean_up() -> str:
         key = os.environ.get("TINKER_API_KEY")
         if not key:
-            return f"session {session} at {url} stays: set TINKER_API_KEY to end it; without a heartbeat it ends by itself"
+            return f"session {session_id} at {url} stays: set TINKER_API_KEY to end it; without a heartbeat it ends by itself"
         try:
             body = {"reason": {"type": "interrupted"}, "detail": "its trainer was killed"}
-            answer = httpx.post(f"{url}/api/v1/sessions/{session}/finish", headers={"X-API-Key": key}, json=body, timeout=10)
+            response = httpx.post(f"{url}/api/v1/sessions/{session_id}/finish", headers={"X-API-Key": key}, json=body, timeout=10)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"session {session} at {url} stays: {type(error).__name__}"
-        if answer.status_code >= 400 and answer.status_code not in (404, 410):
-            return f"session {session} at {url} stays: HTTP {answer.status_code}"
-        folder.session.unlink(missing_ok=True)
-        return f"ended session {session} at {url}"
+            return f"session {session_id} at {url} stays: {type(error).__name__}"
+        if response.status_code >= 400 and response.status_code not in (404, 410):
+            return f"session {session_id} at {url} stays: HTTP {response.status_code}"
+        run_dir.tinker_session.unlink(missing_ok=True)
+        return f"ended session {session_id} at {url}"
 
-    return [Leftover(f"Tinker session {session} of run {record.run_id} at {url}", end)]
+    return [Leftover(f"Tinker session {session_id} of run {record.run_id} at {url}", clean_up)]

@@ -16,28 +16,28 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
     """Return what a tally has written, or None. What was written last before `since` (seconds since
     1970) counts as nothing."""
     try:
-        found = json.loads(file.read_text())
+        counts = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    written = found.get("at") if isinstance(found, dict) else None
-    return found if isinstance(written, int | float) and written >= since else None
+    written_at = counts.get("at") if isinstance(counts, dict) else None
+    return counts if isinstance(written_at, int | float) and written_at >= since else None
 
 
 def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
     """Return what several environments have written since then as if it came from one, or None:
     numbers are added, and the oldest sign of life and the newest group count."""
-    found = [one for file in files if (one := read_counts(file, since=since)) is not None]
-    if len(found) < 2:
-        return found[0] if found else None
-    together: Json = {"errors": {}, "zeros": {}}
-    for one in found:
-        for key, value in one.items():
+    all_counts = [counts for file in files if (counts := read_counts(file, since=since)) is not None]
+    if len(all_counts) < 2:
+        return all_counts[0] if all_counts else None
+    merged: Json = {"errors": {}, "zeros": {}}
+    for counts in all_counts:
+        for key, value in counts.items():
             if key in ("errors", "zeros"):
-                merge_counts(together[key], value)
+                merge_counts(merged[key], value)
             elif value is not None and (key == "at" or key.endswith("_since")):
-                together[key] = min(together.get(key, value), value)
+                merged[key] = min(merged.get(key, value), value)
             elif value is not None and key == "group_at":
-                together[key] = max(together.get(key, value), value)
+                merged[key] = max(merged.get(key, value), value)
             elif isinstance(value, int | float) and key != "pid":
-                together[key] = together.get(key, 0) + value
-    return together
+                merged[key] = merged.get(key, 0) + value
+    return merged

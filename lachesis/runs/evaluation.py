@@ -14,9 +14,9 @@ def read_evaluation(folder: Path) -> dict[str, float]:
     environment wrote none."""
     file = folder / "metrics.json"
     try:
-        found = json.loads(file.read_text())["results"]["all"]
+        metrics = json.loads(file.read_text())["results"]["all"]
     except (OSError, ValueError, KeyError) as error:
         raise RunStateError(
             f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
         ) from error
-    return {key: float(value) for key, value in found.items() if isinstance(value, int | float) and is_score(value)}
+    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float) and is_score(value)}

@@ -17,18 +17,18 @@ from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.base.files import storage_errors, create_folder_atomically
 from lachesis.base.tolerance import get_profile_tolerance
 from lachesis.runs import parity
-from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, best
-from lachesis.runs.store import RunDir, RunRecord, now
+from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, find_best
+from lachesis.runs.store import RunDir, RunRecord, now_iso
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
-MERGED = "merged"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MERGED_FOLDER = "merged"
 """The subfolder of the whole model."""
 
 
-def adapter_folder(folder: RunDir, manifest: Manifest) -> Path | None:
+def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
     """Where the embedded engine has put the checkpoint's adapter; None when another server holds it."""
-    local = folder.engine / manifest.sampler_weights.removeprefix("tinker://")
-    return local if (local / FILES[0]).is_file() else None
+    adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
+    return adapter if (adapter / ADAPTER_FILES[0]).is_file() else None
 
 
 class BetterCheckpoint(BaseModel):
@@ -47,7 +47,7 @@ class BetterCheckpoint(BaseModel):
     """What it is better in."""
 
 
-class Weights(BaseModel):
+class WeightLocations(BaseModel):
     """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
@@ -64,50 +64,50 @@ class Weights(BaseModel):
     warning: str | None = None
 
 
-def find_weights(folder: RunDir) -> Weights:
+def find_weights(run_dir: RunDir) -> WeightLocations:
     """Return where the weights of a run's newest checkpoint are, and of a better one if there is one."""
-    checkpoints = Checkpoints(folder.checkpoints)
-    newest = checkpoints.newest()
+    checkpoints = Checkpoints(run_dir.checkpoints)
+    newest = checkpoints.find_newest()
     if newest is None:
-        return Weights()
-    known = {"best": better} if (better := _better(folder, newest)) else {}
-    return Weights(
+        return WeightLocations()
+    best_field = {"best": better} if (better := _find_better_checkpoint(run_dir, newest)) else {}
+    return WeightLocations(
         step=newest.step,
         sampler_weights=newest.sampler_weights,
         state=newest.state,
-        warning=checkpoints.passed_over(newest),
-        adapter=_text(adapter_folder(folder, newest)),
-        **known,
+        warning=checkpoints.describe_skipped(newest),
+        adapter=_to_text(find_adapter_folder(run_dir, newest)),
+        **best_field,
     )
 
 
-def _better(folder: RunDir, manifest: Manifest) -> BetterCheckpoint | None:
-    other = best(Checkpoints(folder.checkpoints).all())
+def _find_better_checkpoint(run_dir: RunDir, manifest: Manifest) -> BetterCheckpoint | None:
+    other = find_best(Checkpoints(run_dir.checkpoints).list_intact())
     if other is None or other.step == manifest.step:
         return None
     return BetterCheckpoint(
         step=other.step,
         sampler_weights=other.sampler_weights,
         state=other.state,
-        adapter=_text(adapter_folder(folder, other)),
-        reason=f"{_score(other)} instead of {_score(manifest, like=other)}",
+        adapter=_to_text(find_adapter_folder(run_dir, other)),
+        reason=f"{_describe_score(other)} instead of {_describe_score(manifest, compared_with=other)}",
     )
 
 
-def _score(manifest: Manifest, like: Manifest | None = None) -> str:
+def _describe_score(manifest: Manifest, compared_with: Manifest | None = None) -> str:
     """Return what a checkpoint is judged by, in words."""
-    if (like or manifest).held_out is None:
+    if (compared_with or manifest).held_out is None:
         return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
     result = manifest.held_out
     return f"held-out accuracy {result.percent_correct:.3f} on {result.items} items" if result else "no held-out result"
 
 
-def _text(path: Path | None) -> str | None:
+def _to_text(path: Path | None) -> str | None:
     return str(path) if path else None
 
 
 def export(
-    record: RunRecord, folder: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool = False, verify: bool = True
+    record: RunRecord, run_dir: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool = False, verify: bool = True
 ) -> dict[str, Any]:
     """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which is also written there.
 
@@ -126,33 +126,33 @@ def export(
         MissingDependencyError: If nothing is installed that loads them.
     """
     try:
-        manifest = Checkpoints(folder.checkpoints).select(checkpoint)
+        manifest = Checkpoints(run_dir.checkpoints).select(checkpoint)
     except RunStateError as error:
         raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunStateError(f"{target} exists already and is not an empty folder; choose another one")
-    with create_folder_atomically(target) as place:
-        note = _write(record, folder, manifest, place, target, merged=merged, verify=verify)
-        if checkpoint == LAST and (warning := Checkpoints(folder.checkpoints).passed_over(manifest)):
+    with create_folder_atomically(target) as staging_folder:
+        note = _write_files(record, run_dir, manifest, staging_folder, target, merged=merged, verify=verify)
+        if checkpoint == LAST and (warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)):
             note["warning"] = warning
-        if better := _better(folder, manifest):
+        if better := _find_better_checkpoint(run_dir, manifest):
             note["better"] = {"step": better.step, "reason": better.reason}
         with storage_errors(target):
-            (place / "lachesis.json").write_text(json.dumps(note, indent=2))
+            (staging_folder / "lachesis.json").write_text(json.dumps(note, indent=2))
     return {**note, "path": str(target.resolve())}
 
 
-def _write(
-    record: RunRecord, folder: RunDir, manifest: Manifest, place: Path, target: Path, *, merged: bool, verify: bool
+def _write_files(
+    record: RunRecord, run_dir: RunDir, manifest: Manifest, staging_folder: Path, target: Path, *, merged: bool, verify: bool
 ) -> dict[str, Any]:
     """Write the files of a checkpoint to `place`, which will be called `target`, and return their note."""
-    local = adapter_folder(folder, manifest)
-    if local is None:
-        _download(manifest, place)
+    adapter = find_adapter_folder(run_dir, manifest)
+    if adapter is None:
+        _download(manifest, staging_folder)
     else:
         with storage_errors(target):
-            for name in FILES:
-                shutil.copyfile(local / name, place / name)
+            for name in ADAPTER_FILES:
+                shutil.copyfile(adapter / name, staging_folder / name)
     note = {
         "run_id": record.run_id,
         "environment": record.environment,
@@ -161,19 +161,19 @@ def _write(
         "sampler_weights": manifest.sampler_weights,
         "reward": manifest.reward,
         "held_out": manifest.held_out.model_dump() if manifest.held_out else None,
-        "exported_at": now(),
-        "load": recipe(record.base_model, target),
+        "exported_at": now_iso(),
+        "load": build_loading_code(record.base_model, target),
     }
     if verify:
-        note |= _verify(record, place, manifest, merged=merged)
+        note |= _verify(record, staging_folder, manifest, merged=merged)
         if merged:
-            note["merged"] = str(target / MERGED)
-    files = sorted(file for file in place.rglob("*") if file.is_file())
-    note["sha256"] = {str(file.relative_to(place)): _sha256(file) for file in files}
+            note["merged"] = str(target / MERGED_FOLDER)
+    files = sorted(file for file in staging_folder.rglob("*") if file.is_file())
+    note["sha256"] = {str(file.relative_to(staging_folder)): _hash_file(file) for file in files}
     return note
 
 
-def recipe(base_model: str, target: Path) -> list[str]:
+def build_loading_code(base_model: str, target: Path) -> list[str]:
     """Three lines of Python that load the adapter."""
     return [
         "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -182,14 +182,14 @@ def recipe(base_model: str, target: Path) -> list[str]:
     ]
 
 
-def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+def _verify(record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
     """Return the measured differences and whether these are the trained weights: None where they
     cannot be told from the base model. Raise CheckpointError if they are others."""
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    whole = place / MERGED if merged else None
+    merged_folder = staging_folder / MERGED_FOLDER if merged else None
     tolerance = get_profile_tolerance(record.profile)
-    adapter, model, revision = parity.check_adapter(record.base_model, place, texts, whole, tolerance)
-    results = {"parity": adapter} | ({"parity_merged": model} if model else {})
+    adapter_parity, merged_parity, revision = parity.check_adapter(record.base_model, staging_folder, texts, merged_folder, tolerance)
+    results = {"parity": adapter_parity} | ({"parity_merged": merged_parity} if merged_parity else {})
     for name, result in results.items():
         if result.verified is False:
             what = "adapter" if name == "parity" else "merged model"
@@ -205,15 +205,15 @@ def _verify(record: RunRecord, place: Path, manifest: Manifest, *, merged: bool)
 def _download(manifest: Manifest, target: Path) -> None:
     """From the server that trained it, by the `tinker` command, with the key in the environment."""
     command = [sys.executable, "-m", "tinker.cli", "checkpoint", "download", manifest.state, "--output", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    for found in target.rglob(FILES[0]):
-        for file in found.parent.iterdir():
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    for config_file in target.rglob(ADAPTER_FILES[0]):
+        for file in config_file.parent.iterdir():
             if file.parent != target:
                 shutil.move(str(file), target / file.name)
-    if done.returncode != 0 or not (target / FILES[0]).is_file():
-        raise CheckpointError(f"{manifest.state} could not be downloaded: {done.stderr.strip() or done.stdout.strip()}")
+    if completed.returncode != 0 or not (target / ADAPTER_FILES[0]).is_file():
+        raise CheckpointError(f"{manifest.state} could not be downloaded: {completed.stderr.strip() or completed.stdout.strip()}")
 
 
-def _sha256(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,11 +16,11 @@ from lachesis.runs.store import RunDir, RunRecord, RunStore
 
 
 @dataclass(frozen=True)
-class Origin:
+class ForkSource:
     """The checkpoint that a run begins from."""
 
     record: RunRecord
-    folder: RunDir
+    run_dir: RunDir
     manifest: Manifest
 
     @property
@@ -30,61 +30,61 @@ class Origin:
     @property
     def config(self) -> RunConfig:
         """The configuration of the run whose checkpoint this is."""
-        return RunConfig.from_yaml(self.folder.config)
+        return RunConfig.from_yaml(self.run_dir.config)
 
-    def require_fit(self, profile: str, config: RunConfig) -> None:
+    def require_compatible(self, profile: str, config: RunConfig) -> None:
         """Raises ConfigError when the adapter cannot go on with this configuration."""
-        earlier = self.config
-        for what, theirs, ours in (
+        source_config = self.config
+        for field, theirs, ours in (
             ("profile", self.record.profile, profile),
-            ("base model", earlier.openai.model_name, config.openai.model_name),
-            ("lora_rank", earlier.tinker.lora_rank, config.tinker.lora_rank),
+            ("base model", source_config.openai.model_name, config.openai.model_name),
+            ("lora_rank", source_config.tinker.lora_rank, config.tinker.lora_rank),
         ):
             if theirs != ours:
-                hint = "choose that profile" if what == "profile" else "leave it out: the run's own is taken"
+                hint = "choose that profile" if field == "profile" else "leave it out: the run's own is taken"
                 raise ConfigError(
-                    f"checkpoint {self.name} has {what} {theirs}, this run {ours}; they must be the same, so {hint}"
+                    f"checkpoint {self.name} has {field} {theirs}, this run {ours}; they must be the same, so {hint}"
                 )
 
-    def plant(self, folder: RunDir) -> None:
+    def copy_into(self, run_dir: RunDir) -> None:
         """Make it the first checkpoint of the run in `folder`, which goes on from there as after a resume. Raises
         StorageError."""
-        with storage_errors(folder.path):
-            make_private_folder(folder.checkpoints)
+        with storage_errors(run_dir.path):
+            make_private_folder(run_dir.checkpoints)
             for name in self.manifest.files:
-                target = folder.path / name
+                target = run_dir.path / name
                 make_private_folder(target.parent)
-                copy_private(self.folder.path / name, target)
-        kept = self.manifest.model_dump(include={"state", "sampler_weights", "reference", "probes"})
-        Checkpoints(folder.checkpoints).write(Manifest(step=0, borrowed=True, **kept))
+                copy_private(self.run_dir.path / name, target)
+        copied_fields = self.manifest.model_dump(include={"state", "sampler_weights", "reference", "probes"})
+        Checkpoints(run_dir.checkpoints).write(Manifest(step=0, borrowed=True, **copied_fields))
 
 
-def find(store: RunStore, text: str) -> Origin:
+def find_source(store: RunStore, reference: str) -> ForkSource:
     """Return the checkpoint that RUN, RUN@STEP, RUN@best or RUN@last names, with its files verified.
 
     A run alone means its newest checkpoint. Raises UnknownRunError, RunStateError or CheckpointError.
     """
-    run_id, _, which = text.partition("@")
+    run_id, _, selector = reference.partition("@")
     record = store.load(run_id)
-    folder = store.dir(run_id)
+    run_dir = store.dir(run_id)
     try:
-        manifest = Checkpoints(folder.checkpoints).select(which or LAST)
+        manifest = Checkpoints(run_dir.checkpoints).select(selector or LAST)
     except (RunStateError, CheckpointError) as error:
         raise type(error)(f"run {run_id} (status {record.status}): {error}") from error
-    return Origin(record, folder, manifest)
+    return ForkSource(record, run_dir, manifest)
 
 
-def advice(record: RunRecord, folder: RunDir, fields: Iterable[str]) -> str:
+def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     """Return what to do for a run with other values of `fields`, as the end of an error message."""
     environment = get_name_or_file(record.environment, record.environment_file)
     edits = [part for name in fields for part in ("--set", f"{name}=VALUE")]
-    others = RunConfig.from_yaml(folder.config).env.mixture
-    mixed = [part for name, own in others.items() for part in ("--with", f"{name}={own.get('weight', 1)}")]
-    profile = [] if record.profile == "embedded" else ["--profile", record.profile]
-    newest = Checkpoints(folder.checkpoints).newest()
-    begin = ["--from", f"{record.run_id}@{newest.step}"] if newest else ["--model", record.base_model]
-    command = shlex.join(["lachesis", "train", environment, *mixed, *profile, *begin, *edits])
-    which = f"from its weights of step {newest.step}" if newest else "on the same environment"
-    start = f'start_from="{begin[1]}"' if newest else ""
-    agents = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
-    return f"; a new run {which}, with the other fields at their defaults, takes any field: `{command}`, or {agents}"
+    mixture = RunConfig.from_yaml(run_dir.config).env.mixture
+    mixture_options = [part for name, settings in mixture.items() for part in ("--with", f"{name}={settings.get('weight', 1)}")]
+    profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
+    newest = Checkpoints(run_dir.checkpoints).find_newest()
+    source_options = ["--from", f"{record.run_id}@{newest.step}"] if newest else ["--model", record.base_model]
+    command = shlex.join(["lachesis", "train", environment, *mixture_options, *profile_options, *source_options, *edits])
+    source_text = f"from its weights of step {newest.step}" if newest else "on the same environment"
+    start = f'start_from="{source_options[1]}"' if newest else ""
+    tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
+    return f"; a new run {source_text}, with the other fields at their defaults, takes any field: `{command}`, or {tool_calls}"

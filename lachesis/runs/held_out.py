@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.intervals import wilson_interval
 
 Step = Mapping[str, Any]
-SHARES = ("percent_correct", "accuracy", "acc", "pass@1")
+ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
 """Names under which environments give the share of correct answers, the preferred one first."""
 
 
@@ -31,21 +31,21 @@ class HeldOutPoint(BaseModel):
     """Upper end of the same interval."""
 
 
-def with_interval(percent_correct: float, items: float | None) -> dict[str, float]:
+def compute_interval(percent_correct: float, items: float | None) -> dict[str, float]:
     """Return `items`, `low` and `high` of a share, or nothing where its interval is not defined.
 
     Several answers to one item are not independent, so the number of items counts, not that of answers.
     """
     if items is None or items < 1 or not 0 <= percent_correct <= 1:
         return {}
-    count = int(items)
-    low, high = wilson_interval(percent_correct * count, count)
-    return {"items": count, "low": round(low, 4), "high": round(high, 4)}
+    num_items = int(items)
+    low, high = wilson_interval(percent_correct * num_items, num_items)
+    return {"items": num_items, "low": round(low, 4), "high": round(high, 4)}
 
 
-def share_of(metrics: Mapping[str, float | None]) -> float | None:
+def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
     """Return the share of correct answers among the metrics of one evaluation, or None if there is none."""
-    for name in SHARES:
+    for name in ACCURACY_NAMES:
         value = metrics.get(f"eval/{name}")
         if value is not None:
             return value
@@ -54,13 +54,13 @@ def share_of(metrics: Mapping[str, float | None]) -> float | None:
 
 def to_point(metrics: Mapping[str, float | None], step: int) -> HeldOutPoint | None:
     """Return the result that the metrics of one evaluation hold, or None if they name no share."""
-    share = share_of(metrics)
-    if share is None:
+    accuracy = find_accuracy(metrics)
+    if accuracy is None:
         return None
-    return HeldOutPoint(step=step, percent_correct=share, **with_interval(share, metrics.get("eval/items")))
+    return HeldOutPoint(step=step, percent_correct=accuracy, **compute_interval(accuracy, metrics.get("eval/items")))
 
 
-def held_out_curve(steps: Sequence[Step], environment: str | None = None) -> list[HeldOutPoint]:
+def build_held_out_curve(steps: Sequence[Step], environment: str | None = None) -> list[HeldOutPoint]:
     """Return the held-out results that the lines of the metrics hold, in order of the evaluated steps.
 
     Args:
@@ -70,17 +70,17 @@ def held_out_curve(steps: Sequence[Step], environment: str | None = None) -> lis
     prefix = f"environments/{environment}/" if environment else ""
     points: dict[int, HeldOutPoint] = {}
     for line in steps:
-        evaluated = line.get(f"{prefix}eval/step")
-        if evaluated is None:
+        evaluated_step = line.get(f"{prefix}eval/step")
+        if evaluated_step is None:
             continue
-        own = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(f"{prefix}eval/")}
-        point = to_point(own, int(evaluated))
+        own_metrics = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(f"{prefix}eval/")}
+        point = to_point(own_metrics, int(evaluated_step))
         if point is not None:
             points[point.step] = point
     return [points[step] for step in sorted(points)]
 
 
-def whole_curve(steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, from_base: bool) -> list[HeldOutPoint]:
+def build_whole_curve(steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool) -> list[HeldOutPoint]:
     """Return the curve of a run together with its evaluations before and after training.
 
     Args:
@@ -88,8 +88,8 @@ def whole_curve(steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, flo
         evaluation: The metrics `before` and `after` training, as the run's record has them.
         from_base: Whether training began with the base model, so that `before` is the result of step 0.
     """
-    points = {point.step: point for point in held_out_curve(steps)}
-    before = to_point(evaluation.get("before", {}), 0) if from_base else None
+    points = {point.step: point for point in build_held_out_curve(steps)}
+    before = to_point(evaluation.get("before", {}), 0) if is_from_base else None
     if before is not None:
         points.setdefault(0, before)
     after = to_point(evaluation.get("after", {}), steps[-1]["step"]) if steps else None
@@ -98,18 +98,18 @@ def whole_curve(steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, flo
     return [points[step] for step in sorted(points)]
 
 
-def describe(point: HeldOutPoint | None) -> str:
+def describe_point(point: HeldOutPoint | None) -> str:
     """Return a held-out result in words, such as `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
     if point is None:
         return "none"
-    return describe_share(point.percent_correct, point.items, point.low, point.high)
+    return describe_accuracy(point.percent_correct, point.items, point.low, point.high)
 
 
-def describe_share(share: float, items: float | None, low: float | None, high: float | None) -> str:
+def describe_accuracy(accuracy: float, items: float | None, low: float | None, high: float | None) -> str:
     """Return a share with its number of items and its interval in words."""
     if items is None or low is None or high is None:
-        return f"{share:.3f}"
-    return f"{share:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"
+        return f"{accuracy:.3f}"
+    return f"{accuracy:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"
 
 
 def is_evaluation_key(key: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lachesis.base.errors import InvalidGroupsError
 
-BATCHES = 3
+NUM_DEAD_BATCHES = 3
 """An environment is called dead when its first groups, as many as make so many batches, are all invalid."""
 Json = dict[str, Any]
 
@@ -24,7 +24,7 @@ class DeadEnvironment:
     name: str
     file: str
     log: Path
-    groups: int
+    num_groups: int
     """How many there were."""
     reasons: Mapping[str, int]
     """An example of each kind of failure, with its count."""
@@ -34,7 +34,7 @@ class DeadEnvironment:
         reason, count = max(self.reasons.items(), key=lambda item: item[1], default=("", 0))
         example = f", most often by: {reason} ({count} times)" if reason else ""
         return (
-            f"all of the first {self.groups} groups of {self.name} were invalid{example}; `lachesis env check {self.file}` "
+            f"all of the first {self.num_groups} groups of {self.name} were invalid{example}; `lachesis env check {self.file}` "
             f"runs it without training, and its log is {self.log}"
         )
 
@@ -63,10 +63,10 @@ def count_invalid_groups(counts: Json, group_size: int) -> int:
 
 def is_dead(counts: Json | None, *, group_size: int, batch_size: int) -> bool:
     """Return whether the groups of the first three batches were all invalid."""
-    return counts is not None and count_invalid_groups(counts, group_size) * group_size >= BATCHES * batch_size
+    return counts is not None and count_invalid_groups(counts, group_size) * group_size >= NUM_DEAD_BATCHES * batch_size
 
 
-def require_usable_groups(dead: Sequence[DeadEnvironment], environments: int) -> None:
+def require_usable_groups(dead: Sequence[DeadEnvironment], num_environments: int) -> None:
     """Check that some environment of the run may still give usable groups.
 
     Args:
@@ -76,5 +76,5 @@ def require_usable_groups(dead: Sequence[DeadEnvironment], environments: int) ->
     Raises:
         InvalidGroupsError: All are dead.
     """
-    if len(dead) == environments:
+    if len(dead) == num_environments:
         raise InvalidGroupsError("; ".join(environment.describe() for environment in dead))

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Step = dict[str, Any]
 INIT_TIMEOUT_S = 30.0
 """W&B may take so long to answer before a run is logged offline."""
-FAILED = "eval/failed"
+FAILED_KEY = "eval/failed"
 """How many evaluations failed since the line before. It belongs to its line and does not move."""
 KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
@@ -30,7 +30,7 @@ KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
 """Those that a report shows; `metrics.jsonl` has them all."""
-LONGEST_LINE = 3000
+ASSUMED_LINE_BYTES = 3000
 """Bytes; a line has some sixty numbers."""
 
 
@@ -42,9 +42,9 @@ class MetricsFile:
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         """Raises StorageError."""
-        line = _as_text({"step": step, "time": round(time.time(), 3), **metrics})
+        line = _to_json_line({"step": step, "time": round(time.time(), 3), **metrics})
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(("" if self._ends_whole() else "\n") + line)
+            file.write(("" if self._ends_with_line_feed() else "\n") + line)
 
     def add_evaluation(self, metrics: dict[str, float]) -> bool:
         """Add a held-out result to the last step, after which no line follows.
@@ -66,11 +66,11 @@ class MetricsFile:
         with storage_errors(self.path):
             content = self.path.read_text(encoding="utf-8", errors="replace")
         gap = "" if content.endswith("\n") else "\n"
-        added = "".join(map(_as_text, _with_evaluation(steps, metrics)))
+        added = "".join(map(_to_json_line, _add_evaluation(steps, metrics)))
         write_private(self.path, content + gap + added)
         return True
 
-    def _ends_whole(self) -> bool:
+    def _ends_with_line_feed(self) -> bool:
         """False after a line that a kill has cut off."""
         size = self.path.stat().st_size
         if size == 0 or not self.path.is_file():
@@ -81,18 +81,18 @@ class MetricsFile:
 
     def read(self) -> list[Step]:
         """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
-        return _in_order(self.path.read_bytes()) if self.path.is_file() else []
+        return _parse_steps(self.path.read_bytes()) if self.path.is_file() else []
 
     def tail(self, count: int) -> list[Step]:
         """At least the last `count` steps, where there are as many, without reading a long file as a whole."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - count * LONGEST_LINE))
+                file.seek(max(0, size - count * ASSUMED_LINE_BYTES))
                 content = file.read()
         except FileNotFoundError:
             return []
-        return _in_order(content[content.find(b"\n") + 1 :] if len(content) < size else content)
+        return _parse_steps(content[content.find(b"\n") + 1 :] if len(content) < size else content)
 
     def read_from(self, position: int) -> tuple[list[Step], int]:
         """Return the steps in the whole lines behind `position` (bytes), in order, and the position after them. A file that is
@@ -104,8 +104,8 @@ class MetricsFile:
                 content = file.read()
         except FileNotFoundError:
             return [], 0
-        whole = content[: content.rfind(b"\n") + 1]
-        return _in_order(whole), min(position, size) + len(whole)
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        return _parse_steps(complete_lines), min(position, size) + len(complete_lines)
 
     def head(self, count: int) -> list[Step]:
         """At most the first `count` lines, as long as no earlier step was made again after them."""
@@ -114,49 +114,49 @@ class MetricsFile:
                 content = b"".join(itertools.islice(file, count))
         except FileNotFoundError:
             return []
-        return _in_order(content)
+        return _parse_steps(content)
 
 
-def _as_text(line: Mapping[str, Any]) -> str:
+def _to_json_line(line: Mapping[str, Any]) -> str:
     return json.dumps(line) + "\n"
 
 
-def _with_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list[Step]:
+def _add_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list[Step]:
     """Return the lines that change if the last one gets a further result; see `add_evaluation`."""
-    moving, changed = dict(metrics), []
+    moving_metrics, changed_lines = dict(metrics), []
     last = dict(steps[-1])
-    if failed := moving.pop(FAILED, 0):
-        last[FAILED] = (last.get(FAILED) or 0) + failed
+    if failed := moving_metrics.pop(FAILED_KEY, 0):
+        last[FAILED_KEY] = (last.get(FAILED_KEY) or 0) + failed
     for line in (last, *reversed(steps[:-1])):
-        present = {key: line[key] for key in line if is_evaluation_key(key) and key != FAILED}
-        if present.keys().isdisjoint(moving):
-            changed.append({**line, **moving})
-            return changed[::-1]
-        if len(changed) == len(steps) - 1 > 0 and _is_of_step_0(present):
+        present_metrics = {key: line[key] for key in line if is_evaluation_key(key) and key != FAILED_KEY}
+        if present_metrics.keys().isdisjoint(moving_metrics):
+            changed_lines.append({**line, **moving_metrics})
+            return changed_lines[::-1]
+        if len(changed_lines) == len(steps) - 1 > 0 and _is_of_step_0(present_metrics):
             break
-        changed.append({**{key: line[key] for key in line if key not in present}, **moving})
-        moving = present
-    log.warning("no line of the metrics is left for the evaluation %s", json.dumps(moving))
-    return changed[::-1]
+        changed_lines.append({**{key: line[key] for key in line if key not in present_metrics}, **moving_metrics})
+        moving_metrics = present_metrics
+    log.warning("no line of the metrics is left for the evaluation %s", json.dumps(moving_metrics))
+    return changed_lines[::-1]
 
 
 def _is_of_step_0(evaluation: Mapping[str, Any]) -> bool:
     return any(value == 0 for key, value in evaluation.items() if key.endswith("eval/step"))
 
 
-def _in_order(content: bytes) -> list[Step]:
+def _parse_steps(content: bytes) -> list[Step]:
     steps: list[Step] = []
     for line in parse_json_lines(content):
-        one = _step(line)
-        if one is None:
+        step = _parse_step(line)
+        if step is None:
             continue
-        while steps and steps[-1]["step"] >= one["step"]:
+        while steps and steps[-1]["step"] >= step["step"]:
             steps.pop()
-        steps.append(one)
+        steps.append(step)
     return steps
 
 
-def _step(line: JsonObject) -> Step | None:
+def _parse_step(line: JsonObject) -> Step | None:
     """Return the step and the numbers of a line, or None if it has no step. A value that is not a finite number, such as a
     diverged loss, becomes None."""
     if type(line.get("step")) is not int or not is_score(line["step"]):
@@ -164,14 +164,14 @@ def _step(line: JsonObject) -> Step | None:
     return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in line.items()}
 
 
-def history(steps: list[Step], samples: int = 10) -> list[Step]:
+def sample_history(steps: list[Step], max_steps: int = 10) -> list[Step]:
     """Return at most `samples` steps, evenly spread, first and last among them."""
-    if len(steps) <= samples:
+    if len(steps) <= max_steps:
         return steps
-    return [steps[round(index * (len(steps) - 1) / (samples - 1))] for index in range(samples)]
+    return [steps[round(index * (len(steps) - 1) / (max_steps - 1))] for index in range(max_steps)]
 
 
-def key_metrics(step: Step) -> Step:
+def select_key_metrics(step: Step) -> Step:
     """Return the step with its time and the metrics that a report shows."""
     return {name: step[name] for name in ("step", "time", *KEY_METRICS) if name in step}
 
@@ -189,8 +189,8 @@ class WandbSink:
         self._folder = folder
         self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
         self._queue: list[tuple[int, dict[str, float]] | None] = []
-        self._wake = threading.Condition()
-        self._ended = False
+        self._queue_condition = threading.Condition()
+        self._is_closed = False
         """Whether the thread takes nothing more from the queue."""
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
         self._thread.start()
@@ -205,49 +205,49 @@ class WandbSink:
         self._thread.join(timeout_s)
 
     def _put(self, item: tuple[int, dict[str, float]] | None) -> None:
-        with self._wake:
-            if not self._ended:
+        with self._queue_condition:
+            if not self._is_closed:
                 self._queue.append(item)
-                self._wake.notify()
+                self._queue_condition.notify()
 
     def _run(self) -> None:
         try:
-            run = self._begin()
+            run = self._start_run()
             self.url = getattr(run, "url", None)
             run.define_metric("eval/*", step_metric="eval/step")  # a result is that of the weights it was made with
-            while (item := self._next()) is not None:
+            while (item := self._take_item()) is not None:
                 run.log(item[1], step=item[0])
             run.finish()
         except Exception as error:  # W&B is a copy; metrics.jsonl is the record
             self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
             log.warning(self.error)
         finally:
-            with self._wake:
-                self._ended = True
+            with self._queue_condition:
+                self._is_closed = True
                 self._queue.clear()
 
-    def _begin(self) -> Any:
+    def _start_run(self) -> Any:
         """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile wait in the queue."""
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-        about: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
+        run_options: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
         # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed try online.
-        same: dict[str, Any] = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
+        resume_options: dict[str, Any] = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
         try:
-            return wandb.init(mode=mode, settings=_quiet(), **same, **about)
+            return wandb.init(mode=mode, settings=_make_quiet_settings(), **resume_options, **run_options)
         except wandb.errors.Error as error:  # no answer, or a key that it does not know
             self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
             log.warning(self.error)
-            return wandb.init(mode="offline", settings=_quiet(), **about)
+            return wandb.init(mode="offline", settings=_make_quiet_settings(), **run_options)
 
-    def _next(self) -> tuple[int, dict[str, float]] | None:
-        with self._wake:
-            self._wake.wait_for(lambda: bool(self._queue))
+    def _take_item(self) -> tuple[int, dict[str, float]] | None:
+        with self._queue_condition:
+            self._queue_condition.wait_for(lambda: bool(self._queue))
             return self._queue.pop(0)
 
 
-def _quiet() -> Any:
+def _make_quiet_settings() -> Any:
     """Settings of W&B for one call: it writes what it has chosen into them."""
     import wandb
 

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.errors import CheckpointError, MissingDependencyError
 from lachesis.base.tolerance import FLOAT32_TOLERANCE, Tolerance
 
-CHANCE = 1.25
+MAX_RATIO_TO_BASE = 1.25
 """The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
 little, the rounding of the server decides which of them is nearer."""
-NEARER = 0.5
+MAX_RATIO_VERIFIED = 0.5
 """Weights whose mean difference is at most this share of that of the base model can be told from
 it. Farther away, there may be nothing but rounding, or an adapter of a much earlier step."""
 
@@ -79,23 +79,23 @@ def check_adapter(
         ) from error
     try:
         base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
-        revision = _revision(base_model, base.config)
-        _untie(base)
+        revision = _read_revision(base_model, base.config)
+        _untie_embeddings(base)
         model = PeftModel.from_pretrained(base, str(adapter)).eval()
         with model.disable_adapter():
-            base_mean = float(_differences(model, texts).mean())
-        found = _judge(_differences(model, texts), texts, base_mean, tolerance)
+            base_mean = float(_compute_differences(model, texts).mean())
+        adapter_parity = _build_parity(_compute_differences(model, texts), texts, base_mean, tolerance)
         if merged is None:
-            return found, None, revision
+            return adapter_parity, None, revision
         model.merge_and_unload().save_pretrained(merged)
         AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
-        whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-        return found, _judge(_differences(whole, texts), texts, base_mean, tolerance), revision
+        merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+        return adapter_parity, _build_parity(_compute_differences(merged_model, texts), texts, base_mean, tolerance), revision
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the weights in {adapter} cannot be loaded on {base_model}: {error}") from error
 
 
-def _untie(model: Any) -> None:
+def _untie_embeddings(model: Any) -> None:
     """An adapter of the output layer must not reach the embedding, which may be the same tensor."""
     import torch
 
@@ -106,7 +106,7 @@ def _untie(model: Any) -> None:
         model.config.tie_word_embeddings = False
 
 
-def _differences(model: Any, texts: Texts) -> Any:
+def _compute_differences(model: Any, texts: Texts) -> Any:
     """Return the absolute differences of all texts' log-probabilities, as one tensor."""
     import torch
 
@@ -119,7 +119,7 @@ def _differences(model: Any, texts: Texts) -> Any:
     return torch.cat(differences)
 
 
-def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
+def _build_parity(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
     largest, mean = float(differences.max()), float(differences.mean())
     return Parity(
         texts=len(texts),
@@ -129,11 +129,11 @@ def _judge(differences: Any, texts: Texts, base_mean: float, tolerance: Toleranc
         base_mean=base_mean,
         measure=tolerance.measure,
         limit=tolerance.limit,
-        verified=judge(largest, mean, base_mean, tolerance),
+        verified=judge_weights(largest, mean, base_mean, tolerance),
     )
 
 
-def judge(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -> bool | None:
+def judge_weights(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -> bool | None:
     """Return whether weights are the trained ones, or None where that cannot be told.
 
     Training often moves log-probabilities by less than the limit, so that the base model is within
@@ -146,21 +146,21 @@ def judge(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -
         tolerance: Which difference has to be within which limit.
     """
     if tolerance.measure == "largest":
-        within = largest <= tolerance.limit
+        is_within_limit = largest <= tolerance.limit
     else:
-        within = mean <= tolerance.limit and mean <= CHANCE * base_mean + FLOAT32_TOLERANCE.limit
-    if not within:
+        is_within_limit = mean <= tolerance.limit and mean <= MAX_RATIO_TO_BASE * base_mean + FLOAT32_TOLERANCE.limit
+    if not is_within_limit:
         return False
-    return True if mean <= NEARER * base_mean else None
+    return True if mean <= MAX_RATIO_VERIFIED * base_mean else None
 
 
-def _revision(name: str, config: Any) -> str:
+def _read_revision(name: str, config: Any) -> str:
     """The commit on the Hub, or for a folder the SHA-256 of its weights."""
     commit = getattr(config, "_commit_hash", None)
     if commit:
         return str(commit)
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(Path(name).expanduser().glob("*.safetensors")):
         with file.open("rb") as stream:
-            whole.update(hashlib.file_digest(stream, "sha256").digest())
-    return f"sha256:{whole.hexdigest()}"
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256:{digest.hexdigest()}"

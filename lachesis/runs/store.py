@@ -24,8 +24,8 @@ from lachesis.base.errors import RunStateError, StorageError, UnknownRunError, s
 from lachesis.base.files import open_owner_only, storage_errors, write_private
 from lachesis.base.host_clock import ClockReading, is_same_boot, read_clocks
 
-Status = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
-ENDED: frozenset[str] = frozenset({"stopped", "completed", "failed"})
+RunStatusName = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
+END_STATUSES: frozenset[str] = frozenset({"stopped", "completed", "failed"})
 
 LOCK_S = 10.0
 """A record is written in milliseconds; who holds it longer has been stopped."""
@@ -41,16 +41,16 @@ class ServiceRecord(BaseModel):
     state: str = "pending"
 
 
-def _iso(text: str) -> str:
+def _require_time_zone(text: str) -> str:
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError("a time without its zone")
     return text
 
 
-Time = Annotated[str, AfterValidator(_iso)]
+IsoTime = Annotated[str, AfterValidator(_require_time_zone)]
 
 
-class Code(BaseModel):
+class AdditionalEnvironment(BaseModel):
     """An environment beside the run's first one."""
 
     environment_file: str
@@ -72,14 +72,14 @@ class RunRecord(BaseModel):
     seed: int
     fingerprint: str = ""
     """Of the environment's code at the start; see `lachesis.catalog.fingerprint`."""
-    mixture: dict[str, Code] = {}
+    mixture: dict[str, AdditionalEnvironment] = {}
     """The run's further environments, by name."""
     forecast: dict[str, Any] | None = None
     """What a validation of the same code expected of this run."""
     require_validation: bool = False
     forked_from: str | None = None
     """RUN@STEP of the checkpoint that it has begun from."""
-    status: Status = "pending"
+    status: RunStatusName = "pending"
     phase: str = "queued"
     error: str | None = None
     stop_reason: str | None = None
@@ -91,14 +91,14 @@ class RunRecord(BaseModel):
     """The process whose death ended the run."""
     health: dict[str, Any] | None = None
     """What the monitor said of it last; None before it has looked."""
-    created_at: Time = Field(default_factory=lambda: now())
-    queued_at: Time = Field(default_factory=lambda: now())
+    created_at: IsoTime = Field(default_factory=lambda: now_iso())
+    queued_at: IsoTime = Field(default_factory=lambda: now_iso())
     """When it was submitted last; a resumed run stands at the end of the queue."""
-    started_at: Time | None = None
+    started_at: IsoTime | None = None
     earlier_hours: float = 0.0
     """Hours that attempts before this one took."""
-    healthy_at: Time | None = None
-    ended_at: Time | None = None
+    healthy_at: IsoTime | None = None
+    ended_at: IsoTime | None = None
     began_s: float | None = None
     """The host's monotonic clock when this attempt began; who sets the time does not move it."""
     boot: str | None = None
@@ -123,19 +123,19 @@ class RunRecord(BaseModel):
     """Held-out metrics of the environment, before and after training."""
 
     @property
-    def ended(self) -> bool:
-        return self.status in ENDED
+    def has_ended(self) -> bool:
+        return self.status in END_STATUSES
 
     @property
-    def attempt_since(self) -> float:
+    def attempt_start_unix_s(self) -> float:
         """When this attempt began, or while it waits when it was queued, in seconds since 1970."""
-        return seconds_of(self.started_at or self.queued_at)
+        return iso_to_unix_s(self.started_at or self.queued_at)
 
     @property
     def learning(self) -> str:
         """The word of the last judgement of learning; without one `too early`, or `unknown` once the run has ended."""
         word = (self.health or {}).get("word")
-        return str(word) if word else "unknown" if self.ended else "too early"
+        return str(word) if word else "unknown" if self.has_ended else "too early"
 
     @property
     def evidence(self) -> str | None:
@@ -146,7 +146,7 @@ class RunRecord(BaseModel):
     @property
     def environment_files(self) -> dict[str, str]:
         """Of all environments of the run, by name, the first one first."""
-        return {self.environment: self.environment_file, **{name: one.environment_file for name, one in self.mixture.items()}}
+        return {self.environment: self.environment_file, **{name: environment.environment_file for name, environment in self.mixture.items()}}
 
 
 class RunDir:
@@ -166,37 +166,37 @@ class RunDir:
         self.rollouts = self.path / "rollouts.jsonl"
         self.lock = self.path / ".alive"
         """Locked while a flow or a service of the run lives."""
-        self.hurry = self.path / ".now"
+        self.stop_now_file = self.path / ".now"
         """While it is there, processes of the run that shall end are given no time to do so."""
-        self.session = self.path / "session.json"
+        self.tinker_session = self.path / "session.json"
         """The Tinker session of the run, while it is open at a server of somebody else."""
         self.spent = self.path / "spent.json"
         """Tokens and money of the run until its trainer ended; the last line of the metrics is older."""
 
-    def tally_of(self, service: str) -> Path:
+    def get_counters_file(self, service: str) -> Path:
         """What the process of an environment counts about itself; see `lachesis.env_process.counters`."""
         return self.path / f"{service}.json"
 
-    def cursor_of(self, service: str) -> Path:
+    def get_position_file(self, service: str) -> Path:
         """Where an environment stands in its items; see `lachesis.env_process.position`."""
         return self.path / f"cursor{service.removeprefix('environment')}.txt"
 
     @property
-    def tallies(self) -> list[Path]:
+    def counters_files(self) -> list[Path]:
         """Of all environments of the run that have begun to count."""
         return sorted(self.path.glob("environment*.json"))
 
-    def log(self, service: str) -> Path:
-        return self.logs / f"{short_name(service)}_{self.path.name}.log"
+    def get_log_file(self, service: str) -> Path:
+        return self.logs / f"{shorten_service_name(service)}_{self.path.name}.log"
 
     @contextlib.contextmanager
-    def living(self, timeout_s: float = 60.0) -> Iterator[int]:
+    def hold_alive_lock(self, timeout_s: float = 60.0) -> Iterator[int]:
         """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
         flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         with storage_errors(self.path), open(self.lock, "w", opener=open_owner_only) as lock:
             while not _try_lock(lock):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
                 time.sleep(0.2)
             yield lock.fileno()
@@ -229,14 +229,14 @@ class RunStore:
 
     def create(self, record: RunRecord, config_yaml: str = "") -> RunDir:
         """Make the run's folder, its configuration, and last its record. Raises StorageError."""
-        folder = self.dir(record.run_id)
-        with storage_errors(folder.path):
+        run_dir = self.dir(record.run_id)
+        with storage_errors(run_dir.path):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in (folder.path, folder.logs, folder.checkpoints):
+            for path in (run_dir.path, run_dir.logs, run_dir.checkpoints):
                 path.mkdir(mode=0o700, exist_ok=True)
-        write_private(folder.config, config_yaml)
-        write_private(folder.record, record.model_dump_json(indent=2))
-        return folder
+        write_private(run_dir.config, config_yaml)
+        write_private(run_dir.record, record.model_dump_json(indent=2))
+        return run_dir
 
     def discard(self, run_id: str) -> None:
         """Remove a run that was never submitted."""
@@ -245,10 +245,10 @@ class RunStore:
     def load(self, run_id: str) -> RunRecord:
         """Raises UnknownRunError, which names the runs there are."""
         if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not self.dir(run_id).record.is_file():
-            known = [record.run_id for record in self.all()]
-            active = [record.run_id for record in self.all() if not record.ended]
+            run_ids = [record.run_id for record in self.all()]
+            active = [record.run_id for record in self.all() if not record.has_ended]
             raise UnknownRunError(
-                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(known[:10]) or 'none'} (rl_list_runs or "
+                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(run_ids[:10]) or 'none'} (rl_list_runs or "
                 "`lachesis runs` has all)",
                 active_runs=active,
             )
@@ -264,7 +264,7 @@ class RunStore:
     def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:
         """Change these fields of the record and leave the others as another process may have set them meanwhile. With
         `if_attempt` nothing changes when the run is at another attempt by now."""
-        with self._locked(run_id):
+        with self._lock_record(run_id):
             record = self.load(run_id)
             if if_attempt is not None and record.attempt != if_attempt:
                 return record
@@ -272,33 +272,33 @@ class RunStore:
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
-    def end(self, run_id: str, status: Status, error: str | None = None, *, if_attempt: int | None = None) -> RunRecord:
+    def mark_ended(self, run_id: str, status: RunStatusName, error: str | None = None, *, if_attempt: int | None = None) -> RunRecord:
         """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that the flow has written meanwhile
         stays, and so does another attempt than `if_attempt`."""
-        with self._locked(run_id):
+        with self._lock_record(run_id):
             record = self.load(run_id)
-            if record.ended or if_attempt not in (None, record.attempt):
+            if record.has_ended or if_attempt not in (None, record.attempt):
                 return record
-            ended: dict[str, Any] = {"status": status, "phase": status, "error": error, "ended_at": now()}
-            ended |= {"services": exited(record.services), "took_s": self._seen_alive_s(record)}
-            record = record.model_copy(update=ended)
+            end_fields: dict[str, Any] = {"status": status, "phase": status, "error": error, "ended_at": now_iso()}
+            end_fields |= {"services": mark_services_exited(record.services), "took_s": self._estimate_attempt_s(record)}
+            record = record.model_copy(update=end_fields)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
-    def _seen_alive_s(self, record: RunRecord) -> float:
+    def _estimate_attempt_s(self, record: RunRecord) -> float:
         """How long an attempt lived whose end nobody saw: until it wrote last; the host may have been off since."""
-        signs = [0.0]
+        write_times = [0.0]
         for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
             with contextlib.suppress(OSError):
-                signs.append(file.stat().st_mtime)
-        begun = datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
-        return max(0.0, min(lasted_s(record), max(signs) - begun))
+                write_times.append(file.stat().st_mtime)
+        started_at = datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
+        return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
-        with self._locked(run_id):
+        with self._lock_record(run_id):
             record = self.load(run_id)
-            known = record.services.get(name) or ServiceRecord(log=str(self.dir(run_id).log(name)))
-            record.services[name] = known.model_copy(update=changes)
+            service = record.services.get(name) or ServiceRecord(log=str(self.dir(run_id).get_log_file(name)))
+            record.services[name] = service.model_copy(update=changes)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
 
     def all(self) -> list[RunRecord]:
@@ -309,7 +309,7 @@ class RunStore:
         """Every readable run, the newest first, and the names of those whose record cannot be read. Raises StorageError."""
         records, unreadable = [], []
         with storage_errors(self.root):
-            folders = [Path(one) for one in os.scandir(self.root)] if self.root.exists() else []
+            folders = [Path(entry) for entry in os.scandir(self.root)] if self.root.exists() else []
         for folder in folders:
             try:
                 record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
@@ -325,45 +325,45 @@ class RunStore:
         return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 
     @contextlib.contextmanager
-    def _locked(self, run_id: str) -> Iterator[None]:
+    def _lock_record(self, run_id: str) -> Iterator[None]:
         self.load(run_id)
         file = self.dir(run_id).path / ".lock"
         with storage_errors(self.root), open(file, "w", opener=open_owner_only) as lock:
-            until = time.monotonic() + LOCK_S
+            deadline = time.monotonic() + LOCK_S
             while not _try_lock(lock):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise StorageError(f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang")
                 time.sleep(0.01)
             yield
 
 
-def exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
+def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
     """Of a run that has ended; how those ended that nobody saw is not known."""
-    unknown = {"state": "exited (unknown)"}
-    return {name: one if one.state.startswith("exited") else one.model_copy(update=unknown) for name, one in services.items()}
+    unknown_exit = {"state": "exited (unknown)"}
+    return {name: service if service.state.startswith("exited") else service.model_copy(update=unknown_exit) for name, service in services.items()}
 
 
-def _try_lock(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(file: IO[str], operation: int = fcntl.LOCK_EX) -> bool:
     """Take the lock without waiting; return whether it is held now."""
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def short_name(service: str) -> str:
+def shorten_service_name(service: str) -> str:
     """A service's name in file names and in the keys of a status."""
     role, dash, which = service.partition("-")
     return "env" + dash + which if role == "environment" else service
 
 
-def now() -> str:
+def now_iso() -> str:
     """Fine enough that what was made one after the other is in that order when it is sorted by its time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def lasted_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
+def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
     """Return the seconds that the run's attempt has lasted until now, or lasted until its end.
 
     While the run lives they are counted by the monotonic clock, which nobody sets. After the host
@@ -377,7 +377,7 @@ def lasted_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
     """
     if record.took_s is not None or record.started_at is None:
         return record.took_s or 0.0
-    if record.ended:
+    if record.has_ended:
         return max(0.0, seconds_between(record.started_at, record.ended_at))
     clocks = clocks or read_clocks()
     by_calendar = (clocks.now - datetime.fromisoformat(record.started_at)).total_seconds()
@@ -389,12 +389,12 @@ def lasted_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
     return max(0.0, by_calendar)
 
 
-def seconds_of(moment: str) -> float:
+def iso_to_unix_s(moment: str) -> float:
     """Return an ISO time as seconds since 1970."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 def seconds_between(start: str, end: str | None = None) -> float:
     """Seconds from one ISO time to another, or until now."""
-    last = datetime.fromisoformat(end) if end else datetime.now(UTC)
-    return (last - datetime.fromisoformat(start)).total_seconds()
+    end_time = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    return (end_time - datetime.fromisoformat(start)).total_seconds()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lachesis.config.profiles import get_endpoint_key_name
-from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.supervision.health import http_question
 from lachesis.supervision.plan import HOST, PYTHON
 from lachesis.supervision.process import ServiceSpec, free_ports
@@ -46,7 +46,7 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
             "LACHESIS_ENDPOINT_URL": url,
             "LACHESIS_ENDPOINT_KEY": os.environ.get(get_endpoint_key_name(os.environ), ""),
             "LACHESIS_PROXY_TOKEN": token,
-            MARK: mark(output.parent),
+            MARK_VARIABLE: build_mark(output.parent),
         },
         port=port,
         ready=http_question(f"{address}/health"),

@@ -23,7 +23,7 @@ from lachesis.base.tls import get_tls_context
 from lachesis.catalog.requirements import find_interpreter
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.store import RunDir, RunRecord
 from lachesis.supervision.health import http_question
 from lachesis.supervision.process import Question, ServiceSpec, free_ports, role
@@ -82,7 +82,7 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: M
     token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(ports["trainer"])
     services = [_api(config, folder, ports["api"]), _trainer(record, config, folder, ports, token, resume=resume is not None)]
     if record.profile == "embedded":
-        engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.log("engine"))
+        engine = _engine(config, ports["engine"], token, record.seed, store=folder.engine, log=folder.get_log_file("engine"))
         services.insert(0, engine)
     evaluations = {}
     trainer_url = f"http://{HOST}:{ports['trainer']}"
@@ -96,7 +96,7 @@ def make_plan(record: RunRecord, folder: RunDir, config: RunConfig, *, resume: M
                 files[file] = one.evaluation_yaml(which, url)
     clients = ("trainer", "environment", "evaluate")
     services, ended = (
-        [_with(spec, {MARK: mark(folder.path), **(client if role(spec.name) in clients else {})}) for spec in specs]
+        [_with(spec, {MARK_VARIABLE: build_mark(folder.path), **(client if role(spec.name) in clients else {})}) for spec in specs]
         for specs in (services, evaluations.values())
     )
     return Plan(config, services, dict(zip(evaluations, ended, strict=True)), trainer_url, files)
@@ -121,7 +121,7 @@ def make_base_server(config: RunConfig, folder: Path, seed: int = 0) -> Plan:
     token, client = f"tml-{secrets.token_urlsafe(24)}", _inference_client(port)
     file = folder / "server.yaml"
     engine = _engine(config, engine_port, token, seed, store=folder / "engine", log=folder / "engine.log")
-    own = {MARK: mark(folder.parent)}
+    own = {MARK_VARIABLE: build_mark(folder.parent)}
     server = ServiceSpec(
         "inference",
         [*PYTHON, "lachesis.trainer", "--config", str(file), "--base-only"],
@@ -169,7 +169,7 @@ def _api(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
     return ServiceSpec(
         "api",
         [*PYTHON, "lachesis.rollout_api.app", "--port", str(port), *batches, *sharing],
-        log=folder.log("api"),
+        log=folder.get_log_file("api"),
         cwd=folder.path,
         port=port,
         ready=http_question(f"http://{HOST}:{port}/"),
@@ -189,7 +189,7 @@ def _trainer(
     return ServiceSpec(
         "trainer",
         [*PYTHON, "lachesis.trainer", "--config", str(folder.config), *flags],
-        log=folder.log("trainer"),
+        log=folder.get_log_file("trainer"),
         cwd=folder.path,
         env=env,
         port=ports["trainer"],
@@ -228,14 +228,14 @@ class _Environment:
         env = self.config.env
         signed = {"LACHESIS_ENVIRONMENT": self.name} if self.mixed else {}
         place = {
-            "LACHESIS_TALLY": str(self.folder.tally_of(self.service)),
-            "LACHESIS_CURSOR": str(self.folder.cursor_of(self.service)),
+            "LACHESIS_TALLY": str(self.folder.get_counters_file(self.service)),
+            "LACHESIS_CURSOR": str(self.folder.get_position_file(self.service)),
             "LACHESIS_CURSOR_GROUPS": str(groups),
         }
         return ServiceSpec(
             self.service,
             [*_python(self.file), "lachesis.env_process", "run", self.file, "serve", "--config", str(self.config_file)],
-            log=self.folder.log(self.service),
+            log=self.folder.get_log_file(self.service),
             cwd=self.folder.path,
             env={**_data_hub(self.config), **_wandb(env.use_wandb), **read_passed_variables(), **place, **signed},
             ready=_registered(env.rollout_server_url, self.number),
@@ -286,7 +286,7 @@ def make_probe(
             **read_passed_variables(),
             **_wandb_of_test(asked["use_wandb"]),
             **client,
-            MARK: mark(output.parent),
+            MARK_VARIABLE: build_mark(output.parent),
         },
         timeout_s=timeout_s,
     )
@@ -304,7 +304,7 @@ def make_check(file: str, class_name: str, config: RunConfig, folder: Path, out:
         [*_python(file), "lachesis.env_process", "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
-        env={**_data_hub(config), **read_passed_variables(), **_wandb_of_test(False), MARK: mark(folder)},
+        env={**_data_hub(config), **read_passed_variables(), **_wandb_of_test(False), MARK_VARIABLE: build_mark(folder)},
     )
     return check, {config_file: run_config.dump_yaml(values)}
 

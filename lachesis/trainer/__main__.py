@@ -137,7 +137,7 @@ async def _train(
     from lachesis.trainer.rollout_client import Atropos
 
     checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.to_resume() if args.resume else None
+    newest = checkpoints.find_resumable() if args.resume else None
     state = inference_server.TrainerState(step=newest.step if newest else 0)
     if newest:
         log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
@@ -148,7 +148,7 @@ async def _train(
     status: Literal["success", "errored"] = "errored"
     try:
         if config.profile != "embedded":  # that engine ends with the run
-            policy.note_session(place.session)
+            policy.note_session(place.tinker_session)
         await policy.publish()
         keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
         state.groups, state.mixture = keeper.groups, dict(keeper.mixture)

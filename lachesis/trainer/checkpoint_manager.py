@@ -14,9 +14,9 @@ import tinker
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import StorageError
-from lachesis.runs.checkpoints import Checkpoints, HeldOut, Manifest, Probe, Reference
+from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, Probe, ReferenceLoss
 from lachesis.runs.held_out import HeldOutPoint
-from lachesis.runs.store import now
+from lachesis.runs.store import now_iso
 from lachesis.trainer.batch import environment_of
 from lachesis.trainer.policy import Policy
 
@@ -61,9 +61,9 @@ class Keeper:
         if newest and newest.reference and not self._texts:
             self._texts = [newest.reference.tokens]
         self._rewards: list[float] = []
-        self._saved = sorted(one.step for one in checkpoints.all())
+        self._saved = sorted(one.step for one in checkpoints.list_intact())
         """Steps of checkpoints, also of those that are gone."""
-        self._held_out: HeldOut | None = None
+        self._held_out: HeldOutResult | None = None
         """The newest held-out result since the last checkpoint."""
         self.evaluated_step: Callable[[], int | None] = lambda: None
         """Gives the step whose evaluation is under way, or whose result was not noted yet."""
@@ -85,7 +85,7 @@ class Keeper:
         It belongs to the checkpoint of the evaluated step or, if there is none, to the first one after it. The
         result of step 0 says nothing about a later checkpoint.
         """
-        held_out = HeldOut(percent_correct=point.percent_correct, items=point.items or 0, step=point.step)
+        held_out = HeldOutResult(percent_correct=point.percent_correct, items=point.items or 0, step=point.step)
         later = [step for step in self._saved if step >= point.step]
         if point.step == 0 and later[:1] != [0]:
             return
@@ -130,7 +130,7 @@ class Keeper:
             raise
         self.step, self._rewards, self._held_out = step, [], None
         self._saved = sorted({*self._saved, step})
-        for old in self.checkpoints.superseded(self.keep, spare=self._checkpoint_under_evaluation()):
+        for old in self.checkpoints.find_superseded(self.keep, spared_step=self._checkpoint_under_evaluation()):
             await self._remove(old)
 
     async def receipt(self, manifest: Manifest) -> Receipt:
@@ -139,7 +139,7 @@ class Keeper:
         change = now_.loss - known.loss if known and now_ else None
         if change is not None and abs(change) > SAME:
             log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", change)
-        found = Receipt(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=change, at=now())
+        found = Receipt(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=change, at=now_iso())
         log.info("resumed: %s", found.model_dump_json())
         return found
 
@@ -161,9 +161,9 @@ class Keeper:
         ]
 
     async def _remove(self, manifest: Manifest) -> None:
-        self.checkpoints.remove(manifest)
+        self.checkpoints.remove_manifest(manifest)
         await self.policy.discard((manifest.state, manifest.sampler_weights), ASK_S)
 
 
-def _reference(probes: list[Probe]) -> Reference | None:
-    return Reference(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs))) if probes else None
+def _reference(probes: list[Probe]) -> ReferenceLoss | None:
+    return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs))) if probes else None

@@ -23,7 +23,7 @@ import tinker
 from lachesis.base.files import storage_errors
 from lachesis.base.numbers import is_score
 from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
-from lachesis.runs.store import now
+from lachesis.runs.store import now_iso
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ class Evaluations:
         log.warning("the evaluation of step %d failed: %s; training goes on", step, reason)
         if self.failures is None:
             return
-        line = {"step": step, "environment": environment, "reason": reason[:1000], "at": now()}
+        line = {"step": step, "environment": environment, "reason": reason[:1000], "at": now_iso()}
         try:
             with storage_errors(self.failures):
                 self.failures.parent.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from lachesis.base import http_errors
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
-from lachesis.runs.budgets import Spent, exceeded
+from lachesis.runs.budgets import BudgetUsage, find_exceeded_budget
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 from lachesis.trainer.evaluations import Evaluations
 from lachesis.trainer.policy import Policy
@@ -74,7 +74,7 @@ class TrainerState:
     def over_budget(self, limits: LimitsSection) -> str | None:
         """The budget of tokens or money that is used up, in words."""
         known = self.spent()
-        return exceeded(limits, Spent(hours=0, **known)) if known else None
+        return find_exceeded_budget(limits, BudgetUsage(hours=0, **known)) if known else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.base.files import write_private
 from lachesis.config.prices import Prices, TokenCounts
-from lachesis.runs.budgets import KINDS, kept
+from lachesis.runs.budgets import TOKEN_KINDS, read_spent_file
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
@@ -44,8 +44,8 @@ class Ledger:
     def __init__(self, folder: RunDir, prices: Prices | None) -> None:
         self.prices, self._file, self._folder = prices, folder.spent, folder
         last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
-        before = kept(self._file)
-        self.total = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in KINDS})
+        before = read_spent_file(self._file)
+        self.total = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in TOKEN_KINDS})
         self.cost = max(float(last.get("cost/total") or 0.0), float(before.get("cost") or 0.0))
         self._seen = TokenCounts()
         self._completions = self._truncated = 0
@@ -56,9 +56,9 @@ class Ledger:
         now = usage.tokens()
         new = self._new(now)
         self._seen = now
-        self.total = TokenCounts(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS})
-        found = {f"tokens/{kind}": getattr(new, kind) for kind in KINDS}
-        found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in KINDS}
+        self.total = TokenCounts(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in TOKEN_KINDS})
+        found = {f"tokens/{kind}": getattr(new, kind) for kind in TOKEN_KINDS}
+        found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in TOKEN_KINDS}
         if seconds > 0:
             found |= {f"tokens_per_second/{kind}": round(getattr(new, kind) / seconds, 1) for kind in ("sampled", "trained")}
         if usage.completions > self._completions:
@@ -81,11 +81,11 @@ class Ledger:
     def keep(self, usage: Usage) -> None:
         """Write what was spent until now, for the next attempt. Raises StorageError."""
         new = self._new(usage.tokens())
-        total = {kind: getattr(self.total, kind) + getattr(new, kind) for kind in KINDS}
+        total = {kind: getattr(self.total, kind) + getattr(new, kind) for kind in TOKEN_KINDS}
         write_private(self._file, json.dumps({**total, "cost": self.spent(usage)["cost_usd"]}))
 
     def _new(self, now: TokenCounts) -> TokenCounts:
-        return TokenCounts(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in KINDS})
+        return TokenCounts(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in TOKEN_KINDS})
 
     def _environments(self) -> dict[str, float]:
         before, self._counted = self._counted, self._tallies()
@@ -99,4 +99,4 @@ class Ledger:
         return found
 
     def _tallies(self) -> dict[Path, dict[str, Any]]:
-        return {file: counted for file in self._folder.tallies if (counted := read_counts(file)) is not None}
+        return {file: counted for file in self._folder.counters_files if (counted := read_counts(file)) is not None}

@@ -24,8 +24,8 @@ from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.base.numbers import is_score
 from lachesis.config.run_config import RunConfig, dump_yaml
-from lachesis.runs.held_out import with_interval
-from lachesis.runs.store import RunDir, now
+from lachesis.runs.held_out import compute_interval
+from lachesis.runs.store import RunDir, now_iso
 from lachesis.validation.forecast import Forecast, Planned, Rollouts
 from lachesis.validation.verdict import Seen, Verdict
 from lachesis.validation.verdict import best as best_word
@@ -87,7 +87,7 @@ class InferenceTest(BaseModel):
     stages: list[Stage] = []
     status: Literal["pending", "running", "completed", "failed"] = "pending"
     error: str | None = None
-    created_at: str = Field(default_factory=now)
+    created_at: str = Field(default_factory=now_iso)
     ended_at: str | None = None
     result: Json | None = None
 
@@ -180,7 +180,7 @@ class InferenceTests:
         fresh = self.load(test_id)
         if fresh.ended:
             return fresh
-        failed = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now()})
+        failed = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now_iso()})
         self.save(failed)
         return failed
 
@@ -324,7 +324,7 @@ def _interval(successes: float, steps: list[Json]) -> Json | None:
     Answers to one item are not independent, so the number of groups counts.
     """
     answered = [step for step in steps if step["completions"]]
-    return with_interval(successes / len(answered), len(answered)) if answered else None
+    return compute_interval(successes / len(answered), len(answered)) if answered else None
 
 
 def _prompt(line: Json) -> Json:

@@ -179,7 +179,7 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_r
     desk = Desk("test")
     desk.select("arithmetic")
     folder = desk.service.store.dir(run.run_id)
-    folder.log("trainer").write_text("one\ntwo\n")
+    folder.get_log_file("trainer").write_text("one\ntwo\n")
     folder.config.write_text("env: {}\n")
     async with connected() as client:
         uris = [one.uri for one in (await client.list_resources()).resources]

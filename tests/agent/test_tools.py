@@ -239,7 +239,7 @@ def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
     assert limited["message"]
     assert limited["metrics"]["reward_mean"] == 0.25, "the last report is still there"
     desk.service.store.update(run.run_id, status="failed", error="trainer exited with code 1", failed_service="trainer")
-    desk.service.store.dir(run.run_id).log("trainer").write_text("Traceback\nboom\n")
+    desk.service.store.dir(run.run_id).get_log_file("trainer").write_text("Traceback\nboom\n")
     ended = ask("rl_check_status", run_id=run.run_id)
     assert "rate_limited" not in ended
     assert ended["status"] == "failed"

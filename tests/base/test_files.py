@@ -26,12 +26,12 @@ def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     """The umask belongs to the whole process: who changes it for a moment changes it for every thread."""
     store = RunStore(tmp_path / "home")
     save(fork.Checkpoints(make(store, RUN).checkpoints), 4)
-    origin = fork.find(store, RUN)
+    origin = fork.find_source(store, RUN)
     before = os.umask(0o022)
     try:
         folders = [store.dir(f"{number:08x}") for number in range(40)]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(origin.plant, folders))
+            list(pool.map(origin.copy_into, folders))
         after = os.umask(0o022)
         beside = tmp_path / "beside"
         beside.touch()

@@ -28,7 +28,7 @@ def test_two_environments_train_one_model(
     wait_until(lambda: len(steps(served_home, run_id)) >= 3, 150, "three steps")
     assert cli("status", run_id)["processes"]["env-reverse_text"] == "running"
     assert cli("stop", run_id)["status"] == "stopped"
-    newest = Checkpoints(served_home / "runs" / run_id / "checkpoints").newest()
+    newest = Checkpoints(served_home / "runs" / run_id / "checkpoints").find_newest()
     assert newest is not None
     assert newest.mixture == {"calm": 2 * newest.step, "reverse_text": newest.step}
 

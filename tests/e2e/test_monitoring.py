@@ -22,7 +22,7 @@ import pytest
 from flows.monitor import prune
 from lachesis.monitor.learning import judge
 from lachesis.monitor.tick import Monitor
-from lachesis.runs.store import RunStore, now
+from lachesis.runs.store import RunStore, now_iso
 from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -211,7 +211,7 @@ def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(run: str, ser
     """It is stopped by a signal, so that it accepts and does not answer; a tick still judges, and the next one publishes."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        before, at = len(steps(served_home, run)), now()
+        before, at = len(steps(served_home, run)), now_iso()
         (seen,) = [one for one in Monitor(RunStore(served_home)).tick() if one.record.run_id == run]
         assert seen.record.status == "running"
         assert record(served_home, run)["health"]["at"] >= at

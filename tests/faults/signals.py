@@ -103,7 +103,7 @@ def _in_record(run: Run, service: str) -> Callable[[], bool]:
         record = run.record
         one = record.services.get(service)
         restarted = record.phase == f"restarting {service}"
-        return restarted or record.ended or (one is not None and one.state.startswith("exited"))
+        return restarted or record.has_ended or (one is not None and one.state.startswith("exited"))
 
     return shown
 

@@ -52,7 +52,7 @@ def test_the_disk_fills_up_while_it_trains(world: World, disk: Path, row: Row, w
     world.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
     before = run.kept()
     filler = fill(disk, leave=leave)
-    seen = world.wait(lambda: (one := run.seen()).ended and one, 120, "the end of the run", 0.2)
+    seen = world.wait(lambda: (one := run.seen()).has_ended and one, 120, "the end of the run", 0.2)
     assert seen.status == "failed"
     run.gone()
     filler.unlink()
@@ -76,7 +76,7 @@ def test_the_disk_is_full_when_the_record_is_written(world: World, disk: Path, r
     run = world.start()
     run.reach("starting")
     filler = fill(disk)
-    seen = world.wait(lambda: (one := run.seen()).ended and one, 150, "the end of the run", 0.2)
+    seen = world.wait(lambda: (one := run.seen()).has_ended and one, 150, "the end of the run", 0.2)
     assert seen.status == "failed"
     run.gone()
     filler.unlink()

@@ -17,8 +17,8 @@ import pytest
 from lachesis.base.errors import LachesisError
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.invalid_groups import BATCHES
-from lachesis.runs.store import now
+from lachesis.runs.invalid_groups import NUM_DEAD_BATCHES
+from lachesis.runs.store import now_iso
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
 
@@ -89,7 +89,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     kept = run.kept()
     ended = lambda: (PrefectApi().flow_run(flow_run_id or "") or {})["state"]["type"] == "FAILED"  # noqa: E731
     world.wait(ended, 30, "the end of the flow run, which comes after the run's")
-    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now()}}
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now_iso()}}
     again = {"state": state, "force": True}
     httpx.post(f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False).raise_for_status()
     world.wait(lambda: run.record.attempt > attempt and run.record.resumed, 120, "the resume")
@@ -140,13 +140,13 @@ def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
     world.wait(lambda: run.kept() >= 2 * INTERVAL, 120, "two checkpoints")
     world.strike(run.pid("trainer"), signal.SIGKILL)
     run.ended()
-    newest = run.checkpoints().newest()
+    newest = run.checkpoints().find_newest()
     assert newest is not None
     file = run.dir.path / next(name for name in newest.files if name.endswith(".safetensors"))
     os.truncate(file, 100)
     assert 0 < run.kept() < newest.step
     run.resume()
-    assert "is damaged and passed over" in run.dir.log("trainer").read_text()
+    assert "is damaged and passed over" in run.dir.get_log_file("trainer").read_text()
     world.current = run
     row(
         fault="checkpoint cut off",
@@ -225,9 +225,9 @@ def test_a_verifier_that_always_raises_ends_the_run(world: World, row: Row) -> N
     assert (record.status, record.attempt) == ("failed", 1)
     assert "of steady were invalid, most often by: KeyError at steady.py:" in (record.error or "")
     assert f"`lachesis env check {record.environment_file}`" in (record.error or "")
-    assert str(run.dir.log("environment")) in (record.error or "")
+    assert str(run.dir.get_log_file("environment")) in (record.error or "")
     groups = int((record.error or "").split()[4])
-    assert groups >= BATCHES * EDITS["batch_size"] // EDITS["group_size"]
+    assert groups >= NUM_DEAD_BATCHES * EDITS["batch_size"] // EDITS["group_size"]
     assert not run.steps()
     Monitor(world.store).tick()
     assert run.seen().status == "failed"

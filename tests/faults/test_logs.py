@@ -18,7 +18,7 @@ def test_a_log_without_end(world: World, row: Row) -> None:
     """Ten gigabytes in one go."""
     run = world.start(mode="prints", gigabytes=10.0)
     run.reach("running")
-    log = run.dir.log("environment")
+    log = run.dir.get_log_file("environment")
     world.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
     world.wait(lambda: not _grows(log), 600, "the end of the flood", 1)
     size = sum(file.stat().st_size for file in run.dir.logs.iterdir())

@@ -131,7 +131,7 @@ class World:
 
     def fix(self) -> list[str]:
         """What `lachesis doctor --fix` does."""
-        return [one.end() for one in cleanup.find(self.store)]
+        return [one.clean_up() for one in cleanup.find_all_leftovers(self.store)]
 
     def end_all_runs(self) -> None:
         """All but the current one."""
@@ -178,7 +178,7 @@ class Run:
 
     def kept(self) -> int:
         """The step of the newest whole checkpoint, each of its files verified."""
-        newest = self.checkpoints().to_resume()
+        newest = self.checkpoints().find_resumable()
         return newest.step if newest else 0
 
     def health(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Run:
 
     def ended(self, timeout_s: float = 120) -> RunRecord:
         """Wait for an end, in the record and in the eyes of a user, and for the end of every process."""
-        self.world.wait(lambda: self.seen().ended, timeout_s, "the end of the run", poll_s=0.2)
+        self.world.wait(lambda: self.seen().has_ended, timeout_s, "the end of the run", poll_s=0.2)
         self.gone()
         return self.record
 

@@ -24,7 +24,7 @@ from lachesis.monitor.observe import look_at_files
 from lachesis.monitor.watched import Memory
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Launch, Service
 from lachesis.tiny_model import build
 
@@ -84,7 +84,7 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
     config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
     file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
     values = {"environment": "arithmetic", "environment_file": file, "profile": profile, "base_model": model, "seed": 0}
-    values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now()}
+    values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now_iso()}
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
     store.create(record, config.to_yaml())
     return record
@@ -114,7 +114,7 @@ def require_works(command: str, service: Service) -> None:
     args = parser().parse_args(shlex.split(command)[1:])
     run = getattr(args, "run", None)
     if args.command == "stop":
-        assert not service.get(run).ended, "there must be something to stop"
+        assert not service.get(run).has_ended, "there must be something to stop"
     elif args.command == "logs":
         service.log(run, args.service)
     elif args.command == "report":
@@ -161,7 +161,7 @@ def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> Non
 
 
 def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
-    make(store, status="completed", ended_at=now())
+    make(store, status="completed", ended_at=now_iso())
     write_steps(store, FAULTS["the reward falls"])
     assert "lachesis stop" not in " ".join(advice_of(store)[1])
 
@@ -214,7 +214,7 @@ def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
 @pytest.mark.parametrize("counts", [{"invalid": 640, "errors": {"E: x": 40}}, {"dropped": 640}])
 def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[str, Any]) -> None:
     make(store)
-    store.dir(RUN).tally_of("environment").write_text(json.dumps({"at": time.time(), **counts}))
+    store.dir(RUN).get_counters_file("environment").write_text(json.dumps({"at": time.time(), **counts}))
     _, advice = advice_of(store)
     commands = COMMAND.findall(" ".join(advice))
     assert len(commands) >= 2
@@ -224,7 +224,7 @@ def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[st
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed", "completed"])
 def test_next_steps_work(store: RunStore, status: str) -> None:
-    make(store, status=status, ended_at=None if status == "running" else now())
+    make(store, status=status, ended_at=None if status == "running" else now_iso())
     write_steps(store, {})
     service = Service(store.home)
     answers = (service.status(RUN).payload(), service.results(RUN).payload())

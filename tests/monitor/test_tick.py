@@ -23,9 +23,9 @@ from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
 from lachesis.monitor.watched import load_memory
 from lachesis.orchestration import launcher, resuming
-from lachesis.runs.leftovers import MARK, mark
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now
+from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
 from lachesis.service import Service
 from lachesis.trainer.advantages import learning_rate
 from tests.patience import deadline
@@ -63,7 +63,7 @@ def make(store: RunStore) -> Iterator[Make]:
         ) -> RunRecord:
             config = run_config.resolve_run_config("e", "embedded", {"limits": limits or {}}, model="m")
             values: dict[str, Any] = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m"}
-            values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now()}
+            values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now_iso()}
             values |= {
                 "status": "running",
                 "phase": "training",
@@ -73,7 +73,7 @@ def make(store: RunStore) -> Iterator[Make]:
             record = RunRecord.model_validate({"run_id": run_id, **values, **changes})
             store.create(record, config.to_yaml())
             if alive:
-                held.enter_context(store.dir(run_id).living())
+                held.enter_context(store.dir(run_id).hold_alive_lock())
             return record
 
         yield run
@@ -92,7 +92,7 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 def frozen(store: RunStore, run_id: str) -> None:
     """The environment has stood still for two minutes, with its last beat."""
     about = {"at": time.time() - 120, "group_at": time.time() - 120, "errors": {}}
-    store.dir(run_id).tally_of("environment").write_text(json.dumps(about))
+    store.dir(run_id).get_counters_file("environment").write_text(json.dumps(about))
     process = start([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(19)
     store.update(run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")})
@@ -255,7 +255,7 @@ def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: M
     """400 groups without a usable score and no step."""
     make()
     counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
-    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
     Monitor(store).tick()
     record = store.load("0123abcd")
     assert record.learning == "broken"
@@ -271,13 +271,13 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
     monkeypatch.setattr(Monitor, "_emit", lambda self, seen, what, payload: events.append(what))
     counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
     make(status=status, attempt=2, limits={"on_broken": "stop"})
-    file = store.dir("0123abcd").tally_of("environment")
+    file = store.dir("0123abcd").get_counters_file("environment")
     file.write_text(json.dumps({**counted, "at": time.time() - 60}))
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
     assert (record.learning, record.evidence, events) == ("too early", "0 of at least 5 steps", [])
     assert seen.said == []
-    file = store.dir("0123abcd").tally_of("environment-other")
+    file = store.dir("0123abcd").get_counters_file("environment-other")
     file.write_text(json.dumps({**counted, "at": time.time()}))
     store.update("0123abcd", status="starting")
     Monitor(store).tick()
@@ -320,7 +320,7 @@ def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(store: Run
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "healthy"
     counted = {"at": time.time(), "invalid": 800, "rollouts": 30 * 128, "errors": {"KeyError: 'x'": 50}}
-    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "broken"
     assert "since the last step had no usable score (KeyError: 'x', 50 times)" in str(store.load("0123abcd").evidence)
@@ -330,10 +330,10 @@ def test_rewards_that_never_differ_are_named_before_the_first_step(store: RunSto
     """Row 54: such an environment trained for ever at step 0, healthy."""
     make()
     counted = {"at": time.time(), "dropped": 3 * 128, "rollouts": 3 * 128, "groups": 24}
-    store.dir("0123abcd").tally_of("environment").write_text(json.dumps({**counted, "dropped": 3 * 128 - 1}))
+    store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps({**counted, "dropped": 3 * 128 - 1}))
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "too early"
-    store.dir("0123abcd").tally_of("environment").write_text(json.dumps(counted))
+    store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
     Monitor(store).tick()
     record = store.load("0123abcd")
     assert record.learning == "suspect"
@@ -353,7 +353,7 @@ def test_rewards_that_never_differ_are_named_before_the_first_step(store: RunSto
 def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
     store: RunStore, make: Make, status: str, steps: int, word: str, evidence: str
 ) -> None:
-    make(alive=False, status=status, ended_at=now(), error="the model could not be loaded")
+    make(alive=False, status=status, ended_at=now_iso(), error="the model could not be loaded")
     for step in range(1, steps + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
     answer = Service(store.home).status("0123abcd").payload()
@@ -377,8 +377,8 @@ def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make
 
 def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: Make) -> None:
     """It called every run healthy that had not been judged."""
-    before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now()}
-    make(alive=False, status="failed", ended_at=now(), error="gone", health=before)
+    before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now_iso()}
+    make(alive=False, status="failed", ended_at=now_iso(), error="gone", health=before)
     assert Service(store.home).results("0123abcd").payload()["health"]["word"] == "unknown"
 
 
@@ -407,8 +407,8 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
     folder = store.dir("0123abcd").path
     (folder / ".alive").touch()
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    left = start(command, env={**os.environ, MARK: mark(folder)})
-    stranger = start(command, cwd=folder, env={**os.environ, MARK: f"{folder}:guessed"})
+    left = start(command, env={**os.environ, MARK_VARIABLE: build_mark(folder)})
+    stranger = start(command, cwd=folder, env={**os.environ, MARK_VARIABLE: f"{folder}:guessed"})
     (seen,) = Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
     assert "its flow is gone" in str(store.load("0123abcd").error)
@@ -419,7 +419,7 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
 
 
 def test_a_run_that_was_stopped_to_go_on_is_resumed(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(alive=False, status="stopped", ended_at=now(), resume_wanted=True, started_at="2026-01-01T00:00:00+00:00")
+    make(alive=False, status="stopped", ended_at=now_iso(), resume_wanted=True, started_at="2026-01-01T00:00:00+00:00")
     store.update("0123abcd", ended_at="2026-01-01T02:00:00+00:00")
     without_a_server(monkeypatch)
     (seen,) = Monitor(store).tick()
@@ -434,7 +434,7 @@ def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) 
     make("4567abcd")
     store.dir("4567abcd").config.write_text("{")
     store.dir("4567abcd").metrics.write_bytes(b'\xff\xfe\n{"step": 1\n')
-    store.dir("4567abcd").tally_of("environment").write_text("[")
+    store.dir("4567abcd").get_counters_file("environment").write_text("[")
     (store.dir("4567abcd").path / "monitor.json").write_text('{"silent_since": 3}')
     (store.root / "89ababcd").mkdir()
     (store.root / "89ababcd" / "run.json").write_text("{")
@@ -446,7 +446,7 @@ def test_files_that_cannot_be_read_do_not_blind_the_tick(store: RunStore, make: 
     make("0123abcd")
     make("4567abcd")
     store.dir("4567abcd").metrics.mkdir()
-    store.dir("4567abcd").tally_of("environment").mkdir()
+    store.dir("4567abcd").get_counters_file("environment").mkdir()
     store.dir("4567abcd").config.write_bytes(b"\xff[" * 5000)
     (store.dir("4567abcd").path / "monitor.json").mkdir()
     assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
@@ -468,7 +468,7 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
 
 
 def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
-    make(alive=False, status="stopped", ended_at=now(), resume_wanted=True)
+    make(alive=False, status="stopped", ended_at=now_iso(), resume_wanted=True)
     assert Service(store.home).stop("0123abcd")["status"] == "stopped"
     Monitor(store).tick()
     assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
@@ -489,7 +489,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
 
 
 def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make: Make) -> None:
-    make(alive=False, status="completed", ended_at=now())
+    make(alive=False, status="completed", ended_at=now_iso())
     assert len(Monitor(store).tick()) == 1
     assert len(Monitor(store).tick()) == 1, "its last report could not be published, as no server is there"
     store.update("0123abcd", flow_run_id=None)
@@ -503,8 +503,8 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
 ) -> None:
     """Three times at most; one that never trained would fail in the same way."""
     without_a_server(monkeypatch)
-    ended = {"alive": False, "status": "failed", "ended_at": now(), "auto_resumes": resumes}
-    make("0123abcd", limits={"on_crash": policy}, healthy_at=now(), **ended)
+    ended = {"alive": False, "status": "failed", "ended_at": now_iso(), "auto_resumes": resumes}
+    make("0123abcd", limits={"on_crash": policy}, healthy_at=now_iso(), **ended)
     make("4567abcd", limits={"on_crash": policy}, **ended)
     Monitor(store).tick()
     assert (store.load("0123abcd").status == "pending") is again
@@ -514,7 +514,7 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
 
 def test_a_crashed_run_that_its_user_stopped_stays_so(store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_server(monkeypatch)
-    make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now(), alive=False, status="failed", ended_at=now())
+    make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now_iso(), alive=False, status="failed", ended_at=now_iso())
     assert "stays so" in Service(store.home).stop("0123abcd")["message"]
     Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
@@ -536,7 +536,7 @@ DAMAGE: dict[str, Callable[[RunStore], object]] = {
     "a flow run that is none": lambda store: store.update(BAD, flow_run_id="../x"),
     "half an emoji": lambda store: (
         store.dir(BAD)
-        .tally_of("environment")
+        .get_counters_file("environment")
         .write_text(json.dumps({"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}}))
     ),
     "a configuration that is none": lambda store: store.dir(BAD).config.write_text("{"),
@@ -566,7 +566,7 @@ def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: 
     stray, own = (
         start(
             [sys.executable, "-c", "import time; time.sleep(600)"],
-            env={**os.environ, MARK: mark(folder)},
+            env={**os.environ, MARK_VARIABLE: build_mark(folder)},
             start_new_session=True,
         )
         for folder in folders

@@ -17,9 +17,9 @@ from lachesis.orchestration import launcher
 from lachesis.orchestration.resuming import next_attempt
 from lachesis.reporting.status import run_status
 from lachesis.runs.checkpoints import Checkpoints, Manifest
-from lachesis.runs.cleanup import LAUNCHER_MARK
-from lachesis.runs.leftovers import MARK, mark
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 
 RUN = "0123abcd"
 
@@ -37,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: RunStore) -> None:
     """Somebody looks, another one writes the end and resumes the run, and the first one goes on with what it saw."""
     seen = store.load(RUN)
-    store.end(RUN, "stopped")
+    store.mark_ended(RUN, "stopped")
     store.update(RUN, **next_attempt(store.load(RUN)))
     cancelled = {"state": {"type": "CANCELLED"}}
     assert launcher._as_served(store, seen, "u", cancelled).status == "pending"
@@ -56,7 +56,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_without_a_server_only_who_holds_the_run_is_told(store: RunStore, sleeper: subprocess.Popen[bytes]) -> None:
     """The system may have given the flow's number to somebody else, while the reaper still ends the services."""
     store.update(RUN, flow_pid=sleeper.pid)
-    with store.dir(RUN).living(), pytest.raises(ServerDownError):
+    with store.dir(RUN).hold_alive_lock(), pytest.raises(ServerDownError):
         launcher.cancel(store, store.load(RUN))
     assert sleeper.poll() is None
     assert store.load(RUN).stop_reason is None, "nobody was asked"
@@ -85,7 +85,7 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
 
     first = store.load(RUN)
     assert step_of(first) == 48
-    again = first.model_copy(update={"attempt": 2, "queued_at": now()})
+    again = first.model_copy(update={"attempt": 2, "queued_at": now_iso()})
     assert step_of(again) == 25
     steps[25:] = [{"step": 26, "time": time.time() + 1, "reward/mean": 0.5}]
     assert step_of(again) == 26
@@ -102,9 +102,9 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     folder.mkdir(parents=True)
     (tmp_path / "logs").mkdir()
     stubborn = [sys.executable, "-c", STUBBORN]
-    env = {**os.environ, MARK: mark(folder)}
+    env = {**os.environ, MARK_VARIABLE: build_mark(folder)}
     run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
-    env = {**os.environ, LAUNCHER_MARK: mark(tmp_path)}
+    env = {**os.environ, LAUNCHER_MARK_VARIABLE: build_mark(tmp_path)}
     flow = subprocess.Popen([*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True)
     runner = up.Child("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
     runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)

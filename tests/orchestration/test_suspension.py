@@ -19,7 +19,7 @@ from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import is_submission, resubmit, was_begun
 from lachesis.orchestration.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Service
 from lachesis.supervision.process import free_ports
 from tests.patience import deadline
@@ -92,11 +92,11 @@ def end_suspended(store: RunStore) -> RunRecord:
     """What a flow does that finds itself suspended while it trains."""
     record = record_of(store)
     set_state(store, "RUNNING")
-    store.update(record.run_id, status="running", started_at=now())
+    store.update(record.run_id, status="running", started_at=now_iso())
     suspend(store)
     note_suspended(store, record_of(store))
     keep_resumable(PrefectApi(), record.flow_run_id or "")
-    return store.update(record.run_id, status="stopped", error=suspended_error(record.run_id), ended_at=now(), took_s=1.0)
+    return store.update(record.run_id, status="stopped", error=suspended_error(record.run_id), ended_at=now_iso(), took_s=1.0)
 
 
 @pytest.mark.parametrize("pause", [True, False])
@@ -150,9 +150,9 @@ def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:
 
 def test_a_run_that_is_being_suspended_is_stopping(store: RunStore) -> None:
     set_state(store, "RUNNING")
-    record = store.update(record_of(store).run_id, status="running", started_at=now())
+    record = store.update(record_of(store).run_id, status="running", started_at=now_iso())
     suspend(store)
-    with store.dir(record.run_id).living():
+    with store.dir(record.run_id).hold_alive_lock():
         assert seen(store).status == "stopping"
     assert record_of(store).status == "running", "its flow writes its end"
 
@@ -258,7 +258,7 @@ def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(stor
     record = record_of(store)
     set_state(store, "RUNNING")
     suspend(store)
-    stopped = {"status": "stopped", "stop_reason": "stopped by its user", "started_at": now(), "ended_at": now()}
+    stopped = {"status": "stopped", "stop_reason": "stopped by its user", "started_at": now_iso(), "ended_at": now_iso()}
     resumed = resubmit(store, store.update(record.run_id, took_s=1.0, **stopped))
     assert (resumed.attempt, resumed.status) == (2, "pending")
     assert resumed.flow_run_id not in (None, record.flow_run_id)

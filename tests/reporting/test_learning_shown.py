@@ -19,7 +19,7 @@ from lachesis.config import run_config as run_config
 from lachesis.monitor import text
 from lachesis.reporting.status import run_status
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Service
 
 RUN = "0123abcd"
@@ -35,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 def make(store: RunStore, **changes: Any) -> RunRecord:
     values = {"environment": "arithmetic", "environment_file": "arithmetic.py", "profile": "embedded", "base_model": "m"}
-    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now()}
+    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now_iso()}
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
     store.create(record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml())
     return record
@@ -44,9 +44,9 @@ def make(store: RunStore, **changes: Any) -> RunRecord:
 @pytest.fixture
 def failed(store: RunStore) -> RunRecord:
     """A run whose verifier always raised; nobody has judged it."""
-    record = make(store, status="failed", phase="failed", ended_at=now(), error="the environment gave no usable group")
+    record = make(store, status="failed", phase="failed", ended_at=now_iso(), error="the environment gave no usable group")
     counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
-    store.dir(RUN).tally_of("environment").write_text(json.dumps(counted))
+    store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     return record
 
 
@@ -87,7 +87,7 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
 ) -> None:
     make(store, attempt=2, **changes)
     counted = {"at": time.time() - 60, "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
-    store.dir(RUN).tally_of("environment").write_text(json.dumps(counted))
+    store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     record = store.load(RUN)
     answer = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None).payload()
     assert answer.get("rollouts") is None
@@ -131,7 +131,7 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     [("running", "too early", False), ("stopped", "unknown", False), ("completed", "healthy", True)],
 )
 def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, word: str, green: bool) -> None:
-    make(store, status=status, ended_at=None if status == "running" else now())
+    make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     service = Service(store.home)
@@ -172,7 +172,7 @@ def test_watching_prints_the_word_when_it_changes(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where no monitor looks at the run."""
-    make(store, status="completed", ended_at=now())
+    make(store, status="completed", ended_at=now_iso())
     for step in range(1, 31):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     console = Console(file=io.StringIO(), width=80)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import CheckpointError, RunStateError, StorageError
-from lachesis.runs.checkpoints import Checkpoints, Manifest, best
+from lachesis.runs.checkpoints import Checkpoints, Manifest, find_best
 
 
 @pytest.fixture
@@ -29,17 +29,17 @@ def save(checkpoints: Checkpoints, step: int, **about: object) -> Path:
 
 
 def resumed(checkpoints: Checkpoints) -> int | None:
-    found = checkpoints.to_resume()
+    found = checkpoints.find_resumable()
     return None if found is None else found.step
 
 
 def test_the_newest_whole_one_is_resumed(checkpoints: Checkpoints) -> None:
-    assert checkpoints.newest() is None
+    assert checkpoints.find_newest() is None
     assert resumed(checkpoints) is None
     for step in (25, 100, 50):
         save(checkpoints, step)
     (checkpoints.folder / ".step-000200.json.77").write_text("{")  # a write that was cut off
-    newest = checkpoints.newest()
+    newest = checkpoints.find_newest()
     assert newest is not None
     assert (newest.step, newest.state) == (100, "tinker://r/weights/100")
     assert set(newest.files) == {f"engine/r/{kind}/100/adapter_model.safetensors" for kind in ("weights", "sampler_weights")}
@@ -57,13 +57,13 @@ def test_damaged_ones_are_passed_over_with_a_warning(checkpoints: Checkpoints, c
     assert resumed(checkpoints) == 50
     assert "has 0 bytes instead of 100" in caplog.text
     (checkpoints.folder / "step-000050.json").write_text('{"step": 50')
-    newest = checkpoints.newest()
+    newest = checkpoints.find_newest()
     assert newest is not None
     assert newest.step == 100, "hashes are looked at by a resume only"
     assert resumed(checkpoints) == 25
     files[25].unlink()
     with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole .*step-000100\.json"):
-        checkpoints.to_resume()
+        checkpoints.find_resumable()
 
 
 def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoints: Checkpoints) -> None:
@@ -74,7 +74,7 @@ def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoint
     assert resumed(checkpoints) == 10
     checkpoints.set_aside(after=10)
     save(checkpoints, 12)
-    assert [one.step for one in checkpoints.superseded(keep=1)] == [10]
+    assert [one.step for one in checkpoints.find_superseded(num_to_keep=1)] == [10]
     assert resumed(checkpoints) == 12
     assert len(list(checkpoints.folder.glob("*.damaged"))) == 2
 
@@ -87,15 +87,15 @@ def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints: Checkpoin
 def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints: Checkpoints) -> None:
     for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)):
         save(checkpoints, step, reward=reward)
-    assert [one.step for one in checkpoints.superseded(2)] == [1]
-    assert [one.step for one in checkpoints.superseded(1)] == [1, 3]
+    assert [one.step for one in checkpoints.find_superseded(2)] == [1]
+    assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3]
     save(checkpoints, 5, reward=0.1, final=True)
     save(checkpoints, 6, reward=0.1)
-    assert [one.step for one in checkpoints.superseded(1)] == [1, 3, 4]
+    assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3, 4]
     only = Checkpoints(checkpoints.folder.parent / "other" / "checkpoints")
     only.folder.mkdir(parents=True)
     save(only, 1)
-    assert only.superseded(0) == [], "never the only one"
+    assert only.find_superseded(0) == [], "never the only one"
 
 
 def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
@@ -103,10 +103,10 @@ def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
     steps = (999_950, 999_975, 1_000_000, 1_000_025)
     for step in steps:
         save(checkpoints, step)
-    assert [one.step for one in checkpoints.all()] == list(steps)
+    assert [one.step for one in checkpoints.list_intact()] == list(steps)
     assert resumed(checkpoints) == steps[-1]
-    assert [one.step for one in checkpoints.superseded(1)] == list(steps[:-1])
-    assert checkpoints.passed_over(checkpoints.select("999975")) == (
+    assert [one.step for one in checkpoints.find_superseded(1)] == list(steps[:-1])
+    assert checkpoints.describe_skipped(checkpoints.select("999975")) == (
         "damaged, and passed over: step-1000000, step-1000025; this is step 999975"
     )
     checkpoints.set_aside(after=999_975)
@@ -121,21 +121,21 @@ def evaluated(step: int, percent_correct: float, reward: float | None = None) ->
 
 def test_the_best_is_chosen_by_held_out_result_and_else_by_reward() -> None:
     rewarded = [Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.2), (2, 0.9))]
-    assert best(rewarded) is rewarded[1]
+    assert find_best(rewarded) is rewarded[1]
     measured = [evaluated(3, 0.5, 0.1), evaluated(4, 0.7, 0.2), evaluated(5, 0.6, 0.3)]
-    assert best([*rewarded, *measured]) is measured[1], "a held-out result counts more than any reward"
-    assert best([*measured, evaluated(6, 0.7)]) == evaluated(6, 0.7), "of equal ones the newest"
+    assert find_best([*rewarded, *measured]) is measured[1], "a held-out result counts more than any reward"
+    assert find_best([*measured, evaluated(6, 0.7)]) == evaluated(6, 0.7), "of equal ones the newest"
     diverged = Manifest(step=7, state="s", sampler_weights="w", reward=float("nan"))
-    assert best([diverged, *rewarded]) is rewarded[1]
-    assert best([diverged]) is None
-    assert best([]) is None
+    assert find_best([diverged, *rewarded]) is rewarded[1]
+    assert find_best([diverged]) is None
+    assert find_best([]) is None
 
 
 def test_the_best_by_held_out_result_is_never_superseded(checkpoints: Checkpoints) -> None:
     for step, percent_correct in ((1, 0.4), (2, 0.8), (3, 0.6), (4, 0.5), (5, 0.5)):
         held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
         save(checkpoints, step, reward=1 / step, held_out=held_out)
-    assert [one.step for one in checkpoints.superseded(1)] == [1, 3, 4]
+    assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3, 4]
 
 
 def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> None:

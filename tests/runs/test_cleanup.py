@@ -17,8 +17,8 @@ import tinker
 
 from lachesis.cli import doctor
 from lachesis.runs import cleanup
-from lachesis.runs.leftovers import MARK, mark
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 
 RUN = "0123abcd"
 
@@ -29,7 +29,7 @@ def store(clean_environment: Path) -> RunStore:
     store = RunStore(clean_environment)
     record = RunRecord(
         run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m", total_steps=9, seed=0,
-        wandb_project="p", wandb_run_name="n", status="failed", ended_at=now(),
+        wandb_project="p", wandb_run_name="n", status="failed", ended_at=now_iso(),
     )  # fmt: skip
     store.create(record)
     return store
@@ -42,7 +42,7 @@ def sleepers() -> Iterator[Any]:
 
     def start(value: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"]
-        made.append(subprocess.Popen(command, env={**os.environ, MARK: value}))
+        made.append(subprocess.Popen(command, env={**os.environ, MARK_VARIABLE: value}))
         return made[-1]
 
     yield start
@@ -58,23 +58,23 @@ def old(place: Path, age_s: float = 3600) -> Path:
 
 def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store: RunStore, sleepers: Any) -> None:
     folder = store.dir(RUN)
-    stray, guessed = sleepers(mark(folder.path)), sleepers(f"{folder.path}:guessed")
-    with folder.living():
-        assert cleanup.find(store) == [], "the run lives"
-    (found,) = cleanup.find(store)
-    assert f"process {stray.pid}" in found.what
-    assert f"of run {RUN}, which does not live" in found.what
-    assert found.end().startswith(f"ended {stray.pid} ")
+    stray, guessed = sleepers(build_mark(folder.path)), sleepers(f"{folder.path}:guessed")
+    with folder.hold_alive_lock():
+        assert cleanup.find_all_leftovers(store) == [], "the run lives"
+    (found,) = cleanup.find_all_leftovers(store)
+    assert f"process {stray.pid}" in found.description
+    assert f"of run {RUN}, which does not live" in found.description
+    assert found.clean_up().startswith(f"ended {stray.pid} ")
     stray.wait(5)
     assert guessed.poll() is None
-    assert cleanup.find(store) == []
+    assert cleanup.find_all_leftovers(store) == []
 
 
 def test_a_process_tells_where_it_listens(store: RunStore, sleepers: Any) -> None:
-    stray = psutil.Process(sleepers(mark(store.dir(RUN).path)).pid)
+    stray = psutil.Process(sleepers(build_mark(store.dir(RUN).path)).pid)
     while not stray.net_connections("inet"):
         pass
-    assert f"listens on :{stray.net_connections('inet')[0].laddr.port}" in cleanup.find(store)[0].what
+    assert f"listens on :{stray.net_connections('inet')[0].laddr.port}" in cleanup.find_all_leftovers(store)[0].description
 
 
 def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunStore) -> None:
@@ -88,9 +88,9 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
         place.touch()
     for place in (record, model, *theirs):
         old(place)
-    found = cleanup.find(store)
-    assert {one.what.split(":")[0] for one in found} == {str(record), str(model)}
-    assert all(one.end().startswith("removed ") for one in found)
+    found = cleanup.find_all_leftovers(store)
+    assert {one.description.split(":")[0] for one in found} == {str(record), str(model)}
+    assert all(one.clean_up().startswith("removed ") for one in found)
     assert all(place.exists() for place in (young, *theirs))
     assert store.load(RUN).status == "failed"
     assert not model.exists()
@@ -107,9 +107,9 @@ def test_folders_of_old_checks_are_removed_unless_a_process_uses_them(
     for place in (stale, young, used, theirs):
         place.mkdir()
         (place / "check.log").touch()
-    sleeper = sleepers(mark(used))
+    sleeper = sleepers(build_mark(used))
     for place in (stale, used, theirs):
-        old(place, 2 * cleanup.CHECK_S)
+        old(place, 2 * cleanup.MAX_CHECK_AGE_S)
     assert cleanup.remove_old_checks() == [str(stale)]
     assert [place.exists() for place in (stale, young, used, theirs)] == [False, True, True, True]
     sleeper.kill()
@@ -127,11 +127,11 @@ def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore
     manifest = {"step": 4, "state": "tinker://s:train:0/weights/step-000004-state", "sampler_weights": "tinker://x/y/z"}
     (folder.checkpoints / "step-000004.json").write_text(json.dumps(manifest))
     (folder.checkpoints / "step-000006.json").write_text("{")
-    assert cleanup.find(store) == [], "it may name the other one"
+    assert cleanup.find_all_leftovers(store) == [], "it may name the other one"
     (folder.checkpoints / "step-000006.json").unlink()
-    (found,) = cleanup.find(store)
-    assert names[1] in found.what
-    found.end()
+    (found,) = cleanup.find_all_leftovers(store)
+    assert names[1] in found.description
+    found.clean_up()
     assert [one.name for one in (folder.engine / "s:train:0" / "weights").iterdir()] == names[:1]
 
 
@@ -139,19 +139,19 @@ def test_a_session_whose_trainer_was_killed_is_ended(store: RunStore, engine: An
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     client.create_lora_training_client(base_model=engine.model, rank=4).result()
     session = client.holder.get_session_id()
-    store.dir(RUN).session.write_text(json.dumps({"id": session, "url": engine.url}))
-    (found,) = cleanup.find(store)
-    assert found.what == f"Tinker session {session} of run {RUN} at {engine.url}"
+    store.dir(RUN).tinker_session.write_text(json.dumps({"id": session, "url": engine.url}))
+    (found,) = cleanup.find_all_leftovers(store)
+    assert found.description == f"Tinker session {session} of run {RUN} at {engine.url}"
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    assert "set TINKER_API_KEY" in found.end()
+    assert "set TINKER_API_KEY" in found.clean_up()
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    assert found.end() == f"ended session {session} at {engine.url}"
-    assert cleanup.find(store) == []
+    assert found.clean_up() == f"ended session {session} at {engine.url}"
+    assert cleanup.find_all_leftovers(store) == []
     client.close("success").result()
 
 
 def test_doctor_lists_it(store: RunStore, sleepers: Any) -> None:
-    sleepers(mark(store.dir(RUN).path))
+    sleepers(build_mark(store.dir(RUN).path))
     last = doctor.examine()[-1]
     assert (last.name, last.ok, last.needed) == ("left behind", False, True)
     assert last.remedy == "lachesis doctor --fix"

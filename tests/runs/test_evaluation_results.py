@@ -19,10 +19,10 @@ from lachesis.monitor import text
 from lachesis.monitor.learning import Health
 from lachesis.reporting.html import write_report
 from lachesis.reporting.status import run_results, run_status
-from lachesis.runs.evaluation_results import newest_result
-from lachesis.runs.held_out import describe, held_out_curve, share_of, to_point, whole_curve, with_interval
+from lachesis.runs.evaluation_results import find_newest_result
+from lachesis.runs.held_out import describe_point, build_held_out_curve, find_accuracy, to_point, build_whole_curve, compute_interval
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import Code, RunDir, RunRecord
+from lachesis.runs.store import AdditionalEnvironment, RunDir, RunRecord
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
 
@@ -57,33 +57,33 @@ def test_a_share_comes_with_its_items_and_its_interval() -> None:
     point = to_point(metrics_of(7, 0.75), 7)
     assert point is not None
     assert (point.items, point.low, point.high) == (20, 0.5313, 0.8881)
-    assert describe(point) == "0.750 (20 items, 95 % interval 0.531 to 0.888)"
-    assert describe(None) == "none"
-    assert with_interval(75.0, 20) == {}, "a percentage is no share"
-    assert with_interval(0.5, None) == with_interval(0.5, 0) == {}
+    assert describe_point(point) == "0.750 (20 items, 95 % interval 0.531 to 0.888)"
+    assert describe_point(None) == "none"
+    assert compute_interval(75.0, 20) == {}, "a percentage is no share"
+    assert compute_interval(0.5, None) == compute_interval(0.5, 0) == {}
     alone = to_point({"eval/accuracy": 0.5}, 1)
     assert alone is not None
-    assert describe(alone) == "0.500"
-    assert share_of({"eval/reward": 1.0}) is None
+    assert describe_point(alone) == "0.500"
+    assert find_accuracy({"eval/reward": 1.0}) is None
 
 
 def test_the_curve_is_by_the_step_of_the_weights(folder: RunDir) -> None:
     steps = MetricsFile(folder.metrics).read()
-    assert {point.step: point.percent_correct for point in held_out_curve(steps)} == SHARES
-    assert held_out_curve([{"step": 3, "eval/step": 1, "eval/reward": 2.0}]) == []
+    assert {point.step: point.percent_correct for point in build_held_out_curve(steps)} == SHARES
+    assert build_held_out_curve([{"step": 3, "eval/step": 1, "eval/reward": 2.0}]) == []
     other = [{"step": 3, "environments/words/eval/step": 2, "environments/words/eval/percent_correct": 0.25}]
-    assert [point.step for point in held_out_curve(other, "words")] == [2]
-    assert held_out_curve(other) == []
+    assert [point.step for point in build_held_out_curve(other, "words")] == [2]
+    assert build_held_out_curve(other) == []
 
 
 def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -> None:
     evaluation = {"before": {"eval/percent_correct": 0.1}, "after": {"eval/percent_correct": 0.9, "eval/items": 10}}
     steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
-    assert [(one.step, one.percent_correct) for one in whole_curve(steps, evaluation, from_base=True)] == [
+    assert [(one.step, one.percent_correct) for one in build_whole_curve(steps, evaluation, is_from_base=True)] == [
         (0, 0.1), (1, 0.5), (2, 0.9),
     ]  # fmt: skip
-    assert [one.step for one in whole_curve(steps, evaluation, from_base=False)] == [1, 2]
-    assert whole_curve([], evaluation, from_base=False) == []
+    assert [one.step for one in build_whole_curve(steps, evaluation, is_from_base=False)] == [1, 2]
+    assert build_whole_curve([], evaluation, is_from_base=False) == []
 
 
 def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     assert status["evaluation"] == {"failed": 1, "last_step": 15, "last_reason": "evaluate() raised ValueError: <no items>"}
     evaluation = {"before": metrics_of(0, 0.1), "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25}}
     ended = make_record(
-        status="completed", evaluation=evaluation, mixture={"words": Code(environment_file="w", fingerprint="f")}
+        status="completed", evaluation=evaluation, mixture={"words": AdditionalEnvironment(environment_file="w", fingerprint="f")}
     )
     results = run_results(ended, folder, steps).payload()
     assert results["held_out"] == {"before": 0.1, "after": 0.8, "words before": None, "words after": 0.25}
@@ -170,7 +170,7 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
         "before": {"items": 20, "low": 0.0279, "high": 0.301}, "after": {"items": 20, "low": 0.584, "high": 0.9193},
     }  # fmt: skip
     assert [point["percent_correct"] for point in results["held_out_curve"]] == [0.1, 0.3, 0.55, 0.8]
-    point = newest_result(ended, steps[-5:])
+    point = find_newest_result(ended, steps[-5:])
     assert point is not None
     assert point.percent_correct == 0.8
 
@@ -189,7 +189,7 @@ def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
     status = run_status(make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None).payload()
     assert (status["held_out_curve"], "evaluation" in status) == ([], False)
     assert status["metrics"]["eval_percent_correct"] is None
-    assert newest_result(make_record(), [{"step": 1}]) is None
+    assert find_newest_result(make_record(), [{"step": 1}]) is None
 
 
 def printed(view: Any) -> str:

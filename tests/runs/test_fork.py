@@ -38,40 +38,40 @@ def store(tmp_path: Path) -> RunStore:
 
 @pytest.mark.parametrize(("named", "step"), [(RUN, 8), (f"{RUN}@4", 4)])
 def test_the_fork_goes_on_from_a_copy_at_step_0(store: RunStore, named: str, step: int) -> None:
-    origin = forks.find(store, named)
+    origin = forks.find_source(store, named)
     assert origin.name == f"{RUN}@{step}"
     fork = make(store, "4567abcd")
-    origin.plant(fork)
+    origin.copy_into(fork)
     checkpoints = Checkpoints(fork.checkpoints)
-    first = checkpoints.to_resume()
+    first = checkpoints.find_resumable()
     assert first is not None
     assert (first.step, first.groups, first.state) == (0, 0, f"tinker://r/weights/{step}")
     for later in (4, 8, 12, 16):
         save(checkpoints, later + 100)
-    assert 0 not in [one.step for one in checkpoints.superseded(1)], "it is another run's"
-    assert Checkpoints(store.dir(RUN).checkpoints).to_resume() is not None
+    assert 0 not in [one.step for one in checkpoints.find_superseded(1)], "it is another run's"
+    assert Checkpoints(store.dir(RUN).checkpoints).find_resumable() is not None
 
 
 def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
     with pytest.raises(UnknownRunError):
-        forks.find(store, "ffffffff")
+        forks.find_source(store, "ffffffff")
     with pytest.raises(UnknownRunError):
-        forks.find(store, "../../etc")
+        forks.find_source(store, "../../etc")
     with pytest.raises(RunStateError, match="no whole checkpoint '5'; allowed: best, last, 4, 8"):
-        forks.find(store, f"{RUN}@5")
+        forks.find_source(store, f"{RUN}@5")
     make(store, "4567abcd")
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):
-        forks.find(store, "4567abcd")
+        forks.find_source(store, "4567abcd")
     adapter = store.dir(RUN).engine / "r" / "weights" / "8" / "adapter_model.safetensors"
     adapter.write_bytes(b"x" * 100)
     with pytest.raises(CheckpointError, match=r"is damaged: engine/r/weights/8/adapter_model\.safetensors has changed"):
-        forks.find(store, f"{RUN}@8")
-    assert forks.find(store, RUN).name == f"{RUN}@4"
+        forks.find_source(store, f"{RUN}@8")
+    assert forks.find_source(store, RUN).name == f"{RUN}@4"
     with pytest.raises(
         RunStateError, match="no checkpoint has a held-out result or a reward to choose by; allowed: last, 4, 8"
     ):
-        forks.find(store, f"{RUN}@best")
-    assert forks.find(store, f"{RUN}@last").name == f"{RUN}@4"
+        forks.find_source(store, f"{RUN}@best")
+    assert forks.find_source(store, f"{RUN}@last").name == f"{RUN}@4"
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_an_adapter_that_does_not_fit_is_refused(store: RunStore, profile: str, 
     for section, fields in changes.items():
         values[section].update(fields)
     with pytest.raises(ConfigError, match=said):
-        forks.find(store, RUN).require_fit(profile, run_config.build_run_config(values))
+        forks.find_source(store, RUN).require_compatible(profile, run_config.build_run_config(values))

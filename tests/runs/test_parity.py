@@ -8,7 +8,7 @@ import math
 import pytest
 
 from lachesis.base.tolerance import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, Tolerance
-from lachesis.runs.parity import judge
+from lachesis.runs.parity import judge_weights
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ from lachesis.runs.parity import judge
 def test_weights_are_verified_only_where_they_differ_from_the_base_model(
     tolerance: Tolerance, largest: float, mean: float, base_mean: float, verified: bool | None
 ) -> None:
-    assert judge(largest, mean, base_mean, tolerance) is verified
+    assert judge_weights(largest, mean, base_mean, tolerance) is verified

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
 from lachesis.base.host_clock import ClockReading, read_boot_id
-from lachesis.runs.metrics import MetricsFile, history
-from lachesis.runs.store import RunRecord, RunStore, lasted_s
+from lachesis.runs.metrics import MetricsFile, sample_history
+from lachesis.runs.store import RunRecord, RunStore, get_attempt_duration_s
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
@@ -77,10 +77,10 @@ def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
     """A second flow waits for the first one, and gives up in time."""
     folder = RunStore(tmp_path).create(record())
     assert not folder.is_alive()
-    with folder.living() as descriptor:
+    with folder.hold_alive_lock() as descriptor:
         assert os.fstat(descriptor)
         assert folder.is_alive()
-        with pytest.raises(RunStateError, match="run 0123abcd is still held by another flow"), folder.living(timeout_s=0.3):
+        with pytest.raises(RunStateError, match="run 0123abcd is still held by another flow"), folder.hold_alive_lock(timeout_s=0.3):
             pass
     assert not folder.is_alive()
 
@@ -89,26 +89,26 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
     """Who saw the old flow run's end may write it only after somebody has resumed the run."""
     store = RunStore(tmp_path)
     store.create(record("abcd1234", attempt=2))
-    assert store.end("abcd1234", "stopped", if_attempt=1).status == "pending"
-    assert store.end("abcd1234", "stopped", if_attempt=2).status == "stopped"
+    assert store.mark_ended("abcd1234", "stopped", if_attempt=1).status == "pending"
+    assert store.mark_ended("abcd1234", "stopped", if_attempt=2).status == "stopped"
 
 
 def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     """The time of day was set by a day since the run began; then the host was started anew; then the run ended unseen."""
     yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
     began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=read_boot_id())
-    assert lasted_s(began) == pytest.approx(60, abs=5)
+    assert get_attempt_duration_s(began) == pytest.approx(60, abs=5)
     anew = began.model_copy(update={"boot": "another boot"})
-    assert lasted_s(anew) == pytest.approx(86400, abs=5)
+    assert get_attempt_duration_s(anew) == pytest.approx(86400, abs=5)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    assert lasted_s(anew.model_copy(update={"started_at": tomorrow})) == 0
+    assert get_attempt_duration_s(anew.model_copy(update={"started_at": tomorrow})) == 0
     store = RunStore(tmp_path)
     folder = store.create(anew)
     for file in (folder.record, folder.metrics):
         file.touch()
         os.utime(file, (time.time() - 82800,) * 2)
-    ended = store.end("0123abcd", "failed")
-    assert lasted_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
+    ended = store.mark_ended("0123abcd", "failed")
+    assert get_attempt_duration_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
 
 
 def test_a_record_of_the_release_before_forgets_no_hours() -> None:
@@ -116,9 +116,9 @@ def test_a_record_of_the_release_before_forgets_no_hours() -> None:
     hours_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
     old = record(status="running", started_at=hours_ago, began_s=time.monotonic() - 60)
     assert old.boot is None
-    assert lasted_s(old) == pytest.approx(9 * 3600, abs=5)
+    assert get_attempt_duration_s(old) == pytest.approx(9 * 3600, abs=5)
     later = old.model_copy(update={"started_at": datetime.now(UTC).isoformat()})
-    assert lasted_s(later) == pytest.approx(60, abs=5)
+    assert get_attempt_duration_s(later) == pytest.approx(60, abs=5)
 
 
 @given(
@@ -146,10 +146,10 @@ def test_seconds_are_those_that_passed(uptime: float, events: list[tuple[str, fl
             passed, boot, monotonic = passed + seconds, boot + 1, 5.0
     clocks = ClockReading(f"boot {boot}", monotonic, began_at + timedelta(seconds=passed + ahead))
     expected = passed if boot == 0 else max(0.0, passed + ahead)
-    assert lasted_s(began, clocks) == pytest.approx(expected, abs=1e-3)
+    assert get_attempt_duration_s(began, clocks) == pytest.approx(expected, abs=1e-3)
     ended = began.model_copy(update={"status": "failed", "took_s": took_s, "ended_at": clocks.now.isoformat()})
     at_end = max(0.0, passed + ahead) if took_s is None else took_s
-    assert lasted_s(ended) == pytest.approx(at_end, abs=1e-3), "an end does not move any more"
+    assert get_attempt_duration_s(ended) == pytest.approx(at_end, abs=1e-3), "an end does not move any more"
 
 
 def look_often(home: Path, count: int, answers: multiprocessing.Queue[int]) -> None:
@@ -162,7 +162,7 @@ def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path: Path, held:
     folder = RunStore(tmp_path).create(record())
     context, count = multiprocessing.get_context("spawn"), 2000
     answers: multiprocessing.Queue[int] = context.Queue()
-    with folder.living() if held else contextlib.nullcontext(folder.lock.touch()):
+    with folder.hold_alive_lock() if held else contextlib.nullcontext(folder.lock.touch()):
         lookers = [context.Process(target=look_often, args=(tmp_path, count, answers)) for _ in range(4)]
         for looker in lookers:
             looker.start()
@@ -180,7 +180,7 @@ def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path: Path) -> None:
     lookers = [context.Process(target=look_often, args=(tmp_path, 20_000, answers)) for _ in range(3)]
     for looker in lookers:
         looker.start()
-    with folder.living():
+    with folder.hold_alive_lock():
         assert folder.is_alive()
     for looker in lookers:
         answers.get(timeout=60)
@@ -233,5 +233,5 @@ def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_wa
 
 def test_a_history_has_ten_samples_with_both_ends() -> None:
     steps = [{"step": step} for step in range(1, 101)]
-    assert [one["step"] for one in history(steps)] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
-    assert history(steps[:3]) == steps[:3]
+    assert [one["step"] for one in sample_history(steps)] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    assert sample_history(steps[:3]) == steps[:3]

@@ -122,7 +122,7 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
         waits.append(timeout_s)
         raise KeyError("asked")
 
-    monkeypatch.setattr(RunDir, "living", living)
+    monkeypatch.setattr(RunDir, "hold_alive_lock", living)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
     with pytest.raises(KeyError, match="asked"):
         launch.launch.fn(record.run_id, str(tmp_path))
@@ -146,7 +146,7 @@ def evaluating(
     """
     store = RunStore(tmp_path)
     record = created(store)
-    log = store.dir(record.run_id).log("trainer")
+    log = store.dir(record.run_id).get_log_file("trainer")
     argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
     after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)

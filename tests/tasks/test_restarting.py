@@ -41,7 +41,7 @@ class World:
         self.specs = {name: self._spec(name) for name in ("engine", "api", "trainer", *ENVIRONMENTS)}
         self.pids = {name: group.start(spec) for name, spec in self.specs.items()}
         for name in ENVIRONMENTS:
-            self.folder.tally_of(name).write_text(json.dumps({"groups": 3, "at": time.time()}))
+            self.folder.get_counters_file(name).write_text(json.dumps({"groups": 3, "at": time.time()}))
         self.forgotten: list[int] = []
         plan: Any = SimpleNamespace(
             environments=ENVIRONMENTS,
@@ -55,7 +55,7 @@ class World:
         def ready() -> str:
             return "" if name != "environment" or self.ready.is_set() else "not yet"
 
-        log = self.folder.log(name)
+        log = self.folder.get_log_file(name)
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]
         return ServiceSpec(name, argv, log=log, cwd=log.parent, ready=ready, timeout_s=30.0, grace_s=2.0)
 
@@ -108,7 +108,7 @@ def test_two_environments_that_die_together_are_both_started_again(world: World)
 
 
 def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
-    world.folder.tally_of("environment").write_text(json.dumps({"groups": 3, "at": 1.0}))
+    world.folder.get_counters_file("environment").write_text(json.dumps({"groups": 3, "at": 1.0}))
     problem = world.kill("environment")
     with pytest.raises(ProcessExitedError, match="environment was ended by signal 9"):
         world.again.restart("environment", problem)

@@ -21,7 +21,7 @@ from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.cli import show
 from lachesis.orchestration.suspension import SUSPENDED
 from lachesis.reporting.status import run_status
-from lachesis.runs.store import RunRecord, RunStore, now
+from lachesis.runs.store import RunRecord, RunStore, now_iso
 from tests.patience import POLL_S
 
 RUN = "0123abcd"
@@ -72,7 +72,7 @@ def store(tmp_path: Path) -> RunStore:
     store = RunStore(tmp_path)
     values = {"environment": "sums", "environment_file": "sums.py", "profile": "embedded", "base_model": "m"}
     numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
-    store.create(RunRecord.model_validate({"run_id": RUN, "started_at": now(), **values, **numbers}))
+    store.create(RunRecord.model_validate({"run_id": RUN, "started_at": now_iso(), **values, **numbers}))
     return store
 
 
@@ -142,7 +142,7 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
-    watch, file = GroupsWatch(store, RUN, plan), store.dir(RUN).tally_of("environment")
+    watch, file = GroupsWatch(store, RUN, plan), store.dir(RUN).get_counters_file("environment")
     watch.check()
     counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
     for changed in ({"at": 1.0}, {"at": 1.0, "rollouts": 1}, {"at": 9e9, "raised": 5}):
@@ -160,7 +160,7 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
-    file = store.dir(RUN).tally_of("environment")
+    file = store.dir(RUN).get_counters_file("environment")
     invalid = json.dumps({"raised": 60, "at": 9e9})
     looking, restarting = GroupsWatch(store, RUN, plan), GroupsWatch(store, RUN, plan)
     for counts in ({"rollouts": 4, "raised": 2}, {"empty": 1}):
@@ -188,12 +188,12 @@ def test_one_dead_environment_of_two_is_named_once(
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums", "environment-other": "other"}, config=config)
     watch = GroupsWatch(store, RUN, plan)
-    store.dir(RUN).tally_of("environment-other").write_text(json.dumps({"raised": 60, "at": 9e9}))
+    store.dir(RUN).get_counters_file("environment-other").write_text(json.dumps({"raised": 60, "at": 9e9}))
     for _ in range(2):
         watch.check()
     assert [line.message for line in caplog.records if "other.py" in line.message] == [
         "the run waits for another environment: all of the first 60 groups of other were invalid; "
-        f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).log('environment-other')}"
+        f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).get_log_file('environment-other')}"
     ]
     record = store.load(RUN)
     assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
@@ -201,6 +201,6 @@ def test_one_dead_environment_of_two_is_named_once(
     show.out(Namespace(json=False), {}, show.status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
-    store.dir(RUN).tally_of("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')
+    store.dir(RUN).get_counters_file("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')
     watch.check()
     assert store.load(RUN).dead_environments == {}, "it gives groups again"

@@ -111,8 +111,8 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     assert Ledger(folder, None).spent(Usage())["tokens"] == 1500
     record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)
     last = {"tokens/prefill_total": 900.0, "tokens/sampled_total": 480.0, "cost/total": 0.0057}
-    assert budgets.spent(record, last).tokens == 1380
-    used = budgets.spent(record, last, at_end=budgets.kept(folder.spent))
+    assert budgets.compute_budget_usage(record, last).tokens == 1380
+    used = budgets.compute_budget_usage(record, last, saved=budgets.read_spent_file(folder.spent))
     assert (used.tokens, used.cost_usd) == (1500, 0.006), "what came after the last step counts against the budget of a resume"
     folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
     assert Ledger(folder, None).total.sampled == 700, "the last line may be cut off"

@@ -42,7 +42,7 @@ async def test_a_save_that_failed_half_way_is_repeated(
     assert saved_names(folder) == [], f"{other} of the failed try is left"
     obstacle.unlink()
     await keeper.save(3)
-    manifest = keeper.checkpoints.newest()
+    manifest = keeper.checkpoints.find_newest()
     assert manifest is not None
     assert manifest.step == keeper.step == 3
     assert len(saved_names(folder)) == 2
@@ -59,7 +59,7 @@ async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
     aside.rename(keeper.checkpoints.folder)
     assert saved_names(run_folder(engine, policy)) == []
     await keeper.save(3)
-    manifest = keeper.checkpoints.newest()
+    manifest = keeper.checkpoints.find_newest()
     assert manifest is not None
     resumed = await Policy.create(policy.config, resume_from=manifest.state)
     await resumed.close("success")

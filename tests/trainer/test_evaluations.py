@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.base.json_lines import read_json_lines
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.held_out import held_out_curve
+from lachesis.runs.held_out import build_held_out_curve
 from lachesis.trainer import evaluations as module
 from lachesis.trainer.evaluations import EvaluationOver, Evaluations
 from tests.trainer.test_exact_resume import Run
@@ -36,7 +36,7 @@ def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [int(line["eval/step"]) for line in lines if "eval/step" in line] == [0, 16, 24]
-    curve = held_out_curve(lines)
+    curve = build_held_out_curve(lines)
     assert [(point.step, point.percent_correct, point.items) for point in curve] == [(0, 0.5, 4), (24, 0.5, 4)]
     assert all(point.low is not None and point.high is not None and point.low < 0.5 < point.high for point in curve)
     (returned,) = [line for line in lines if line.get("eval/step") == 16]
@@ -57,7 +57,7 @@ def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run:
 
 
 def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
-    found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).all()}[STEPS]
+    found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).list_intact()}[STEPS]
     assert found is not None
     assert (found.step, found.percent_correct, found.items) == (24, 0.5, 4)
 

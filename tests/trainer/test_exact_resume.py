@@ -56,9 +56,9 @@ class Run:
 
     def attempt(self, kill_at: int | None = None) -> None:
         """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is killed."""
-        found = Checkpoints(self.folder.checkpoints).to_resume()
+        found = Checkpoints(self.folder.checkpoints).find_resumable()
         plan = make_plan(
-            self.record, self.folder, self.config, resume=found.received([self.record.environment]) if found else None
+            self.record, self.folder, self.config, resume=found.get_groups_by_environment([self.record.environment]) if found else None
         )
         plan.write()
         with ServiceGroup() as group:
@@ -79,7 +79,7 @@ class Run:
         return MetricsFile(self.folder.metrics).read()
 
     def weights(self) -> bytes:
-        newest = Checkpoints(self.folder.checkpoints).newest()
+        newest = Checkpoints(self.folder.checkpoints).find_newest()
         assert newest is not None
         assert newest.final
         return (
@@ -109,7 +109,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_m
         assert [one[key] for one in parted.steps()] == [one[key] for one in whole.steps()], (key, end)
     assert len({one["train/loss"] for one in whole.steps()}) == STEPS
     assert parted.weights() == whole.weights(), end
-    kept = [one.step for one in Checkpoints(whole.folder.checkpoints).all()]
+    kept = [one.step for one in Checkpoints(whole.folder.checkpoints).list_intact()]
     assert kept[-2:] == [12, STEPS]
     assert len(kept) <= 3
     assert len(list(whole.folder.engine.glob("*/weights/*"))) == len(kept), "files of superseded checkpoints are gone"

@@ -69,7 +69,7 @@ class Run:
 
     async def attempt(self) -> None:
         """Train from the newest checkpoint to the last step."""
-        newest = self.checkpoints.to_resume()
+        newest = self.checkpoints.find_resumable()
         policy = await Policy.create(self.config, resume_from=newest.state if newest else None)
         await policy.publish()
         keeper = Keeper(policy, self.checkpoints, keep=2, newest=newest)
@@ -89,7 +89,7 @@ class Run:
             await policy.close("success")
 
     def newest(self) -> Manifest:
-        manifest = self.checkpoints.newest()
+        manifest = self.checkpoints.find_newest()
         assert manifest is not None
         return manifest
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.checkpoints import Checkpoints, HeldOut, Manifest, best
+from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, find_best
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.trainer.checkpoint_manager import Keeper
 from lachesis.trainer.evaluations import Evaluations
@@ -41,7 +41,7 @@ def point(step: int, share: float) -> HeldOutPoint:
 
 def held_out(keeper: Keeper) -> dict[int, tuple[int, float] | None]:
     """The result of each checkpoint: the step that was evaluated and the share."""
-    found = {one.step: one.held_out for one in keeper.checkpoints.all()}
+    found = {one.step: one.held_out for one in keeper.checkpoints.list_intact()}
     return {step: (one.step, one.percent_correct) if one else None for step, one in found.items()}
 
 
@@ -74,10 +74,10 @@ async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_
     manifests = [
         Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.5), (2, None), (3, 0.5))
     ]
-    assert best(manifests) is manifests[2]
-    assert best(manifests[1:2]) is None
-    manifests[1].held_out = HeldOut(percent_correct=0.0, items=1, step=2)
-    assert best(manifests) is manifests[1]
+    assert find_best(manifests) is manifests[2]
+    assert find_best(manifests[1:2]) is None
+    manifests[1].held_out = HeldOutResult(percent_correct=0.0, items=1, step=2)
+    assert find_best(manifests) is manifests[1]
 
 
 async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path: Path) -> None:

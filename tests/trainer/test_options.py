@@ -55,7 +55,7 @@ def test_the_examples_were_learned_first(run: Run) -> None:
     found = json.loads((run.folder.path / "supervised.json").read_text())
     assert (found["examples"], found["updates"]) == (12, 12)
     assert found["last_loss"] < 0.8 * found["first_loss"]
-    log = run.folder.log("trainer").read_text()
+    log = run.folder.get_log_file("trainer").read_text()
     assert log.count("supervised update 12/12") == 1, "a run that is killed after it goes on behind it"
     assert run.resumed["step"] == 0
 
@@ -77,14 +77,14 @@ def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_pa
 
 
 def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
-    local = export.adapter_folder(run.folder, export.Checkpoints(run.folder.checkpoints).to_resume())  # type: ignore[arg-type]
+    local = export.find_adapter_folder(run.folder, export.Checkpoints(run.folder.checkpoints).find_resumable())  # type: ignore[arg-type]
     assert local is not None
     copy = tmp_path / "adapter"
     copy.mkdir()
     tensors = load_file(local / "adapter_model.safetensors")
     save_file({key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors")
     (copy / "adapter_config.json").write_text((local / "adapter_config.json").read_text())
-    manifest = export.Checkpoints(run.folder.checkpoints).to_resume()
+    manifest = export.Checkpoints(run.folder.checkpoints).find_resumable()
     assert manifest is not None
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     found, _, _ = export.parity.check_adapter(run.record.base_model, copy, texts, None)

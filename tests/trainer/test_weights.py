@@ -18,7 +18,7 @@ from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.cli import show
 from lachesis.cli.main import main
 from lachesis.runs import export
-from lachesis.runs.checkpoints import Checkpoints, HeldOut, Manifest
+from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest
 from lachesis.runs.store import RunDir, RunRecord
 from tests.trainer.test_exact_resume import Run
 
@@ -59,7 +59,7 @@ def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
 
 
 def adapter(folder: RunDir, manifest: Manifest) -> Path:
-    place = export.adapter_folder(folder, manifest)
+    place = export.find_adapter_folder(folder, manifest)
     assert place is not None
     return place
 
@@ -77,7 +77,7 @@ def add_noise(folder: RunDir, step: int) -> None:
 
 def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_path: Path) -> None:
     for step, percent_correct in ((2, 0.4), (4, 0.6)):
-        rewrite(folder, step, held_out=HeldOut(percent_correct=percent_correct, items=50, step=step))
+        rewrite(folder, step, held_out=HeldOutResult(percent_correct=percent_correct, items=50, step=step))
     last = export.export(trained.record, folder, tmp_path / "last", verify=False)
     assert last["step"] == STEPS
     assert last["better"] == {"step": 4, "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result"}
@@ -153,7 +153,7 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
     assert list(place.rglob("*")) == [target] * exists
     note = export.export(record, folder, target, verify=False)
     assert json.loads((target / "lachesis.json").read_text())["sha256"] == note["sha256"]
-    assert {one.name for one in target.iterdir()} == {*export.FILES, "lachesis.json"}
+    assert {one.name for one in target.iterdir()} == {*export.ADAPTER_FILES, "lachesis.json"}
     assert list(place.iterdir()) == [target]
 
 

@@ -10,7 +10,7 @@ from lachesis.base.errors import ConfigError, ValidationMissingError
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config import run_config as run_config
 from lachesis.config.prices import Prices, TokenCounts, find_prices
-from lachesis.runs.store import now
+from lachesis.runs.store import now_iso
 from lachesis.validation.forecast import Planned, Rollouts, compare, forecast, rescaled
 from lachesis.validation.gate import known_forecast, planned, require_validation
 from lachesis.validation.tests import InferenceRequest, InferenceTests
@@ -130,7 +130,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
         models = [{"verdict": {"word": "too hard", "evidence": ["nothing is right"]}}]
         result = {"summary": summary, "models_tested": models}
         tests.save(
-            test.model_copy(update={"status": "completed", "result": result, "ended_at": changes.get("ended_at") or now()})
+            test.model_copy(update={"status": "completed", "result": result, "ended_at": changes.get("ended_at") or now_iso()})
         )
 
     refused("it was never validated")
