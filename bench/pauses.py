@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.trainer.batch import Recipe, to_batch
-from lachesis.trainer.rollout_client import Atropos
-from lachesis.trainer.usage import Usage, rollout_metrics
+from lachesis.trainer.batch import BatchSettings, to_batch
+from lachesis.trainer.rollout_client import RolloutClient
+from lachesis.trainer.usage import Usage, compute_rollout_metrics
 
 GROUP = 16
-RECIPE = Recipe(max_tokens=100_000, eos_id=7)
+RECIPE = BatchSettings(max_tokens=100_000, eos_id=7)
 
 
 def make_batch(rollouts: int, tokens: int) -> bytes:
@@ -87,17 +87,17 @@ async def main() -> None:
     args = parser.parse_args()
     body = make_batch(args.rollouts, args.tokens)
     server = await serve(body)
-    atropos = Atropos(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    atropos = RolloutClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
     async def in_the_loop() -> None:
         groups = json.loads((await atropos._http.get("/batch")).content)["batch"]
         to_batch(groups, RECIPE)
-        rollout_metrics(groups, Usage())
+        compute_rollout_metrics(groups, Usage())
 
     async def beside_it() -> None:
         groups = await atropos.next_batch(0)
         await asyncio.to_thread(to_batch, groups, RECIPE)
-        await asyncio.to_thread(rollout_metrics, groups, Usage())
+        await asyncio.to_thread(compute_rollout_metrics, groups, Usage())
 
     found = {}
     for name, work in (("in the loop", in_the_loop), ("beside it", beside_it)):

@@ -27,12 +27,12 @@ from lachesis.runs.metrics import WandbSink
 from lachesis.runs.store import RunDir, RunStore
 
 if TYPE_CHECKING:
-    from lachesis.trainer.evaluations import Evaluations
+    from lachesis.trainer.evaluations import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
     from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
-MOST_BYTES = 20_000_000
+MAX_REQUEST_BYTES = 20_000_000
 """Of one request for samples."""
 
 
@@ -87,16 +87,16 @@ def main() -> int:
     try:
         asyncio.run(run(read_config(args), args))
     except LachesisError as error:
-        print(one_line(f"{error.code}: {error}"), file=sys.stderr, flush=True)
+        print(join_lines(f"{error.code}: {error}"), file=sys.stderr, flush=True)
         return 1
     except Exception as error:
         log.exception("the trainer failed")
-        print(one_line(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
+        print(join_lines(f"{type(error).__name__}: {error}"), file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """The reason is the last line of the log, so it must be one."""
     return " ".join(text.split())
 
@@ -104,60 +104,60 @@ def one_line(text: str) -> str:
 async def run(config: RunConfig, args: argparse.Namespace) -> None:
     """Wire the parts together, serve inference, and train."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    folder = args.config.resolve().parent
-    with listener(config) as sock:
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+    run_folder = args.config.resolve().parent
+    with bind_inference_socket(config) as sock:
         tokenizer = load_tokenizer(config.openai.model_name)
         if args.base_only:
-            await _serve_base(config, sock, tokenizer, stop)
+            await _serve_base_model(config, sock, tokenizer, stop)
         else:
-            await _train(config, args, folder, sock, tokenizer, stop)
+            await _train(config, args, run_folder, sock, tokenizer, stop)
 
 
-async def _serve_base(config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event) -> None:
+async def _serve_base_model(config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event) -> None:
     from lachesis.trainer import inference_server
     from lachesis.trainer.policy import Policy
 
-    policy = await Policy.of_base_model(config)
+    policy = await Policy.from_base_model(config)
     app = inference_server.create_app(policy, tokenizer, config, inference_server.TrainerState(phase="serving the base model"))
-    async with serving(guarded(app, config), sock):
+    async with serve_in_background(guard_app(app, config), sock):
         await stop.wait()
     await policy.close("success")
 
 
 async def _train(
-    config: RunConfig, args: argparse.Namespace, folder: Path, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
+    config: RunConfig, args: argparse.Namespace, run_folder: Path, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
 ) -> None:
     from lachesis.runs.checkpoints import Checkpoints
     from lachesis.trainer import inference_server
-    from lachesis.trainer.checkpoint_manager import Keeper
-    from lachesis.trainer.loop import Trainer, unless
+    from lachesis.trainer.checkpoint_manager import CheckpointManager
+    from lachesis.trainer.loop import Trainer, run_unless_stopped
     from lachesis.trainer.policy import Policy
-    from lachesis.trainer.rollout_client import Atropos
+    from lachesis.trainer.rollout_client import RolloutClient
 
-    checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.find_resumable() if args.resume else None
-    state = inference_server.TrainerState(step=newest.step if newest else 0)
-    if newest:
-        log.info("resuming from step %d: %s, with its optimizer", newest.step, newest.state)
-    policy = await unless(stop, Policy.create(config, resume_from=newest.state if newest else None))
+    checkpoints = Checkpoints(run_folder / "checkpoints")
+    resume_checkpoint = checkpoints.find_resumable() if args.resume else None
+    state = inference_server.TrainerState(step=resume_checkpoint.step if resume_checkpoint else 0)
+    if resume_checkpoint:
+        log.info("resuming from step %d: %s, with its optimizer", resume_checkpoint.step, resume_checkpoint.state)
+    policy = await run_unless_stopped(stop, Policy.create(config, resume_from=resume_checkpoint.state if resume_checkpoint else None))
     if policy is None:
         return  # told to end before there was anything to save
-    place = RunDir(folder.parent, folder.name)
+    run_dir = RunDir(run_folder.parent, run_folder.name)
     status: Literal["success", "errored"] = "errored"
     try:
         if config.profile != "embedded":  # that engine ends with the run
-            policy.note_session(place.tinker_session)
+            policy.write_session_file(run_dir.tinker_session)
         await policy.publish()
-        keeper = Keeper(policy, checkpoints, keep=config.tinker.keep_checkpoints, newest=newest)
-        state.groups, state.mixture = keeper.groups, dict(keeper.mixture)
-        state.evaluations = _evaluations(config, place, state.usage, final=args.hold)
-        keeper.evaluated_step = lambda: state.evaluations.step_awaited
-        if newest:
-            state.resumed = (await keeper.receipt(newest)).model_dump()
-        atropos, wandb = Atropos(config.env.rollout_server_url), _wandb(config, folder) if config.tinker.use_wandb else None
-        trainer = Trainer(config, policy, atropos, keeper=keeper, state=state, folder=place, wandb=wandb, tokenizer=tokenizer)
+        checkpoint_manager = CheckpointManager(policy, checkpoints, num_to_keep=config.tinker.keep_checkpoints, resume_checkpoint=resume_checkpoint)
+        state.groups, state.groups_by_environment = checkpoint_manager.groups, dict(checkpoint_manager.groups_by_environment)
+        state.evaluations = _create_evaluations(config, run_dir, state.usage, has_final_evaluation=args.hold)
+        checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
+        if resume_checkpoint:
+            state.resume_point = (await checkpoint_manager.verify_resume(resume_checkpoint)).model_dump()
+        rollout_client, wandb = RolloutClient(config.env.rollout_server_url), _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None
+        trainer = Trainer(config, policy, rollout_client, checkpoint_manager=checkpoint_manager, state=state, run_dir=run_dir, wandb=wandb, tokenizer=tokenizer)
         await _serve_and_train(trainer, sock, stop, hold=args.hold)
         status = "success"
     finally:
@@ -171,55 +171,55 @@ async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.
 
     config, state = trainer.config, trainer.state
     try:
-        await trainer.atropos.register(config, first_step=state.step, checkpoint_dir=trainer.keeper.checkpoints.folder)
+        await trainer.rollout_client.register(config, first_step=state.step, checkpoint_dir=trainer.checkpoint_manager.checkpoints.folder)
         app = inference_server.create_app(trainer.policy, trainer.tokenizer, config, state)
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
-        async with serving(guarded(app, config), sock):
+        async with serve_in_background(guard_app(app, config), sock):
             await trainer.run(stop)
-            if (hold or state.over_budget(config.limits)) and not stop.is_set():
+            if (hold or state.describe_exceeded_budget(config.limits)) and not stop.is_set():
                 await stop.wait()
-                trainer.note_final_evaluation(_final_evaluation(trainer.folder))
+                trainer.note_final_evaluation(_read_final_evaluation(trainer.run_dir))
     finally:
         if trainer.wandb:
             await asyncio.to_thread(trainer.wandb.close)
-        await trainer.atropos.close()
+        await trainer.rollout_client.close()
 
 
-def _evaluations(config: RunConfig, folder: RunDir, usage: Usage, *, final: bool) -> Evaluations:
+def _create_evaluations(config: RunConfig, run_dir: RunDir, usage: Usage, *, has_final_evaluation: bool) -> EvaluationScheduler:
     """Return the schedule of the run's evaluations; with `final` the last step is evaluated after training."""
-    from lachesis.trainer.evaluations import Evaluations
+    from lachesis.trainer.evaluations import EvaluationScheduler
 
-    return Evaluations(
+    return EvaluationScheduler(
         list(config.build_environment_configs()),
-        every=config.env.steps_per_eval,
-        last=config.env.total_steps if final else None,
+        every_steps=config.env.steps_per_eval,
+        excluded_step=config.env.total_steps if has_final_evaluation else None,
         usage=usage,
-        failures=folder.failed_evaluations,
+        failures_file=run_dir.failed_evaluations,
     )
 
 
-def _final_evaluation(folder: RunDir) -> dict[str, float]:
+def _read_final_evaluation(run_dir: RunDir) -> dict[str, float]:
     """Return the metrics of the evaluation after training, which another process has made, or nothing."""
     try:
-        record = RunStore(folder.path.parent.parent).load(folder.path.name)
+        record = RunStore(run_dir.path.parent.parent).load(run_dir.path.name)
     except LachesisError as error:
         log.warning("the final evaluation is not in the metrics: %s", error)
         return {}
     return record.evaluation.get("after", {})
 
 
-def _wandb(config: RunConfig, folder: Path) -> WandbSink:
+def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
     return WandbSink(
-        folder,
+        run_folder,
         project=config.tinker.wandb_project,
         group=config.tinker.wandb_group,
-        name=f"{config.environment}-{folder.name}",
+        name=f"{config.environment}-{run_folder.name}",
         config=config.model_dump(mode="json"),
     )
 
 
 @contextlib.contextmanager
-def listener(config: RunConfig) -> Iterator[socket.socket]:
+def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
     """The inference server's socket, bound at once so that a taken port fails before anything is loaded."""
     address = urlsplit(config.openai.base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
@@ -232,27 +232,27 @@ def listener(config: RunConfig) -> Iterator[socket.socket]:
         yield sock
 
 
-def guarded(app: Any, config: RunConfig) -> HttpGuard:
+def guard_app(app: Any, config: RunConfig) -> HttpGuard:
     """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which each attempt of a run has.
     What the server tells of itself needs none."""
     host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
     token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
-    open_ = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
-    where = "the server of a run is for its own environment"
-    return HttpGuard(app, host=host, token=token, open_paths=open_, max_body_bytes=MOST_BYTES, token_hint=where)
+    public_paths = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
+    explanation = "the server of a run is for its own environment"
+    return HttpGuard(app, host=host, token=token, open_paths=public_paths, max_body_bytes=MAX_REQUEST_BYTES, token_hint=explanation)
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, sock: socket.socket) -> Any:
+async def serve_in_background(app: Any, sock: socket.socket) -> Any:
     """Serve `app` on `sock` inside the block; signals stay ours."""
     import uvicorn
 
-    class Server(uvicorn.Server):
+    class SignalFreeServer(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    server = Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1))
+    server = SignalFreeServer(uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield

@@ -17,16 +17,16 @@ from lachesis.base.errors import StorageError
 from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, Probe, ReferenceLoss
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.store import now_iso
-from lachesis.trainer.batch import environment_of
+from lachesis.trainer.batch import get_environment
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
-ASK_S = 30.0
-SAME = 1e-3
+SERVER_TIMEOUT_S = 30.0
+MAX_LOSS_CHANGE = 1e-3
 """Nats per token; the same weights on the same server differ by rounding only."""
 
 
-class Receipt(BaseModel):
+class ResumePoint(BaseModel):
     """What training goes on from."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -43,41 +43,41 @@ class Receipt(BaseModel):
     at: str
 
 
-class Keeper:
+class CheckpointManager:
     """Of one attempt of a run. `groups` counts those that training has received, over all attempts, `mixture` those of each of
     several environments. A checkpoint names those of the steps that were made: a resume asks for the others again."""
 
-    def __init__(self, policy: Policy, checkpoints: Checkpoints, *, keep: int, newest: Manifest | None) -> None:
-        self.policy, self.checkpoints, self.keep = policy, checkpoints, keep
+    def __init__(self, policy: Policy, checkpoints: Checkpoints, *, num_to_keep: int, resume_checkpoint: Manifest | None) -> None:
+        self.policy, self.checkpoints, self.num_to_keep = policy, checkpoints, num_to_keep
         self.checkpoints.folder.mkdir(exist_ok=True)
-        self.checkpoints.set_aside(after=newest.step if newest else 0)
-        self.step = newest.step if newest else 0
-        self.warm = newest is not None and not newest.borrowed
+        self.checkpoints.set_aside(after=resume_checkpoint.step if resume_checkpoint else 0)
+        self.step = resume_checkpoint.step if resume_checkpoint else 0
+        self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.borrowed
         """Whether what comes before the first step, training on examples, is in the weights."""
-        self.groups = newest.groups if newest else 0
-        self.mixture = collections.Counter(newest.mixture if newest else {})
-        self._trained = self.groups, dict(self.mixture)
-        self._texts = [probe.tokens for probe in newest.probes] if newest else []
-        if newest and newest.reference and not self._texts:
-            self._texts = [newest.reference.tokens]
+        self.groups = resume_checkpoint.groups if resume_checkpoint else 0
+        self.groups_by_environment = collections.Counter(resume_checkpoint.mixture if resume_checkpoint else {})
+        self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
+        self._probe_tokens = [probe.tokens for probe in resume_checkpoint.probes] if resume_checkpoint else []
+        if resume_checkpoint and resume_checkpoint.reference and not self._probe_tokens:
+            self._probe_tokens = [resume_checkpoint.reference.tokens]
         self._rewards: list[float] = []
-        self._saved = sorted(one.step for one in checkpoints.list_intact())
+        self._saved_steps = sorted(manifest.step for manifest in checkpoints.list_intact())
         """Steps of checkpoints, also of those that are gone."""
-        self._held_out: HeldOutResult | None = None
+        self._pending_held_out: HeldOutResult | None = None
         """The newest held-out result since the last checkpoint."""
-        self.evaluated_step: Callable[[], int | None] = lambda: None
+        self.get_evaluated_step: Callable[[], int | None] = lambda: None
         """Gives the step whose evaluation is under way, or whose result was not noted yet."""
 
-    def receive(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def count_received_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Training has received these."""
         self.groups += len(groups)
-        self.mixture.update(name for group in groups if (name := environment_of(group)))
+        self.groups_by_environment.update(name for group in groups if (name := get_environment(group)))
 
-    def note(self, reward: float, texts: list[list[int]]) -> None:
+    def count_step(self, reward: float, token_lists: list[list[int]]) -> None:
         """Count a step on all groups that were received; the first `texts` are kept to compare checkpoints with."""
         self._rewards.append(reward)
-        self._trained = self.groups, dict(self.mixture)
-        self._texts = self._texts or [text for text in texts if len(text) > 1]
+        self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
+        self._probe_tokens = self._probe_tokens or [tokens for tokens in token_lists if len(tokens) > 1]
 
     def note_held_out(self, point: HeldOutPoint) -> None:
         """Give a held-out result to the checkpoint that it belongs to.
@@ -86,40 +86,40 @@ class Keeper:
         result of step 0 says nothing about a later checkpoint.
         """
         held_out = HeldOutResult(percent_correct=point.percent_correct, items=point.items or 0, step=point.step)
-        later = [step for step in self._saved if step >= point.step]
-        if point.step == 0 and later[:1] != [0]:
+        later_steps = [step for step in self._saved_steps if step >= point.step]
+        if point.step == 0 and later_steps[:1] != [0]:
             return
-        if not later:
-            self._held_out = held_out
+        if not later_steps:
+            self._pending_held_out = held_out
             return
         try:
-            self.checkpoints.note_held_out(later[0], held_out)
+            self.checkpoints.note_held_out(later_steps[0], held_out)
         except StorageError as error:  # the metrics have it
-            log.warning("the checkpoint of step %d has no held-out result: %s", later[0], error)
+            log.warning("the checkpoint of step %d has no held-out result: %s", later_steps[0], error)
 
-    def _checkpoint_under_evaluation(self) -> int | None:
+    def _find_checkpoint_under_evaluation(self) -> int | None:
         """Return the step of the saved checkpoint that the awaited evaluation belongs to."""
-        evaluated = self.evaluated_step()
-        return None if evaluated is None else next((step for step in self._saved if step >= evaluated), None)
+        evaluated_step = self.get_evaluated_step()
+        return None if evaluated_step is None else next((step for step in self._saved_steps if step >= evaluated_step), None)
 
-    async def save(self, step: int, *, final: bool = False) -> None:
+    async def save(self, step: int, *, is_final: bool = False) -> None:
         """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
         says."""
-        if step <= self.step and not (step == 0 and not self.warm):
+        if step <= self.step and not (step == 0 and not self.is_sft_done):
             return
-        self.warm = True
+        self.is_sft_done = True
         paths = await self.policy.save(f"step-{step:06d}")
         reward = statistics.fmean(self._rewards) if self._rewards else None
-        groups, mixture = self._trained
-        probes = await self._probes()
+        groups, groups_by_environment = self._groups_at_last_step
+        probes = await self._measure_probes()
         manifest = Manifest(
             step=step,
-            final=final,
+            final=is_final,
             groups=groups,
-            mixture=mixture,
+            mixture=groups_by_environment,
             reward=reward,
-            held_out=self._held_out,
-            reference=_reference(probes),
+            held_out=self._pending_held_out,
+            reference=_to_reference(probes),
             probes=probes,
             **paths,
         )
@@ -128,42 +128,42 @@ class Keeper:
         except Exception:  # but not a cancellation, during which the thread may still write the manifest
             await self.policy.discard(paths.values())
             raise
-        self.step, self._rewards, self._held_out = step, [], None
-        self._saved = sorted({*self._saved, step})
-        for old in self.checkpoints.find_superseded(self.keep, spared_step=self._checkpoint_under_evaluation()):
+        self.step, self._rewards, self._pending_held_out = step, [], None
+        self._saved_steps = sorted({*self._saved_steps, step})
+        for old in self.checkpoints.find_superseded(self.num_to_keep, spared_step=self._find_checkpoint_under_evaluation()):
             await self._remove(old)
 
-    async def receipt(self, manifest: Manifest) -> Receipt:
+    async def verify_resume(self, manifest: Manifest) -> ResumePoint:
         """Compare the weights that were loaded with those that were saved, by what they say of a text; ask after publishing."""
-        known, now_ = manifest.reference, _reference(await self._probes())
-        change = now_.loss - known.loss if known and now_ else None
-        if change is not None and abs(change) > SAME:
-            log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", change)
-        found = Receipt(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=change, at=now_iso())
-        log.info("resumed: %s", found.model_dump_json())
-        return found
+        saved_reference, loaded_reference = manifest.reference, _to_reference(await self._measure_probes())
+        loss_change = loaded_reference.loss - saved_reference.loss if saved_reference and loaded_reference else None
+        if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
+            log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", loss_change)
+        resume_point = ResumePoint(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=loss_change, at=now_iso())
+        log.info("resumed: %s", resume_point.model_dump_json())
+        return resume_point
 
-    async def _probes(self) -> list[Probe]:
+    async def _measure_probes(self) -> list[Probe]:
         """What the sampler says of the kept texts; nothing when it does not answer."""
         sampler = self.policy.sampler
         if sampler is None:
             return []
         try:
-            async with asyncio.timeout(ASK_S):
-                questions = (sampler.compute_logprobs_async(tinker.ModelInput.from_ints(text)) for text in self._texts)
-                answers = await asyncio.gather(*questions)
+            async with asyncio.timeout(SERVER_TIMEOUT_S):
+                requests = (sampler.compute_logprobs_async(tinker.ModelInput.from_ints(tokens)) for tokens in self._probe_tokens)
+                logprob_lists = await asyncio.gather(*requests)
         except Exception as error:  # a look at the weights is not worth a checkpoint
             log.warning("the checkpoint has no text to compare with: %r", error)
             return []
         return [
-            Probe(tokens=text, logprobs=[float(value or 0.0) for value in answer[1:]])
-            for text, answer in zip(self._texts, answers, strict=True)
+            Probe(tokens=tokens, logprobs=[float(value or 0.0) for value in logprobs[1:]])
+            for tokens, logprobs in zip(self._probe_tokens, logprob_lists, strict=True)
         ]
 
     async def _remove(self, manifest: Manifest) -> None:
         self.checkpoints.remove_manifest(manifest)
-        await self.policy.discard((manifest.state, manifest.sampler_weights), ASK_S)
+        await self.policy.discard((manifest.state, manifest.sampler_weights), SERVER_TIMEOUT_S)
 
 
-def _reference(probes: list[Probe]) -> ReferenceLoss | None:
+def _to_reference(probes: list[Probe]) -> ReferenceLoss | None:
     return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs))) if probes else None

@@ -13,20 +13,20 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def find_kept(tokens_T: Array, eos_id: int | None, sampled_T: Array | None = None) -> Array:
+def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | None = None) -> Array:
     """Return (T,), true where a position stays.
 
     An end-of-turn token directly behind another one is dropped. One that the model has sampled stays, as it is trained on;
     in a prompt, without `sampled_T`, no token counts as sampled.
     """
-    keep_T = np.ones(len(tokens_T), dtype=bool)
+    keep_mask_T = np.ones(len(tokens_T), dtype=bool)
     if eos_id is not None:
         is_eos = tokens_T == eos_id
-        keep_T[1:] = ~(is_eos[1:] & is_eos[:-1])
-    return keep_T if sampled_T is None else keep_T | sampled_T
+        keep_mask_T[1:] = ~(is_eos[1:] & is_eos[:-1])
+    return keep_mask_T if loss_mask_T is None else keep_mask_T | loss_mask_T
 
 
 def collapse_doubled_eos(tokens: list[int], eos_id: int | None) -> list[int]:
     """Return a prompt without doubled end-of-turn tokens."""
-    keep_T = find_kept(np.asarray(tokens), eos_id)
-    return [token for token, keep in zip(tokens, keep_T, strict=True) if keep]
+    keep_mask_T = build_keep_mask(np.asarray(tokens), eos_id)
+    return [token for token, keep in zip(tokens, keep_mask_T, strict=True) if keep]

@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from lachesis.config.run_config import RunConfig
-from lachesis.trainer.evaluations import EvaluationOver
-from lachesis.trainer.inference_server import Inference, Json, Sample, TrainerState, router_of, to_samples, until_hang_up
+from lachesis.trainer.evaluations import EvaluationEndedError
+from lachesis.trainer.inference_server import Inference, Json, Sample, TrainerState, create_router, to_samples, cancel_on_disconnect
 from lachesis.trainer.policy import Policy
 
 
@@ -30,24 +30,24 @@ class EvaluationReport(BaseModel):
     error: str | None = None
 
 
-class PinnedInference(Inference):
+class EvaluationInference(Inference):
     """Samples with the weights of the evaluation that the path names."""
 
     def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
-        super().__init__(policy, tokenizer, config, state.usage, base=False)
+        super().__init__(policy, tokenizer, config, state.usage, is_base=False)
         self.state = state
 
-    def client_of(self, request: Request) -> tinker.SamplingClient:
-        return self.state.evaluations.sampler(request.path_params["evaluation"])
+    def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
+        return self.state.evaluations.get_sampler(request.path_params["evaluation"])
 
-    async def answer(
-        self, request: Request, ids: list[int], count: int, params: tinker.SamplingParams, stop_ids: list[int]
+    async def sample_and_count(
+        self, request: Request, ids: list[int], num_samples: int, params: tinker.SamplingParams, stop_ids: list[int]
     ) -> list[Sample]:
         """Sample and count the tokens. They are paid for, but say nothing about training's own requests."""
         prompt = tinker.ModelInput.from_ints(ids)
-        answer = await until_hang_up(request, self.client_of(request).sample_async(prompt, count, params))
-        self.usage.evaluated(len(ids), sum(len(sequence.tokens) for sequence in answer.sequences))
-        return to_samples(answer.sequences, stop_ids)
+        response = await cancel_on_disconnect(request, self.get_sampling_client(request).sample_async(prompt, num_samples, params))
+        self.usage.record_evaluation_tokens(len(ids), sum(len(sequence.tokens) for sequence in response.sequences))
+        return to_samples(response.sequences, stop_ids)
 
 
 def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
@@ -56,12 +56,12 @@ def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: 
 
     @router.get("/next")
     async def next_evaluation(request: Request, environment: str = "") -> Json:
-        found: Json = await until_hang_up(request, evaluations.next(environment))
-        return found
+        offer: Json = await cancel_on_disconnect(request, evaluations.wait_for_next(environment))
+        return offer
 
     @router.post("/{evaluation}/alive")
-    async def alive(evaluation: str) -> Json:
-        evaluations.note_alive(evaluation)
+    async def report_alive(evaluation: str) -> Json:
+        evaluations.record_heartbeat(evaluation)
         return {}
 
     @router.post("/{evaluation}")
@@ -69,10 +69,10 @@ def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: 
         evaluations.finish(evaluation, body.model_dump())
         return {}
 
-    async def over(request: Request, error: Exception) -> JSONResponse:
+    async def answer_evaluation_ended(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 410)
 
     app.include_router(router)
-    pinned = PinnedInference(policy, tokenizer, config, state)
-    app.include_router(router_of(pinned, state, config), prefix="/evaluations/{evaluation}")
-    app.add_exception_handler(EvaluationOver, over)
+    inference = EvaluationInference(policy, tokenizer, config, state)
+    app.include_router(create_router(inference, state, config), prefix="/evaluations/{evaluation}")
+    app.add_exception_handler(EvaluationEndedError, answer_evaluation_ended)

@@ -27,47 +27,47 @@ from lachesis.runs.store import now_iso
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
-WAIT_S = 20.0
+LONG_POLL_S = 20.0
 """How long a question for the next evaluation may stay open."""
-SILENT_S = 120.0
+HEARTBEAT_TIMEOUT_S = 120.0
 """An evaluation whose process has given no sign of life for so long is given up."""
-BEGIN_S = 30.0
+BEGIN_TIMEOUT_S = 30.0
 """After the last step an environment has so long to begin an evaluation that is due."""
-SETTLE_S = 600.0
+FINISH_TIMEOUT_S = 600.0
 """After the last step an evaluation under way has so long to end."""
-KEEP_EVERY = 8
+UPDATES_PER_KEEPALIVE = 8
 """The weights of an evaluation are asked for one token each so many updates, as a server may forget idle ones."""
 MAX_ATTEMPTS = 2
-MAX_METRICS, MAX_NAME = 64, 80
-RESERVED = ("step", "failed", "items", "low", "high", "seconds")
+MAX_METRICS, MAX_NAME_LENGTH = 64, 80
+RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
 """Names under `eval/` that are written here."""
 
 
-class EvaluationOver(Exception):
+class EvaluationEndedError(Exception):
     """The evaluation has ended or was given up; its weights are gone."""
 
 
 @dataclass
-class Round:
+class EvaluationRound:
     """One evaluation by all environments of a run. `waiting` are those that have not begun."""
 
     step: int
     sampler: tinker.SamplingClient
-    waiting: list[str]
-    begun_at: float = field(default_factory=time.monotonic)
+    waiting_environments: list[str]
+    started_at: float = field(default_factory=time.monotonic)
     updates: int = 0
 
 
 @dataclass
-class Running:
+class RunningEvaluation:
     """The part of one environment in a round."""
 
     environment: str
     attempts: int
-    seen_at: float = field(default_factory=time.monotonic)
+    heartbeat_at: float = field(default_factory=time.monotonic)
 
 
-class Evaluations:
+class EvaluationScheduler:
     """The held-out evaluations of one attempt of a run.
 
     Args:
@@ -82,24 +82,24 @@ class Evaluations:
         self,
         environments: Sequence[str] = ("",),
         *,
-        every: int = 0,
-        last: int | None = None,
+        every_steps: int = 0,
+        excluded_step: int | None = None,
         usage: Usage | None = None,
-        failures: Path | None = None,
+        failures_file: Path | None = None,
     ) -> None:
-        self.environments, self.every, self.last = list(environments), every, last
-        self.usage, self.failures = usage or Usage(), failures
-        self.failed = 0
-        self.over = every <= 0
+        self.environments, self.every_steps, self.excluded_step = list(environments), every_steps, excluded_step
+        self.usage, self.failures_file = usage or Usage(), failures_file
+        self.num_failed = 0
+        self.is_over = every_steps <= 0
         """Whether no further evaluation will be due."""
         self.results: list[HeldOutPoint] = []
         """Results of the run's own environment that nobody has taken yet."""
-        self._evaluated: set[int] = set()
-        self._round: Round | None = None
-        self._running: dict[str, Running] = {}
-        self._arrived: dict[str, float] = {}
-        self._changed = asyncio.Event()
-        self._asked: set[asyncio.Task[Any]] = set()
+        self._evaluated_steps: set[int] = set()
+        self._round: EvaluationRound | None = None
+        self._running: dict[str, RunningEvaluation] = {}
+        self._unwritten_metrics: dict[str, float] = {}
+        self._change_event = asyncio.Event()
+        self._keepalive_tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def step_under_way(self) -> int | None:
@@ -114,26 +114,26 @@ class Evaluations:
         """
         return self.results[0].step if self.results else self.step_under_way
 
-    def carry_over(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
+    def restore_from_metrics(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
         """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
 
         Lines after `first_step` will be made again. A result on one of them stays true if its weights are not
         newer than `first_step`; it goes to the next line that is written.
         """
         for line in steps:
-            evaluated = line.get("eval/step")
-            if evaluated is None or evaluated > first_step:
+            evaluated_step = line.get("eval/step")
+            if evaluated_step is None or evaluated_step > first_step:
                 continue
-            self._evaluated.add(int(evaluated))
+            self._evaluated_steps.add(int(evaluated_step))
             if line["step"] > first_step:
-                self._arrived = {key: value for key, value in line.items() if is_evaluation_key(key)}
-                self._arrived.pop("eval/failed", None)
+                self._unwritten_metrics = {key: value for key, value in line.items() if is_evaluation_key(key)}
+                self._unwritten_metrics.pop("eval/failed", None)
 
-    def weights_published(self, step: int, sampler: tinker.SamplingClient) -> None:
+    def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
         """Begin an evaluation of these weights if one is due. Call it after each step, and before the first."""
         self._give_up_silent()
         if self._round is not None:
-            self._keep(self._round)
+            self._keep_weights_alive(self._round)
         if not self._is_due(step):
             return
         if self._round is not None:
@@ -141,88 +141,88 @@ class Evaluations:
         if self._round is not None:
             log.warning("no evaluation of step %d: that of step %d is still under way", step, self._round.step)
             return
-        self._evaluated.add(step)
-        self._round = Round(step, sampler, list(self.environments))
-        self._notify()
+        self._evaluated_steps.add(step)
+        self._round = EvaluationRound(step, sampler, list(self.environments))
+        self._wake_waiters()
 
-    async def next(self, environment: str, wait_s: float = WAIT_S) -> dict[str, Any]:
+    async def wait_for_next(self, environment: str, wait_s: float = LONG_POLL_S) -> dict[str, Any]:
         """Wait until this environment has an evaluation to make, and begin it.
 
         Returns:
             Its `id` and the `step` of its weights; `{"over": True}` when there will be no more; `{}` when
             there was none in `wait_s` seconds.
         """
-        until = time.monotonic() + wait_s
+        deadline = time.monotonic() + wait_s
         while True:
-            changed = self._changed
-            offer = self._begin(environment or self.environments[0])
-            if offer or self.over:
+            change_event = self._change_event
+            offer = self._offer_evaluation(environment or self.environments[0])
+            if offer or self.is_over:
                 return offer or {"over": True}
             try:
-                async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                    await changed.wait()
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    await change_event.wait()
             except TimeoutError:
                 return {}
 
-    def sampler(self, evaluation: str) -> tinker.SamplingClient:
+    def get_sampler(self, evaluation_id: str) -> tinker.SamplingClient:
         """Return the weights that an evaluation sees. Raises EvaluationOver."""
-        self.note_alive(evaluation)
+        self.record_heartbeat(evaluation_id)
         assert self._round is not None
         return self._round.sampler
 
-    def note_alive(self, evaluation: str) -> None:
+    def record_heartbeat(self, evaluation_id: str) -> None:
         """Note a sign of life of an evaluation. Raises EvaluationOver."""
-        running = self._running.get(evaluation)
+        running = self._running.get(evaluation_id)
         if running is None or self._round is None:
-            raise EvaluationOver(f"evaluation {evaluation[:40]} has ended or was given up")
-        running.seen_at = time.monotonic()
+            raise EvaluationEndedError(f"evaluation {evaluation_id[:40]} has ended or was given up")
+        running.heartbeat_at = time.monotonic()
 
-    def finish(self, evaluation: str, report: Mapping[str, Any]) -> None:
+    def finish(self, evaluation_id: str, report: Mapping[str, Any]) -> None:
         """Take in what came of an evaluation: its metrics, or why it failed. Raises EvaluationOver."""
-        self.note_alive(evaluation)
+        self.record_heartbeat(evaluation_id)
         assert self._round is not None
-        running, step = self._running.pop(evaluation), self._round.step
-        metrics = _named_metrics(report.get("metrics"))
+        running, step = self._running.pop(evaluation_id), self._round.step
+        metrics = _parse_metrics(report.get("metrics"))
         if report.get("error") or not metrics:
-            self._fail(running.environment, step, str(report.get("error") or "it gave no metrics"))
+            self._record_failure(running.environment, step, str(report.get("error") or "it gave no metrics"))
         else:
-            self._accept(running.environment, step, metrics, report)
+            self._accept_result(running.environment, step, metrics, report)
         self._close_if_done()
 
-    def take(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         """Return the metrics that have arrived since the last call, for the line of a step."""
-        metrics, self._arrived = self._arrived, {}
+        metrics, self._unwritten_metrics = self._unwritten_metrics, {}
         return metrics
 
-    async def settle(self, stop: asyncio.Event) -> None:
+    async def wait_for_last_round(self, stop: asyncio.Event) -> None:
         """Wait after the last step for an evaluation that is due or under way, if it is not dead.
 
         One that has not ended after SETTLE_S seconds, or when `stop` is set, counts as failed.
         """
-        until = time.monotonic() + SETTLE_S
-        while self._round is not None and not stop.is_set() and time.monotonic() < until:
-            if time.monotonic() - self._round.begun_at > BEGIN_S:
-                self._give_up_waiting(f"the environment did not begin it in {BEGIN_S:g} s")
+        deadline = time.monotonic() + FINISH_TIMEOUT_S
+        while self._round is not None and not stop.is_set() and time.monotonic() < deadline:
+            if time.monotonic() - self._round.started_at > BEGIN_TIMEOUT_S:
+                self._give_up_waiting(f"the environment did not begin it in {BEGIN_TIMEOUT_S:g} s")
             self._give_up_silent()
-            changed = self._changed
+            change_event = self._change_event
             try:
                 async with asyncio.timeout(1.0):
-                    await changed.wait()
+                    await change_event.wait()
             except TimeoutError:
                 continue
-        limit = f"it had not ended {SETTLE_S:g} s after the last step"
-        self._give_up_all("the run was stopped" if stop.is_set() else limit)
-        self.over = True
-        self._notify()
+        timeout_reason = f"it had not ended {FINISH_TIMEOUT_S:g} s after the last step"
+        self._give_up_all("the run was stopped" if stop.is_set() else timeout_reason)
+        self.is_over = True
+        self._wake_waiters()
 
     # --- one round ------------------------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
-        if self.over or step % self.every or step == self.last:
+        if self.is_over or step % self.every_steps or step == self.excluded_step:
             return False
-        return step not in self._evaluated
+        return step not in self._evaluated_steps
 
-    def _begin(self, environment: str) -> dict[str, Any]:
+    def _offer_evaluation(self, environment: str) -> dict[str, Any]:
         """Return the offer of an evaluation, or nothing.
 
         An environment that asks while its evaluation is under way was started again: it may try once more.
@@ -230,70 +230,70 @@ class Evaluations:
         if self._round is None:
             return {}
         attempts = 1
-        lost = [key for key, running in self._running.items() if running.environment == environment]
-        if lost:
-            attempts += self._running.pop(lost[0]).attempts
+        lost_ids = [evaluation_id for evaluation_id, running in self._running.items() if running.environment == environment]
+        if lost_ids:
+            attempts += self._running.pop(lost_ids[0]).attempts
             if attempts > MAX_ATTEMPTS:
-                self._fail(environment, self._round.step, f"its process ended {MAX_ATTEMPTS} times during it")
+                self._record_failure(environment, self._round.step, f"its process ended {MAX_ATTEMPTS} times during it")
                 self._close_if_done()
                 return {}
-        elif environment in self._round.waiting:
-            self._round.waiting.remove(environment)
+        elif environment in self._round.waiting_environments:
+            self._round.waiting_environments.remove(environment)
         else:
             return {}
-        evaluation = secrets.token_hex(8)
-        self._running[evaluation] = Running(environment, attempts)
-        return {"id": evaluation, "step": self._round.step}
+        evaluation_id = secrets.token_hex(8)
+        self._running[evaluation_id] = RunningEvaluation(environment, attempts)
+        return {"id": evaluation_id, "step": self._round.step}
 
-    def _accept(self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]) -> None:
+    def _accept_result(self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]) -> None:
         items = report.get("items")
         if is_score(items) and items and "eval/items" not in metrics:
             metrics["eval/items"] = float(items)
-        own = environment == self.environments[0]
+        is_own = environment == self.environments[0]
         point = to_point(metrics, step)
         if point is not None:
-            found = point.model_dump(exclude_none=True)
-            metrics |= {f"eval/{name}": value for name, value in found.items()}
-            if own:
+            point_values = point.model_dump(exclude_none=True)
+            metrics |= {f"eval/{name}": value for name, value in point_values.items()}
+            if is_own:
                 self.results.append(point)
         metrics["eval/step"] = step
         if is_score(report.get("seconds")):
             metrics["eval/seconds"] = round(float(report["seconds"]), 3)
-        prefix = "" if own else f"environments/{environment}/"
-        self._arrived |= {f"{prefix}{key}": value for key, value in metrics.items()}
+        prefix = "" if is_own else f"environments/{environment}/"
+        self._unwritten_metrics |= {f"{prefix}{key}": value for key, value in metrics.items()}
         log.info("evaluation of step %d: %s", step, json.dumps(metrics))
 
-    def _fail(self, environment: str, step: int, reason: str) -> None:
-        self.failed += 1
-        self._arrived["eval/failed"] = self._arrived.get("eval/failed", 0) + 1
+    def _record_failure(self, environment: str, step: int, reason: str) -> None:
+        self.num_failed += 1
+        self._unwritten_metrics["eval/failed"] = self._unwritten_metrics.get("eval/failed", 0) + 1
         log.warning("the evaluation of step %d failed: %s; training goes on", step, reason)
-        if self.failures is None:
+        if self.failures_file is None:
             return
-        line = {"step": step, "environment": environment, "reason": reason[:1000], "at": now_iso()}
+        failure = {"step": step, "environment": environment, "reason": reason[:1000], "at": now_iso()}
         try:
-            with storage_errors(self.failures):
-                self.failures.parent.mkdir(exist_ok=True)
-                with self.failures.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+            with storage_errors(self.failures_file):
+                self.failures_file.parent.mkdir(exist_ok=True)
+                with self.failures_file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(failure) + "\n")
         except Exception as error:  # the log has it
             log.warning("the reason was not kept: %s", error)
 
     def _give_up_silent(self) -> None:
         """Give up evaluations whose process is gone or stands still."""
-        for key, running in list(self._running.items()):
-            silent_s = time.monotonic() - running.seen_at
-            if silent_s > SILENT_S and self._round is not None:
-                del self._running[key]
+        for evaluation_id, running in list(self._running.items()):
+            silent_s = time.monotonic() - running.heartbeat_at
+            if silent_s > HEARTBEAT_TIMEOUT_S and self._round is not None:
+                del self._running[evaluation_id]
                 reason = f"its process has given no sign of life for {silent_s:.0f} s"
-                self._fail(running.environment, self._round.step, reason)
+                self._record_failure(running.environment, self._round.step, reason)
         self._close_if_done()
 
     def _give_up_waiting(self, reason: str) -> None:
         if self._round is None:
             return
-        for environment in self._round.waiting:
-            self._fail(environment, self._round.step, reason)
-        self._round.waiting.clear()
+        for environment in self._round.waiting_environments:
+            self._record_failure(environment, self._round.step, reason)
+        self._round.waiting_environments.clear()
         self._close_if_done()
 
     def _give_up_all(self, reason: str) -> None:
@@ -301,40 +301,40 @@ class Evaluations:
         if self._round is None:
             return
         for running in self._running.values():
-            self._fail(running.environment, self._round.step, reason)
+            self._record_failure(running.environment, self._round.step, reason)
         self._running.clear()
         self._give_up_waiting(reason)
 
     def _close_if_done(self) -> None:
-        if self._round is not None and not self._round.waiting and not self._running:
+        if self._round is not None and not self._round.waiting_environments and not self._running:
             self._round = None
-            self._notify()
+            self._wake_waiters()
 
-    def _keep(self, round_: Round) -> None:
+    def _keep_weights_alive(self, round_: EvaluationRound) -> None:
         """Ask the weights of a round for one token now and then, so that no server forgets them."""
         round_.updates += 1
-        if round_.updates % KEEP_EVERY:
+        if round_.updates % UPDATES_PER_KEEPALIVE:
             return
         self.usage.prefill += 1
         task = asyncio.ensure_future(round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0])))
-        self._asked.add(task)
-        task.add_done_callback(self._answered)
+        self._keepalive_tasks.add(task)
+        task.add_done_callback(self._finish_keepalive)
 
-    def _answered(self, task: asyncio.Task[Any]) -> None:
-        self._asked.discard(task)
+    def _finish_keepalive(self, task: asyncio.Task[Any]) -> None:
+        self._keepalive_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("the weights of an evaluation were not kept: %r", task.exception())
 
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _wake_waiters(self) -> None:
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
 
-def _named_metrics(found: Any) -> dict[str, float]:
+def _parse_metrics(raw_metrics: Any) -> dict[str, float]:
     """Return the finite numbers of an environment's metrics under `eval/NAME`."""
     metrics: dict[str, float] = {}
-    for key, value in found.items() if isinstance(found, Mapping) else ():
-        name = str(key).removeprefix("eval/")[:MAX_NAME]
-        if is_score(value) and name and len(metrics) < MAX_METRICS and (name == "items" or name not in RESERVED):
+    for key, value in raw_metrics.items() if isinstance(raw_metrics, Mapping) else ():
+        name = str(key).removeprefix("eval/")[:MAX_NAME_LENGTH]
+        if is_score(value) and name and len(metrics) < MAX_METRICS and (name == "items" or name not in RESERVED_NAMES):
             metrics[f"eval/{name}"] = float(value)
     return metrics

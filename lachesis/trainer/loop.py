@@ -14,23 +14,23 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.held_out import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile, WandbSink
 from lachesis.runs.store import RunDir
-from lachesis.trainer.advantages import learning_rate
-from lachesis.trainer.batch import Batch, Recipe, add_kl_penalty, to_batch
-from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.advantages import compute_learning_rate
+from lachesis.trainer.batch import Batch, BatchSettings, add_kl_penalty, to_batch
+from lachesis.trainer.checkpoint_manager import CheckpointManager
 from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.recompute_logprobs import fill
-from lachesis.trainer.rollout_client import Atropos, Group
-from lachesis.trainer.rollout_log import RolloutFile
-from lachesis.trainer.step_metrics import Clock, Ledger
-from lachesis.trainer.supervised import batches, read
-from lachesis.trainer.usage import rollout_metrics
-from lachesis.trainer.weight_sync_check import MOST_TOKENS, Canary
+from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
+from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
+from lachesis.trainer.rollout_log import RolloutLog
+from lachesis.trainer.step_metrics import StepTimer, StepAccounting
+from lachesis.trainer.supervised import iterate_batches, read_examples
+from lachesis.trainer.usage import compute_rollout_metrics
+from lachesis.trainer.weight_sync_check import MAX_TEXT_TOKENS, WeightSyncCheck
 
 T = TypeVar("T")
-Fetched = tuple[list[Group], Batch]
+FetchedBatch = tuple[list[ScoredGroup], Batch]
 """Groups as they came, and what is trained on of them."""
-TEXTS = 4
+NUM_PROBE_TEXTS = 4
 """So many texts of the first batch are kept, to compare checkpoints by."""
 log = logging.getLogger(__name__)
 
@@ -42,264 +42,264 @@ class Trainer:
         self,
         config: RunConfig,
         policy: Policy,
-        atropos: Atropos,
+        rollout_client: RolloutClient,
         *,
-        keeper: Keeper,
+        checkpoint_manager: CheckpointManager,
         state: TrainerState,
-        folder: RunDir,
+        run_dir: RunDir,
         wandb: WandbSink | None,
         tokenizer: Any,
     ) -> None:
-        self.config, self.policy, self.atropos, self.keeper, self.state = config, policy, atropos, keeper, state
-        self.wandb, self.tokenizer, self.folder = wandb, tokenizer, folder
-        self.metrics = MetricsFile(folder.metrics)
-        self.canary = Canary(policy)
-        self.ledger = Ledger(folder, config.tinker.prices)
-        self.rollouts = RolloutFile(folder.rollouts, tokenizer, config.env.total_steps)
-        self.recipe = Recipe(
+        self.config, self.policy, self.rollout_client, self.checkpoint_manager, self.state = config, policy, rollout_client, checkpoint_manager, state
+        self.wandb, self.tokenizer, self.run_dir = wandb, tokenizer, run_dir
+        self.metrics_file = MetricsFile(run_dir.metrics)
+        self.weight_sync_check = WeightSyncCheck(policy)
+        self.step_accounting = StepAccounting(run_dir, config.tinker.prices)
+        self.rollout_log = RolloutLog(run_dir.rollouts, tokenizer, config.env.total_steps)
+        self.batch_settings = BatchSettings(
             max_tokens=config.tinker.max_token_trainer_length,
             eos_id=tokenizer.eos_token_id,
             advantage=config.tinker.advantage,
-            weight_by=config.tinker.weight_by,
-            was_cut=state.usage.was_cut if config.tinker.cut_rollouts == "leave_out" else None,
-            penalised=config.tinker.kl_coefficient > 0,
+            loss_aggregation=config.tinker.weight_by,
+            was_truncated=state.usage.was_truncated if config.tinker.cut_rollouts == "leave_out" else None,
+            has_kl_penalty=config.tinker.kl_coefficient > 0,
         )
-        self._ahead: asyncio.Task[Fetched | None] | None = None
-        self._clock = Clock()
+        self._prefetch_task: asyncio.Task[FetchedBatch | None] | None = None
+        self._step_timer = StepTimer()
         """From the line of one step to that of the next."""
-        self._unrecorded: dict[str, float] | None = None
+        self._unwritten_metrics: dict[str, float] | None = None
         """Metrics of a step that was counted and has no line yet."""
-        state.spent = lambda: self.ledger.spent(state.usage)
+        state.get_spent = lambda: self.step_accounting.compute_spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Train until the last step, until a budget of tokens or money is used up, or until `stop`. A checkpoint is written at
         the end in either case, and also when an error ends the loop, if the server still takes it."""
         self.state.phase = "training"
         try:
-            if self.state.step == 0 and not self.keeper.warm:
-                await self._imitate(stop)
+            if self.state.step == 0 and not self.checkpoint_manager.is_sft_done:
+                await self._run_sft_stage(stop)
             self._begin_evaluations()
-            self._clock = Clock()
-            while self.state.step < self.config.env.total_steps and not self.state.over_budget(self.config.limits):
-                if not await self._one_step(stop):
+            self._step_timer = StepTimer()
+            while self.state.step < self.config.env.total_steps and not self.state.describe_exceeded_budget(self.config.limits):
+                if not await self._run_step(stop):
                     break
         except Exception:
             await self._save_after_error()
             raise
         finally:
-            if self._ahead:
-                self._ahead.cancel()
-            self.canary.close()
+            if self._prefetch_task:
+                self._prefetch_task.cancel()
+            self.weight_sync_check.close()
         await self._save()
-        await self._settle_evaluations(stop)
-        self.ledger.keep(self.state.usage)
+        await self._wait_for_evaluations(stop)
+        self.step_accounting.write_spent(self.state.usage)
         self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
 
-    async def _one_step(self, stop: asyncio.Event) -> bool:
+    async def _run_step(self, stop: asyncio.Event) -> bool:
         """False when told to stop while waiting for rollouts."""
-        clock = self._clock
-        self.state.wait_for("rollouts")
-        fetched = await self._next(stop)
+        timer = self._step_timer
+        self.state.set_waiting_for("rollouts")
+        fetched = await self._next_batch(stop)
         if fetched is None:
             return False
         groups, batch = fetched
-        clock.lap("time/rollouts")
-        self.keeper.receive(groups)
-        self.state.groups, self.state.mixture = self.keeper.groups, dict(self.keeper.mixture)
-        groups = [group for number, group in enumerate(groups) if number not in batch.dropped]
-        lost = asyncio.ensure_future(self.atropos.lost())
-        distance = await self._stay_near_base(batch)
-        found = {**batch.metrics(), **distance}
-        update = asyncio.ensure_future(self._update_and_count(batch, groups, found))
+        timer.lap("time/rollouts")
+        self.checkpoint_manager.count_received_groups(groups)
+        self.state.groups, self.state.groups_by_environment = self.checkpoint_manager.groups, dict(self.checkpoint_manager.groups_by_environment)
+        groups = [group for group_index, group in enumerate(groups) if group_index not in batch.drop_reasons]
+        queue_counts_task = asyncio.ensure_future(self.rollout_client.read_queue_counts())
+        kl_metrics = await self._apply_kl_penalty(batch)
+        metrics = {**batch.compute_metrics(), **kl_metrics}
+        update_task = asyncio.ensure_future(self._update_and_count(batch, groups, metrics))
         try:
             await asyncio.sleep(0)  # the server has its work before this process does its own
-            found |= await asyncio.to_thread(rollout_metrics, groups, self.state.usage)
+            metrics |= await asyncio.to_thread(compute_rollout_metrics, groups, self.state.usage)
         finally:
-            await asyncio.wait({update})  # a checkpoint during the update would hold it without counting it
-        await update
-        clock.lap("time/train")
-        found |= await lost
-        self.rollouts.keep(self.state.step, groups)
-        self._record(found, clock)
-        self._clock = Clock()
+            await asyncio.wait({update_task})  # a checkpoint during the update would hold it without counting it
+        await update_task
+        timer.lap("time/train")
+        metrics |= await queue_counts_task
+        self.rollout_log.write_group(self.state.step, groups)
+        self._write_step_metrics(metrics, timer)
+        self._step_timer = StepTimer()
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()  # after the step's line: a resume from here must find it
-            self._clock.lap("time/checkpoint")
+            self._step_timer.lap("time/checkpoint")
         return not stop.is_set()
 
-    async def _next(self, stop: asyncio.Event) -> Fetched | None:
+    async def _next_batch(self, stop: asyncio.Event) -> FetchedBatch | None:
         """The next batch; None when told to stop. Where several may wait, one of them waits here, fetched while the last one is
         trained on."""
-        task = self._ahead or asyncio.ensure_future(unless(stop, self._fetch(self.state.step)))
+        task = self._prefetch_task or asyncio.ensure_future(run_unless_stopped(stop, self._fetch_batch(self.state.step)))
         fetched = await task
-        more = fetched is not None and self.state.step + 1 < self.config.env.total_steps
-        self._ahead = None
-        if more and self.config.is_prefetching:
-            self._ahead = asyncio.ensure_future(unless(stop, self._fetch(self.state.step + 1)))
+        has_next_step = fetched is not None and self.state.step + 1 < self.config.env.total_steps
+        self._prefetch_task = None
+        if has_next_step and self.config.is_prefetching:
+            self._prefetch_task = asyncio.ensure_future(run_unless_stopped(stop, self._fetch_batch(self.state.step + 1)))
         return fetched
 
-    async def _fetch(self, step: int) -> Fetched:
-        groups = await self.atropos.next_batch(step)
-        filled = await fill(groups, self.policy.sampler, self.recipe)
-        self.state.usage.prefill += filled.tokens
-        batch = await asyncio.to_thread(to_batch, groups, self.recipe, filled.refused)
-        batch.without_logprobs = filled.rollouts
-        for number, reason in batch.dropped.items():
-            log.warning("group %d of %d is left out of the batch of step %d: %s", number, len(groups), step + 1, reason)
+    async def _fetch_batch(self, step: int) -> FetchedBatch:
+        groups = await self.rollout_client.next_batch(step)
+        recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
+        self.state.usage.prefill += recomputed.num_tokens
+        batch = await asyncio.to_thread(to_batch, groups, self.batch_settings, recomputed.refusal_reasons)
+        batch.num_without_logprobs = recomputed.num_rollouts
+        for group_index, reason in batch.drop_reasons.items():
+            log.warning("group %d of %d is left out of the batch of step %d: %s", group_index, len(groups), step + 1, reason)
         return groups, batch
 
-    async def _update_and_count(self, batch: Batch, groups: list[Group], metrics: dict[str, float]) -> None:
+    async def _update_and_count(self, batch: Batch, groups: list[ScoredGroup], metrics: dict[str, float]) -> None:
         """Train on a batch, add to its metrics, and count the step once the server has made the update, whatever fails after
         that."""
-        updates = self.policy.updates
+        num_updates_before = self.policy.num_updates
         try:
             metrics |= await self._update(batch)
         finally:
-            if self.policy.updates > updates or not batch.datums:
+            if self.policy.num_updates > num_updates_before or not batch.datums:
                 self.state.step += 1
-                self.keeper.note(metrics["reward/mean"], _some_texts(groups))
-                self._unrecorded = metrics
+                self.checkpoint_manager.count_step(metrics["reward/mean"], _select_probe_tokens(groups))
+                self._unwritten_metrics = metrics
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and publish the weights; what is known about it."""
-        text = [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
-        await self.canary.before(text)
-        tinker = self.config.tinker
-        rate = learning_rate(
-            tinker.learning_rate,
+        probe_tokens = [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
+        await self.weight_sync_check.take_reference(probe_tokens)
+        tinker_config = self.config.tinker
+        rate = compute_learning_rate(
+            tinker_config.learning_rate,
             self.state.step,
             self.config.env.total_steps,
-            schedule=tinker.learning_rate_schedule,
-            warmup=tinker.learning_rate_warmup,
+            schedule=tinker_config.learning_rate_schedule,
+            warmup_steps=tinker_config.learning_rate_warmup,
         )
-        found = await self.policy.train(batch, rate, self.state.wait_for)
+        metrics = await self.policy.train(batch, rate, self.state.set_waiting_for)
         self.state.usage.trained += sum(len(datum.tokens) for datum in batch.datums)
         if batch.datums:
             self.state.usage.version += 1
-            gap = await self.canary.check()
-            found |= {} if gap is None else {"weights/sampler_gap": gap}
-        self._offer_weights(self.state.step + 1)
-        change = await self.canary.change()
+            gap = await self.weight_sync_check.check()
+            metrics |= {} if gap is None else {"weights/sampler_gap": gap}
+        self._start_evaluation_if_due(self.state.step + 1)
+        change = await self.weight_sync_check.finish_change_measurement()
         if batch.datums:
-            self.canary.ask(text)
-        return found if change is None else {**found, "weights/change": change}
+            self.weight_sync_check.start_change_measurement(probe_tokens)
+        return metrics if change is None else {**metrics, "weights/change": change}
 
-    async def _stay_near_base(self, batch: Batch) -> dict[str, float]:
+    async def _apply_kl_penalty(self, batch: Batch) -> dict[str, float]:
         """Add the penalty on the distance to the base model to the advantages, where one is asked for."""
         coefficient = self.config.tinker.kl_coefficient
         if not coefficient or not batch.datums:
             return {}
-        base_D = await self.policy.base_logprobs(batch)
+        base_logprobs_D = await self.policy.compute_base_logprobs(batch)
         self.state.usage.prefill += sum(len(datum.tokens) for datum in batch.datums)
-        return {"kl/base": add_kl_penalty(batch, base_D, coefficient, self.recipe)}
+        return {"kl/base": add_kl_penalty(batch, base_logprobs_D, coefficient, self.batch_settings)}
 
-    async def _imitate(self, stop: asyncio.Event) -> None:
+    async def _run_sft_stage(self, stop: asyncio.Event) -> None:
         """Train on the examples of the supervised file, if there is one. A line per update goes to the log, and the loss of
         the first and of the last into `supervised.json`."""
-        tinker = self.config.tinker
-        if tinker.supervised_file is None:
+        tinker_config = self.config.tinker
+        if tinker_config.supervised_file is None:
             return
         self.state.phase = "imitating"
-        examples = read(Path(tinker.supervised_file), self.tokenizer, most_tokens=tinker.max_token_trainer_length)
-        batches_ = list(batches(examples, size=tinker.supervised_batch_size, epochs=tinker.supervised_epochs, seed=tinker.seed))
+        examples = read_examples(Path(tinker_config.supervised_file), self.tokenizer, max_tokens=tinker_config.max_token_trainer_length)
+        sft_batches = list(iterate_batches(examples, batch_size=tinker_config.supervised_batch_size, epochs=tinker_config.supervised_epochs, seed=tinker_config.seed))
         losses: list[float] = []
-        for number, batch in enumerate(batches_, 1):
+        for update_number, batch in enumerate(sft_batches, 1):
             if stop.is_set():
                 return
-            self.state.wait_for("forward_backward")
-            losses.append(await self.policy.imitate(batch, tinker.supervised_learning_rate))
-            self.state.usage.trained += sum(len(one.tokens) for one in batch)
-            log.info("supervised update %d/%d loss %.4f", number, len(batches_), losses[-1])
+            self.state.set_waiting_for("forward_backward")
+            losses.append(await self.policy.fine_tune_on_examples(batch, tinker_config.supervised_learning_rate))
+            self.state.usage.trained += sum(len(example.tokens) for example in batch)
+            log.info("supervised update %d/%d loss %.4f", update_number, len(sft_batches), losses[-1])
         await self.policy.publish()
         self.state.usage.version += 1
-        kept = {"examples": len(examples), "updates": len(losses), "first_loss": losses[0], "last_loss": losses[-1]}
-        write_private(self.folder.path / "supervised.json", json.dumps(kept))
-        self.state.wait_for("checkpoint")
-        await self.keeper.save(0)
+        summary = {"examples": len(examples), "updates": len(losses), "first_loss": losses[0], "last_loss": losses[-1]}
+        write_private(self.run_dir.path / "supervised.json", json.dumps(summary))
+        self.state.set_waiting_for("checkpoint")
+        await self.checkpoint_manager.save(0)
         self.state.phase = "training"
 
     def _begin_evaluations(self) -> None:
         """Evaluate what training begins with, unless an earlier attempt has done so."""
-        self.state.evaluations.carry_over(self.metrics.read(), self.state.step)
-        self._offer_weights(self.state.step)
+        self.state.evaluations.restore_from_metrics(self.metrics_file.read(), self.state.step)
+        self._start_evaluation_if_due(self.state.step)
 
-    def _offer_weights(self, step: int) -> None:
+    def _start_evaluation_if_due(self, step: int) -> None:
         if self.policy.sampler is not None:
-            self.state.evaluations.weights_published(step, self.policy.sampler)
+            self.state.evaluations.start_round_if_due(step, self.policy.sampler)
 
     def _take_evaluations(self) -> dict[str, float]:
         """Return the metrics of evaluations that have ended, and note them in the checkpoints."""
         evaluations = self.state.evaluations
         while evaluations.results:
-            self.keeper.note_held_out(evaluations.results.pop(0))
-        return evaluations.take()
+            self.checkpoint_manager.note_held_out(evaluations.results.pop(0))
+        return evaluations.take_metrics()
 
-    async def _settle_evaluations(self, stop: asyncio.Event) -> None:
+    async def _wait_for_evaluations(self, stop: asyncio.Event) -> None:
         """Wait for an evaluation that is under way after the last step."""
         if self.state.step >= self.config.env.total_steps:
-            self.state.wait_for("evaluation")
-            await self.state.evaluations.settle(stop)
+            self.state.set_waiting_for("evaluation")
+            await self.state.evaluations.wait_for_last_round(stop)
         self._add_to_last_step(self._take_evaluations())
 
     def note_final_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add the evaluation after training to the metrics of the last step and to its checkpoint."""
-        self.ledger.keep(self.state.usage)  # its tokens came after the last step
+        self.step_accounting.write_spent(self.state.usage)  # its tokens came after the last step
         point = to_point(metrics, self.state.step)
         if point is None:
             return
-        self.keeper.note_held_out(point)
-        named = {f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()}
-        self._add_to_last_step({**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **named})
+        self.checkpoint_manager.note_held_out(point)
+        point_metrics = {f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()}
+        self._add_to_last_step({**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **point_metrics})
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
-        if metrics and self.metrics.add_evaluation(metrics) and self.wandb:
+        if metrics and self.metrics_file.add_evaluation(metrics) and self.wandb:
             self.wandb.log(self.state.step + 1, metrics)  # W&B would replace another result of the last step
 
-    def _record(self, metrics: dict[str, float], clock: Clock) -> None:
-        metrics = {**metrics, **self.ledger.step(self.state.usage, clock.since_start()), **clock.metrics()}
+    def _write_step_metrics(self, metrics: dict[str, float], timer: StepTimer) -> None:
+        metrics = {**metrics, **self.step_accounting.compute_step_metrics(self.state.usage, timer.measure_elapsed_s()), **timer.to_metrics()}
         metrics |= self._take_evaluations()
-        self.metrics.append(self.state.step, metrics)
-        self._unrecorded = None
+        self.metrics_file.append(self.state.step, metrics)
+        self._unwritten_metrics = None
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
             self.state.wandb_url, self.state.wandb_error = self.wandb.url, self.wandb.error
         log.info("step %d/%d reward %.3f", self.state.step, self.config.env.total_steps, metrics["reward/mean"])
 
     async def _save(self) -> None:
-        if self.state.step > self.keeper.step:
-            self.state.wait_for("checkpoint")
-            self.ledger.keep(self.state.usage)
-            await self.keeper.save(self.state.step, final=self.state.step >= self.config.env.total_steps)
+        if self.state.step > self.checkpoint_manager.step:
+            self.state.set_waiting_for("checkpoint")
+            self.step_accounting.write_spent(self.state.usage)
+            await self.checkpoint_manager.save(self.state.step, is_final=self.state.step >= self.config.env.total_steps)
 
     async def _save_after_error(self) -> None:
         """Save the steps that were counted, with the line of the last one. After an error in the middle of an update nothing
         is saved, because the weights may hold a part of it."""
-        if self.policy.update_under_way:
-            log.warning("no checkpoint after an error in the middle of an update; the last one is of step %d", self.keeper.step)
+        if self.policy.is_update_under_way:
+            log.warning("no checkpoint after an error in the middle of an update; the last one is of step %d", self.checkpoint_manager.step)
             return
         try:
-            if self._unrecorded is not None:
-                self._record(self._unrecorded, self._clock)
+            if self._unwritten_metrics is not None:
+                self._write_step_metrics(self._unwritten_metrics, self._step_timer)
         except Exception as error:
             log.warning("step %d has no line in the metrics: %s", self.state.step, error)
         try:
             async with asyncio.timeout(15):
                 await self._save()
         except Exception as error:
-            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.keeper.step)
+            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.checkpoint_manager.step)
 
 
-def _some_texts(groups: list[Group]) -> list[list[int]]:
+def _select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
     """The beginnings of one rollout each of a few groups."""
-    return [[int(token) for token in group["tokens"][0][:MOST_TOKENS]] for group in groups[:TEXTS] if group["tokens"]]
+    return [[int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]] for group in groups[:NUM_PROBE_TEXTS] if group["tokens"]]
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None, with `work` cancelled, when `stop` comes first."""
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    task, stop_task = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
         task.cancel()
-        stopped.cancel()
+        stop_task.cancel()

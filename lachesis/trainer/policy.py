@@ -19,30 +19,30 @@ from tinker.lib.base_url import resolve_base_url
 from lachesis.base.errors import CheckpointError, MissingKeyError, ServerDownError
 from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
-from lachesis.trainer.batch import Array, Batch, Datum, spread
-from lachesis.trainer.supervised import Example
+from lachesis.trainer.batch import Array, Batch, Datum, summarize_distribution
+from lachesis.trainer.supervised import SftExample
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
 """The bounds of the ratio in the losses that have some, where the configuration names none."""
-DISCARD_S = 5.0
+DISCARD_TIMEOUT_S = 5.0
 """How long to try to delete the parts of a failed save: the reason for the failure may be a server that is gone."""
 
 
 class Policy:
     """Make one with `create`."""
 
-    def __init__(self, service: tinker.ServiceClient, training: tinker.TrainingClient | None, config: RunConfig) -> None:
-        self.service, self._training, self.config = service, training, config
+    def __init__(self, service_client: tinker.ServiceClient, training_client: tinker.TrainingClient | None, config: RunConfig) -> None:
+        self.service_client, self._training_client, self.config = service_client, training_client, config
         self.sampler: tinker.SamplingClient | None = None
-        self.base: tinker.SamplingClient | None = None
-        self.updates = 0
+        self.base_sampler: tinker.SamplingClient | None = None
+        self.num_updates = 0
         """Updates of the weights that `train` has made."""
-        self.update_under_way = False
+        self.is_update_under_way = False
         """Whether an update was begun whose outcome is unknown: also after an error of the server in the middle of it."""
-        self._rest: tinker.RestClient | None = None
-        self._note: Path | None = None
+        self._rest_client: tinker.RestClient | None = None
+        self._session_file: Path | None = None
 
     @classmethod
     async def create(cls, config: RunConfig, *, resume_from: str | None) -> Policy:
@@ -50,111 +50,111 @@ class Policy:
 
         Raises MissingKeyError, ServerDownError, or CheckpointError when the state cannot be loaded.
         """
-        with _told(resume_from):
-            service = tinker.ServiceClient(user_metadata={"run": config.env.wandb_name or ""})
+        with _translate_sdk_errors(resume_from):
+            service_client = tinker.ServiceClient(user_metadata={"run": config.env.wandb_name or ""})
             if resume_from:
-                training = await service.create_training_client_from_state_with_optimizer_async(resume_from)
+                training_client = await service_client.create_training_client_from_state_with_optimizer_async(resume_from)
             else:
-                training = await service.create_lora_training_client_async(
+                training_client = await service_client.create_lora_training_client_async(
                     base_model=config.openai.model_name, rank=config.tinker.lora_rank, seed=config.tinker.seed
                 )
-            policy = cls(service, training, config)
-            policy.base = await service.create_sampling_client_async(base_model=config.openai.model_name)
-            policy._rest = await asyncio.to_thread(tinker.RestClient, base_url=resolve_base_url())  # asks, and blocks meanwhile
+            policy = cls(service_client, training_client, config)
+            policy.base_sampler = await service_client.create_sampling_client_async(base_model=config.openai.model_name)
+            policy._rest_client = await asyncio.to_thread(tinker.RestClient, base_url=resolve_base_url())  # asks, and blocks meanwhile
         return policy
 
     @classmethod
-    async def of_base_model(cls, config: RunConfig) -> Policy:
+    async def from_base_model(cls, config: RunConfig) -> Policy:
         """The base model for sampling alone; there is nothing to train or save. Raises as `create` does."""
-        with _told():
-            service = tinker.ServiceClient()
-            base = await service.create_sampling_client_async(base_model=config.openai.model_name)
-        policy = cls(service, None, config)
-        policy.base = policy.sampler = base
+        with _translate_sdk_errors():
+            service_client = tinker.ServiceClient()
+            base_sampler = await service_client.create_sampling_client_async(base_model=config.openai.model_name)
+        policy = cls(service_client, None, config)
+        policy.base_sampler = policy.sampler = base_sampler
         return policy
 
     @property
-    def training(self) -> tinker.TrainingClient:
-        assert self._training is not None, "this policy is the base model alone"
-        return self._training
+    def training_client(self) -> tinker.TrainingClient:
+        assert self._training_client is not None, "this policy is the base model alone"
+        return self._training_client
 
     async def train(
-        self, batch: Batch, learning_rate: float, waiting_for: Callable[[str], None] = lambda what: None
+        self, batch: Batch, learning_rate: float, set_waiting_for: Callable[[str], None] = lambda what: None
     ) -> dict[str, float]:
         """One step on the batch, and new weights for the environments: all requests are queued before the first is waited for.
         Returns the contract's metrics; the weights stay when the batch holds no datum. `waiting_for` is told what is waited
         for."""
-        known = {"train/learning_rate": learning_rate}
+        metrics = {"train/learning_rate": learning_rate}
         if not batch.datums:
-            return known
+            return metrics
         data = await asyncio.to_thread(_to_data, batch, self.loss_fn)
-        waiting_for("forward_backward")
-        started = time.monotonic()
-        self.update_under_way = True
-        forward = await self.training.forward_backward_async(data, self.loss_fn, self._loss_config())
-        step = await self._queue_step(learning_rate)
-        published = asyncio.ensure_future(self.training.save_weights_and_get_sampling_client_async())
+        set_waiting_for("forward_backward")
+        started_at = time.monotonic()
+        self.is_update_under_way = True
+        forward_future = await self.training_client.forward_backward_async(data, self.loss_fn, self._build_loss_config())
+        optim_future = await self._queue_optim_step(learning_rate)
+        publish_task = asyncio.ensure_future(self.training_client.save_weights_and_get_sampling_client_async())
         try:
-            output = await forward.result_async()
-            waiting_for("optim_step")
-            passed = time.monotonic()
-            stepped = await step.result_async()
-            self.updates, self.update_under_way = self.updates + 1, False
-            waiting_for("sampler")
-            ended = time.monotonic()
+            output = await forward_future.result_async()
+            set_waiting_for("optim_step")
+            forward_done_at = time.monotonic()
+            optim_output = await optim_future.result_async()
+            self.num_updates, self.is_update_under_way = self.num_updates + 1, False
+            set_waiting_for("sampler")
+            optim_done_at = time.monotonic()
             # From here environments sample the new weights; requests in flight end on those they began with.
-            self.sampler = await published
+            self.sampler = await publish_task
         finally:
-            published.cancel()
+            publish_task.cancel()
         timing = {
-            "time/forward_backward": passed - started,
-            "time/optim_step": ended - passed,
-            "time/publish": time.monotonic() - ended,
+            "time/forward_backward": forward_done_at - started_at,
+            "time/optim_step": optim_done_at - forward_done_at,
+            "time/publish": time.monotonic() - optim_done_at,
         }
-        training_D = [np.asarray(one["logprobs"].to_numpy(), np.float64) for one in output.loss_fn_outputs]
-        found = loss_metrics(batch, training_D, float(output.metrics["loss:sum"]), self.config)
-        return {**known, **found, **_optimizer_metrics(stepped.metrics), **timing}
+        training_logprobs_D = [np.asarray(loss_output["logprobs"].to_numpy(), np.float64) for loss_output in output.loss_fn_outputs]
+        logprob_metrics = compute_loss_metrics(batch, training_logprobs_D, float(output.metrics["loss:sum"]), self.config)
+        return {**metrics, **logprob_metrics, **_rename_optimizer_metrics(optim_output.metrics), **timing}
 
     @property
     def loss_fn(self) -> str:
         return choose_loss(self.config)
 
-    def _loss_config(self) -> dict[str, float] | None:
-        tinker_ = self.config.tinker
-        bounds = {"clip_low_threshold": tinker_.clip_low_threshold, "clip_high_threshold": tinker_.clip_high_threshold}
+    def _build_loss_config(self) -> dict[str, float] | None:
+        tinker_config = self.config.tinker
+        bounds = {"clip_low_threshold": tinker_config.clip_low_threshold, "clip_high_threshold": tinker_config.clip_high_threshold}
         if self.loss_fn not in RATIO_BOUNDS:
             return None
         return {name: value for name, value in bounds.items() if value is not None} or None
 
-    async def _queue_step(self, learning_rate: float) -> tinker.APIFuture[tinker.OptimStepResponse]:
+    async def _queue_optim_step(self, learning_rate: float) -> tinker.APIFuture[tinker.OptimStepResponse]:
         clip = self.config.tinker.grad_clip_norm
-        return await self.training.optim_step_async(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip, **ADAM))
+        return await self.training_client.optim_step_async(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip, **ADAM))
 
-    async def imitate(self, examples: Sequence[Example], learning_rate: float) -> float:
+    async def fine_tune_on_examples(self, examples: Sequence[SftExample], learning_rate: float) -> float:
         """One supervised step; the mean loss of a token before it, in nats. Every token of the batch counts the same."""
-        data = await asyncio.to_thread(_to_examples, examples)
-        forward = await self.training.forward_backward_async(data, "cross_entropy")
-        step = await self._queue_step(learning_rate)
-        output = await forward.result_async()
-        await step.result_async()
+        data = await asyncio.to_thread(_to_sft_data, examples)
+        forward_future = await self.training_client.forward_backward_async(data, "cross_entropy")
+        optim_future = await self._queue_optim_step(learning_rate)
+        output = await forward_future.result_async()
+        await optim_future.result_async()
         return float(output.metrics["loss:sum"])
 
-    async def base_logprobs(self, batch: Batch) -> list[Array]:
+    async def compute_base_logprobs(self, batch: Batch) -> list[Array]:
         """Of the trained tokens of each datum, under the base model."""
-        assert self.base is not None
+        assert self.base_sampler is not None
         prompts = await asyncio.to_thread(_to_prompts, batch)
-        answers = await asyncio.gather(*(self.base.compute_logprobs_async(prompt) for prompt in prompts))
-        return [np.asarray(answer[1:], np.float64)[datum.trained] for answer, datum in zip(answers, batch.datums, strict=True)]
+        logprob_lists = await asyncio.gather(*(self.base_sampler.compute_logprobs_async(prompt) for prompt in prompts))
+        return [np.asarray(logprobs[1:], np.float64)[datum.loss_mask] for logprobs, datum in zip(logprob_lists, batch.datums, strict=True)]
 
-    async def logprobs(self, tokens: Sequence[int]) -> Array:
+    async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
         """Of each token but the first, by the model in training."""
-        datum = _datum(np.asarray(tokens[:-1]), targets=np.asarray(tokens[1:]), weights=np.zeros(len(tokens) - 1, np.float32))
-        forward = await self.training.forward_async([datum], "cross_entropy")
-        return np.asarray((await forward.result_async()).loss_fn_outputs[0]["logprobs"].to_numpy(), np.float64)
+        datum = _make_datum(np.asarray(tokens[:-1]), targets=np.asarray(tokens[1:]), weights=np.zeros(len(tokens) - 1, np.float32))
+        forward_future = await self.training_client.forward_async([datum], "cross_entropy")
+        return np.asarray((await forward_future.result_async()).loss_fn_outputs[0]["logprobs"].to_numpy(), np.float64)
 
     async def publish(self) -> None:
         """Weights that no step has published: the first ones, or those of a resume."""
-        self.sampler = await self.training.save_weights_and_get_sampling_client_async()
+        self.sampler = await self.training_client.save_weights_and_get_sampling_client_async()
 
     async def save(self, name: str) -> dict[str, str]:
         """Write state (weights and optimizer) and sampler weights, and return their typed paths.
@@ -163,17 +163,17 @@ class Policy:
         two parts fails, the other one is deleted, and the error of the server is raised.
         """
         name = f"{name}-{secrets.token_hex(3)}"
-        state = await self.training.save_state_async(f"{name}-state", overwrite=True)
-        weights = await self.training.save_weights_for_sampler_async(f"{name}-sampler")
-        results = await asyncio.gather(state.result_async(), weights.result_async(), return_exceptions=True)
-        answers: list[Any] = list(results)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        state_future = await self.training_client.save_state_async(f"{name}-state", overwrite=True)
+        weights_future = await self.training_client.save_weights_for_sampler_async(f"{name}-sampler")
+        results = await asyncio.gather(state_future.result_async(), weights_future.result_async(), return_exceptions=True)
+        outcomes: list[Any] = list(results)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
-            await self.discard([answer.path for answer in answers if not isinstance(answer, BaseException)])
+            await self.discard([outcome.path for outcome in outcomes if not isinstance(outcome, BaseException)])
             raise failures[0]
-        return {"state": answers[0].path, "sampler_weights": answers[1].path}
+        return {"state": outcomes[0].path, "sampler_weights": outcomes[1].path}
 
-    async def discard(self, paths: Iterable[str], timeout_s: float = DISCARD_S) -> None:
+    async def discard(self, paths: Iterable[str], timeout_s: float = DISCARD_TIMEOUT_S) -> None:
         """Delete checkpoints from the server. What cannot be deleted costs space there and is logged."""
         for path in paths:
             try:
@@ -184,21 +184,21 @@ class Policy:
 
     async def delete(self, path: str) -> None:
         """Remove a checkpoint from the server."""
-        assert self._rest is not None, "this policy is the base model alone"
-        await self._rest.delete_checkpoint_from_tinker_path(path)
+        assert self._rest_client is not None, "this policy is the base model alone"
+        await self._rest_client.delete_checkpoint_from_tinker_path(path)
 
-    def note_session(self, file: Path) -> None:
+    def write_session_file(self, file: Path) -> None:
         """Keep where the session is, so that it can be ended when this process cannot do it. Raises StorageError."""
-        write_private(file, json.dumps({"id": self.service.holder.get_session_id(), "url": resolve_base_url()}))
-        self._note = file
+        write_private(file, json.dumps({"id": self.service_client.holder.get_session_id(), "url": resolve_base_url()}))
+        self._session_file = file
 
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
         with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything
             async with asyncio.timeout(5):
-                await self.service.close(status)
-            if self._note is not None:
-                self._note.unlink(missing_ok=True)
+                await self.service_client.close(status)
+            if self._session_file is not None:
+                self._session_file.unlink(missing_ok=True)
 
 
 def choose_loss(config: RunConfig) -> str:
@@ -208,7 +208,7 @@ def choose_loss(config: RunConfig) -> str:
     return "ppo" if config.env.max_batches_offpolicy > 1 else "importance_sampling"
 
 
-def loss_metrics(batch: Batch, training_D: list[Array], loss: float, config: RunConfig) -> dict[str, float]:
+def compute_loss_metrics(batch: Batch, training_logprobs_D: list[Array], loss_sum: float, config: RunConfig) -> dict[str, float]:
     """Return the metrics of one step.
 
     They come from the log-probabilities lp of each datum's targets under the weights that were trained, and q of the sampling
@@ -222,54 +222,54 @@ def loss_metrics(batch: Batch, training_D: list[Array], loss: float, config: Run
                          ones
     loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss; absent where it has no bounds
     """
-    moved_D = [
-        np.clip(training_N[datum.trained] - datum.logprobs[datum.trained].astype(np.float64), -20.0, 20.0)
-        for training_N, datum in zip(training_D, batch.datums, strict=True)
+    log_ratios_D = [
+        np.clip(logprobs_N[datum.loss_mask] - datum.logprobs[datum.loss_mask].astype(np.float64), -20.0, 20.0)
+        for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
     ]
-    training = np.concatenate([one[datum.trained] for one, datum in zip(training_D, batch.datums, strict=True)])
-    sampling = batch.trained_values("logprobs").astype(np.float64)
-    moved = np.concatenate(moved_D)
-    ratio = np.exp(moved)
+    training_logprobs = np.concatenate([logprobs_N[datum.loss_mask] for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)])
+    sampling_logprobs = batch.collect_trained_values("logprobs").astype(np.float64)
+    log_ratios = np.concatenate(log_ratios_D)
+    ratios = np.exp(log_ratios)
     return {
-        "train/loss": loss / len(training),
-        **spread("logprobs", training, "_training"),
-        "logprobs/diff": float((sampling - training).mean()),
-        "logprobs/gap": float(np.abs(sampling - training).mean()),
-        "kl/sampling_train": float((ratio - 1 - moved).mean()),
-        "entropy/training": float(-(ratio * training).mean()),
-        **_clipped_share(moved_D, config),
+        "train/loss": loss_sum / len(training_logprobs),
+        **summarize_distribution("logprobs", training_logprobs, "_training"),
+        "logprobs/diff": float((sampling_logprobs - training_logprobs).mean()),
+        "logprobs/gap": float(np.abs(sampling_logprobs - training_logprobs).mean()),
+        "kl/sampling_train": float((ratios - 1 - log_ratios).mean()),
+        "entropy/training": float(-(ratios * training_logprobs).mean()),
+        **_compute_clipped_share(log_ratios_D, config),
     }
 
 
-def _clipped_share(moved_D: Sequence[Array], config: RunConfig) -> dict[str, float]:
+def _compute_clipped_share(log_ratios_D: Sequence[Array], config: RunConfig) -> dict[str, float]:
     """Compare each token's ratio, or in GSPO that of its sequence, with the bounds of the loss."""
     loss_fn = choose_loss(config)
     if loss_fn not in RATIO_BOUNDS:
         return {}
     if loss_fn == "gspo":
-        moved_D = [np.full(len(moved), moved.mean()) for moved in moved_D]
+        log_ratios_D = [np.full(len(log_ratios), log_ratios.mean()) for log_ratios in log_ratios_D]
     low, high = RATIO_BOUNDS[loss_fn]
     if config.tinker.clip_low_threshold is not None:
         low = config.tinker.clip_low_threshold
     if config.tinker.clip_high_threshold is not None:
         high = config.tinker.clip_high_threshold
-    ratio = np.exp(np.concatenate(moved_D))
-    return {"loss/clipped_share": float(((ratio < low) | (ratio > high)).mean())}
+    ratios = np.exp(np.concatenate(log_ratios_D))
+    return {"loss/clipped_share": float(((ratios < low) | (ratios > high)).mean())}
 
 
 def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
     """Return the batch as the SDK takes it; for a million tokens that takes a fifth of a second."""
-    data = [_datum(datum.tokens, targets=datum.targets, **_of_samples(datum)) for datum in batch.datums]
+    data = [_make_datum(datum.tokens, targets=datum.targets, **_get_sampling_inputs(datum)) for datum in batch.datums]
     if loss_fn == "gspo":
-        for datum, own in zip(data, batch.datums, strict=True):
-            datum.loss_fn_inputs["sequence_ratio_mask"] = _tensor(own.trained.astype(np.float32))
+        for datum, source_datum in zip(data, batch.datums, strict=True):
+            datum.loss_fn_inputs["sequence_ratio_mask"] = _to_tensor(source_datum.loss_mask.astype(np.float32))
     return data
 
 
-def _to_examples(examples: Sequence[Example]) -> list[tinker.Datum]:
+def _to_sft_data(examples: Sequence[SftExample]) -> list[tinker.Datum]:
     """Return the examples for one supervised step, in which every trained token counts the same."""
-    count = sum(int(one.trained.sum()) for one in examples)
-    return [_datum(one.tokens, targets=one.targets, weights=(one.trained / count).astype(np.float32)) for one in examples]
+    num_trained_tokens = sum(int(example.loss_mask.sum()) for example in examples)
+    return [_make_datum(example.tokens, targets=example.targets, weights=(example.loss_mask / num_trained_tokens).astype(np.float32)) for example in examples]
 
 
 def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:
@@ -277,21 +277,21 @@ def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:
     return [tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])]) for datum in batch.datums]
 
 
-def _of_samples(datum: Datum) -> dict[str, Array]:
+def _get_sampling_inputs(datum: Datum) -> dict[str, Array]:
     return {"logprobs": datum.logprobs, "advantages": datum.advantages}
 
 
-def _datum(tokens: Array, *, targets: Array, **inputs: Array) -> tinker.Datum:
-    tensors = {"target_tokens": _tensor(targets), **{name: _tensor(value) for name, value in inputs.items()}}
+def _make_datum(tokens: Array, *, targets: Array, **inputs: Array) -> tinker.Datum:
+    tensors = {"target_tokens": _to_tensor(targets), **{name: _to_tensor(value) for name, value in inputs.items()}}
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors)
 
 
-def _tensor(values: Array) -> tinker.TensorData:
+def _to_tensor(values: Array) -> tinker.TensorData:
     return tinker.TensorData.from_numpy(values)
 
 
 @contextlib.contextmanager
-def _told(resume_from: str | None = None) -> Iterator[None]:
+def _translate_sdk_errors(resume_from: str | None = None) -> Iterator[None]:
     """The SDK's errors while clients are made, in our words."""
     try:
         yield
@@ -305,5 +305,5 @@ def _told(resume_from: str | None = None) -> Iterator[None]:
         raise
 
 
-def _optimizer_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
+def _rename_optimizer_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
     return {f"optim/{key.split(':')[0]}": value for key, value in (metrics or {}).items()}

@@ -15,16 +15,16 @@ from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch_json import read_batch_json
 
 log = logging.getLogger(__name__)
-PATIENCE_S = 120.0
+MAX_OUTAGE_S = 120.0
 """An API that is gone is started again by the run's flow; longer than that takes."""
-POLL_S = (0.05, 0.5)
+POLL_INTERVALS_S = (0.05, 0.5)
 """The first and the longest pause between two questions, where the API does not wait by itself; it logs each."""
-WAIT_S = 20
+LONG_POLL_S = 20
 """So long the API may wait for a batch before it answers that there is none."""
-Group = dict[str, Any]
+ScoredGroup = dict[str, Any]
 
 
-class Atropos:
+class RolloutClient:
     """One API server, which belongs to this run."""
 
     def __init__(self, url: str) -> None:
@@ -48,37 +48,37 @@ class Atropos:
         await self._register(first_step)
 
     async def _register(self, step: int) -> None:
-        await self._ask("GET", "/reset_data")
-        await self._ask("POST", "/register", {**self._registration, "starting_step": step})
-        await self._ask("GET", "/batch")
+        await self._request("GET", "/reset_data")
+        await self._request("POST", "/register", {**self._registration, "starting_step": step})
+        await self._request("GET", "/batch")
 
-    async def next_batch(self, step: int) -> list[Group]:
+    async def next_batch(self, step: int) -> list[ScoredGroup]:
         """Wait for a batch: its groups. An API that is gone is waited for, and one that was started anew is told of this
         trainer and its `step` again. Raises ServerDownError after PATIENCE_S seconds without an API."""
-        pause_s, longest_s = POLL_S
-        seen = time.monotonic()
+        pause_s, max_pause_s = POLL_INTERVALS_S
+        answered_at = time.monotonic()
         while True:
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             try:
-                answer = await self._ask("GET", "/batch", wait=WAIT_S)
-                if answer.get("status") == "error":  # it knows nobody
+                response = await self._request("GET", "/batch", wait=LONG_POLL_S)
+                if response.get("status") == "error":  # it knows nobody
                     await self._register(step)
                     log.warning("the Atropos API was started anew; what was queued there is lost, and training goes on")
-                seen = time.monotonic()
+                answered_at = time.monotonic()
             except ServerDownError:
-                if time.monotonic() - seen > PATIENCE_S:
+                if time.monotonic() - answered_at > MAX_OUTAGE_S:
                     raise
-                answer = {}
-            if answer.get("batch"):
-                return list(answer["batch"])
-            if time.monotonic() - asked < 1:  # an API that answers at once
+                response = {}
+            if response.get("batch"):
+                return list(response["batch"])
+            if time.monotonic() - requested_at < 1:  # an API that answers at once
                 await asyncio.sleep(pause_s)
-                pause_s = min(1.2 * pause_s, longest_s)
+                pause_s = min(1.2 * pause_s, max_pause_s)
 
-    async def lost(self) -> dict[str, float]:
+    async def read_queue_counts(self) -> dict[str, float]:
         """Groups that the API's guards have dropped as too old, or refused as unusable, since it was started."""
         try:
-            counts = await self._ask("GET", "/counts")
+            counts = await self._request("GET", "/counts")
         except ServerDownError:
             return {}
         return {f"queue/{name}": float(counts[name]) for name in ("dropped", "refused") if name in counts}
@@ -86,14 +86,14 @@ class Atropos:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         try:
-            answer = await self._http.request(method, path, json=body, params=query or None)
+            response = await self._http.request(method, path, json=body, params=query or None)
         except httpx.HTTPError as error:
             raise ServerDownError(f"the Atropos API at {self.url} does not answer {path}: {type(error).__name__}") from error
-        if answer.status_code != 200:
-            raise ServerDownError(f"the Atropos API answered {path} with HTTP {answer.status_code}: {answer.text[:300]}")
-        if not answer.headers.get("content-type", "").startswith("application/json"):
+        if response.status_code != 200:
+            raise ServerDownError(f"the Atropos API answered {path} with HTTP {response.status_code}: {response.text[:300]}")
+        if not response.headers.get("content-type", "").startswith("application/json"):
             return {}  # /reset_data answers with a sentence
-        content: dict[str, Any] = await asyncio.to_thread(read_batch_json, answer.content)
+        content: dict[str, Any] = await asyncio.to_thread(read_batch_json, response.content)
         return content

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from lachesis.base.errors import shorten
 
 Json = dict[str, Any]
-MOST_SAMPLES = 512
+MAX_SAMPLES = 512
 """Of one request. Atropos' clients ask for eight at a time."""
-NO_EFFECT = frozenset(
+IGNORED_PARAMETERS = frozenset(
     [
         "model",
         "user",
@@ -40,7 +40,7 @@ NO_EFFECT = frozenset(
     ]
 )
 """Parameters that do not change what is sampled, whatever their value."""
-OFF: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -81,11 +81,11 @@ OFF: dict[str, tuple[Any, ...]] = {
 where an environment sets `thinking_mode`; here the chat template of the model decides."""
 
 
-class BadRequest(Exception):
+class BadRequestError(Exception):
     """The client's fault; answered with 400."""
 
 
-def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = OFF) -> None:
+def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = NEUTRAL_VALUES) -> None:
     """Raise BadRequest for a parameter that would be ignored.
 
     Args:
@@ -93,21 +93,21 @@ def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tupl
         allowed: Values that each parameter may have.
     """
     for name, value in parameters.items():
-        if value is None or name in NO_EFFECT or value in allowed.get(name, ()):
+        if value is None or name in IGNORED_PARAMETERS or value in allowed.get(name, ()):
             continue
         if name not in allowed:
-            raise BadRequest(f"{shorten(name, 60)} is not a parameter of this request; leave it out")
+            raise BadRequestError(f"{shorten(name, 60)} is not a parameter of this request; leave it out")
         choices = " or ".join(map(json.dumps, (*allowed[name], None)))
         text = shorten(repr(value), 60)
-        raise BadRequest(f"{name} is {text}, which is not supported here; allowed: {choices}")
+        raise BadRequestError(f"{name} is {text}, which is not supported here; allowed: {choices}")
 
 
-class Sampling(BaseModel):
+class SamplingSettings(BaseModel):
     """Sampling settings under their OpenAI names."""
 
     model_config = ConfigDict(extra="allow")
 
-    n: int = Field(1, ge=1, le=MOST_SAMPLES)
+    n: int = Field(1, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = None
     temperature: float | None = Field(None, allow_inf_nan=False)
     top_p: float | None = Field(None, allow_inf_nan=False)
@@ -117,7 +117,7 @@ class Sampling(BaseModel):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
 
-    def check(self) -> None:
+    def require_supported(self) -> None:
         """Raise BadRequest for a parameter that would not be honoured."""
         parameters = dict(self.model_extra or {})
         # Atropos passes it on as it is; the client of OpenAI unpacks it.
@@ -125,7 +125,7 @@ class Sampling(BaseModel):
         refuse_unsupported(extra_body if isinstance(extra_body, dict) else {})
         refuse_unsupported(parameters)
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadRequest(f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer")
+            raise BadRequestError(f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer")
 
     @property
     def stop_texts(self) -> list[str]:
@@ -139,33 +139,33 @@ class Sampling(BaseModel):
         return [*(token for token in stop if isinstance(token, int)), *(self.stop_token_ids or [])]
 
 
-class Completion(Sampling):
+class CompletionRequest(SamplingSettings):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
 
-    def check(self) -> None:
-        super().check()
+    def require_supported(self) -> None:
+        super().require_supported()
         refuse_unsupported({"logprobs": self.logprobs}, {"logprobs": (0,)})
 
 
-class Chat(Sampling):
+class ChatRequest(SamplingSettings):
     messages: list[Json]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
 
-    def sampling(self) -> Sampling:
+    def to_settings(self) -> SamplingSettings:
         """Return the settings with the limit under its general name. Raises BadRequest for two different limits."""
         both = (self.max_tokens, self.max_completion_tokens)
         limits = {limit for limit in both if limit is not None}
         if len(limits) > 1:
-            raise BadRequest(
+            raise BadRequestError(
                 f"max_tokens is {self.max_tokens} and max_completion_tokens is "
                 f"{self.max_completion_tokens}; allowed: one of them"
             )
         return self.model_copy(update={"max_tokens": next(iter(limits), None)})
 
 
-class Generate(BaseModel):
+class GenerateRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     prompt: Json | str | None = None
@@ -174,23 +174,23 @@ class Generate(BaseModel):
     sampling_params: Json = {}
     prompt_logprobs: int | None = None
 
-    def vllm_sampling(self) -> Sampling:
+    def to_vllm_settings(self) -> SamplingSettings:
         """Return the settings, which stand beside the prompt."""
-        beside = {"sampling_params": self.sampling_params, "prompt_logprobs": self.prompt_logprobs}
-        refuse_unsupported(beside, {"sampling_params": ({},), "prompt_logprobs": (0, 1)})
-        return Sampling.model_validate(self.model_extra or {})
+        other_parameters = {"sampling_params": self.sampling_params, "prompt_logprobs": self.prompt_logprobs}
+        refuse_unsupported(other_parameters, {"sampling_params": ({},), "prompt_logprobs": (0, 1)})
+        return SamplingSettings.model_validate(self.model_extra or {})
 
-    def sglang_sampling(self) -> Sampling:
+    def to_sglang_settings(self) -> SamplingSettings:
         """Return the settings, which stand in `sampling_params`."""
-        beside = {"prompt": self.prompt, "prompt_logprobs": self.prompt_logprobs}
+        other_parameters = {"prompt": self.prompt, "prompt_logprobs": self.prompt_logprobs}
         prompt_logprobs_off = {"logprob_start_len": (-1, len(self.input_ids or ()))}
-        refuse_unsupported({**(self.model_extra or {}), **beside}, {**OFF, **prompt_logprobs_off})
+        refuse_unsupported({**(self.model_extra or {}), **other_parameters}, {**NEUTRAL_VALUES, **prompt_logprobs_off})
         settings = dict(self.sampling_params)
         limit = settings.pop("max_new_tokens", None)
-        return Sampling.model_validate(settings if limit is None else {**settings, "max_tokens": limit})
+        return SamplingSettings.model_validate(settings if limit is None else {**settings, "max_tokens": limit})
 
 
-class Logprobs(BaseModel, extra="allow"):
+class LogprobsRequest(BaseModel, extra="allow"):
     """A text whose log-probabilities are asked for: as token ids, as text or as a conversation."""
 
     input_ids: list[int] | None = None

@@ -15,12 +15,12 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
 from lachesis.trainer.usage import Usage
 
-FROM_TALLY = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}
+COUNTER_METRICS = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}
 """Of the environment's own counts, per step: rollouts without a usable score, groups that raised, and rollouts that it made and
 did not send, for their length, their size, or equal scores."""
 
 
-class Clock:
+class StepTimer:
     """Seconds of the phases of one step."""
 
     def __init__(self) -> None:
@@ -31,72 +31,72 @@ class Clock:
         now = time.monotonic()
         self._laps[name], self._last = now - self._last, now
 
-    def since_start(self) -> float:
+    def measure_elapsed_s(self) -> float:
         return time.monotonic() - self._start
 
-    def metrics(self) -> dict[str, float]:
-        return {**{name: round(value, 4) for name, value in self._laps.items()}, "time/step": round(self.since_start(), 4)}
+    def to_metrics(self) -> dict[str, float]:
+        return {**{name: round(value, 4) for name, value in self._laps.items()}, "time/step": round(self.measure_elapsed_s(), 4)}
 
 
-class Ledger:
+class StepAccounting:
     """Adds up over all attempts of a run: it goes on from the last line of the metrics."""
 
-    def __init__(self, folder: RunDir, prices: Prices | None) -> None:
-        self.prices, self._file, self._folder = prices, folder.spent, folder
-        last = (MetricsFile(folder.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
-        before = read_spent_file(self._file)
-        self.total = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, before.get(kind) or 0) for kind in TOKEN_KINDS})
-        self.cost = max(float(last.get("cost/total") or 0.0), float(before.get("cost") or 0.0))
-        self._seen = TokenCounts()
-        self._completions = self._truncated = 0
-        self._counted = self._tallies()
+    def __init__(self, run_dir: RunDir, prices: Prices | None) -> None:
+        self.prices, self._spent_file, self._run_dir = prices, run_dir.spent, run_dir
+        last_line = (MetricsFile(run_dir.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
+        saved_spent = read_spent_file(self._spent_file)
+        self.total_tokens = TokenCounts(**{kind: max(last_line.get(f"tokens/{kind}_total") or 0, saved_spent.get(kind) or 0) for kind in TOKEN_KINDS})
+        self.total_cost_usd = max(float(last_line.get("cost/total") or 0.0), float(saved_spent.get("cost") or 0.0))
+        self._tokens_at_last_step = TokenCounts()
+        self._completions_at_last_step = self._truncated_at_last_step = 0
+        self._environment_counts = self._read_environment_counts()
 
-    def step(self, usage: Usage, seconds: float) -> dict[str, float]:
+    def compute_step_metrics(self, usage: Usage, duration_s: float) -> dict[str, float]:
         """The metrics of one step, whose requests and updates `usage` has counted since the step before."""
-        now = usage.tokens()
-        new = self._new(now)
-        self._seen = now
-        self.total = TokenCounts(**{kind: getattr(self.total, kind) + getattr(new, kind) for kind in TOKEN_KINDS})
-        found = {f"tokens/{kind}": getattr(new, kind) for kind in TOKEN_KINDS}
-        found |= {f"tokens/{kind}_total": getattr(self.total, kind) for kind in TOKEN_KINDS}
-        if seconds > 0:
-            found |= {f"tokens_per_second/{kind}": round(getattr(new, kind) / seconds, 1) for kind in ("sampled", "trained")}
-        if usage.completions > self._completions:
-            share = (usage.truncated - self._truncated) / (usage.completions - self._completions)
-            found["rollouts/truncated_share"] = round(share, 4)
-            self._completions, self._truncated = usage.completions, usage.truncated
+        tokens = usage.count_tokens()
+        new_tokens = self._compute_new_tokens(tokens)
+        self._tokens_at_last_step = tokens
+        self.total_tokens = TokenCounts(**{kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind) for kind in TOKEN_KINDS})
+        metrics = {f"tokens/{kind}": getattr(new_tokens, kind) for kind in TOKEN_KINDS}
+        metrics |= {f"tokens/{kind}_total": getattr(self.total_tokens, kind) for kind in TOKEN_KINDS}
+        if duration_s > 0:
+            metrics |= {f"tokens_per_second/{kind}": round(getattr(new_tokens, kind) / duration_s, 1) for kind in ("sampled", "trained")}
+        if usage.completions > self._completions_at_last_step:
+            truncated_share = (usage.truncated - self._truncated_at_last_step) / (usage.completions - self._completions_at_last_step)
+            metrics["rollouts/truncated_share"] = round(truncated_share, 4)
+            self._completions_at_last_step, self._truncated_at_last_step = usage.completions, usage.truncated
         if self.prices is not None:
-            money = self.prices.compute_cost(new)
-            self.cost += money
-            found |= {"cost/step": round(money, 6), "cost/total": round(self.cost, 6)}
-        return {**found, **self._environments()}
+            step_cost_usd = self.prices.compute_cost(new_tokens)
+            self.total_cost_usd += step_cost_usd
+            metrics |= {"cost/step": round(step_cost_usd, 6), "cost/total": round(self.total_cost_usd, 6)}
+        return {**metrics, **self._compute_environment_metrics()}
 
-    def spent(self, usage: Usage) -> dict[str, float | None]:
+    def compute_spent(self, usage: Usage) -> dict[str, float | None]:
         """Tokens of all kinds together and US dollars until now, over all attempts, also those since the last step, which may
         never end; money is null without a price."""
-        new = self._new(usage.tokens())
-        cost = None if self.prices is None else round(self.cost + self.prices.compute_cost(new), 6)
-        return {"tokens": self.total.total + new.total, "cost_usd": cost}
+        new_tokens = self._compute_new_tokens(usage.count_tokens())
+        cost_usd = None if self.prices is None else round(self.total_cost_usd + self.prices.compute_cost(new_tokens), 6)
+        return {"tokens": self.total_tokens.total + new_tokens.total, "cost_usd": cost_usd}
 
-    def keep(self, usage: Usage) -> None:
+    def write_spent(self, usage: Usage) -> None:
         """Write what was spent until now, for the next attempt. Raises StorageError."""
-        new = self._new(usage.tokens())
-        total = {kind: getattr(self.total, kind) + getattr(new, kind) for kind in TOKEN_KINDS}
-        write_private(self._file, json.dumps({**total, "cost": self.spent(usage)["cost_usd"]}))
+        new_tokens = self._compute_new_tokens(usage.count_tokens())
+        tokens_by_kind = {kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind) for kind in TOKEN_KINDS}
+        write_private(self._spent_file, json.dumps({**tokens_by_kind, "cost": self.compute_spent(usage)["cost_usd"]}))
 
-    def _new(self, now: TokenCounts) -> TokenCounts:
-        return TokenCounts(**{kind: getattr(now, kind) - getattr(self._seen, kind) for kind in TOKEN_KINDS})
+    def _compute_new_tokens(self, tokens: TokenCounts) -> TokenCounts:
+        return TokenCounts(**{kind: getattr(tokens, kind) - getattr(self._tokens_at_last_step, kind) for kind in TOKEN_KINDS})
 
-    def _environments(self) -> dict[str, float]:
-        before, self._counted = self._counted, self._tallies()
-        found = dict.fromkeys(FROM_TALLY, 0.0) if self._counted else {}
-        for file, counted in self._counted.items():
-            earlier = before.get(file, {})
-            if counted.get("pid") != earlier.get("pid"):
-                earlier = {}  # another process, which counts from zero
-            for name, key in FROM_TALLY.items():
-                found[name] += float(counted.get(key, 0)) - float(earlier.get(key, 0))
-        return found
+    def _compute_environment_metrics(self) -> dict[str, float]:
+        counts_before, self._environment_counts = self._environment_counts, self._read_environment_counts()
+        metrics = dict.fromkeys(COUNTER_METRICS, 0.0) if self._environment_counts else {}
+        for file, counts in self._environment_counts.items():
+            earlier_counts = counts_before.get(file, {})
+            if counts.get("pid") != earlier_counts.get("pid"):
+                earlier_counts = {}  # another process, which counts from zero
+            for name, key in COUNTER_METRICS.items():
+                metrics[name] += float(counts.get(key, 0)) - float(earlier_counts.get(key, 0))
+        return metrics
 
-    def _tallies(self) -> dict[Path, dict[str, Any]]:
-        return {file: counted for file in self._folder.counters_files if (counted := read_counts(file)) is not None}
+    def _read_environment_counts(self) -> dict[Path, dict[str, Any]]:
+        return {file: counts for file in self._run_dir.counters_files if (counts := read_counts(file)) is not None}

@@ -25,15 +25,15 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Example:
+class SftExample:
     """Position i reads `tokens[i]` and predicts `targets[i]`, where `trained` is true."""
 
     tokens: Array
     targets: Array
-    trained: Array
+    loss_mask: Array
 
 
-def read(path: Path, tokenizer: Any, *, most_tokens: int) -> list[Example]:
+def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExample]:
     """The examples of a file. Raises ConfigError, which names the line, for one that is none or has more than `most_tokens`
     tokens."""
     try:
@@ -41,53 +41,53 @@ def read(path: Path, tokenizer: Any, *, most_tokens: int) -> list[Example]:
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         raise ConfigError(f"tinker.supervised_file {path} cannot be read: {error}") from error
     examples = []
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            prompt, whole = _tokens(json.loads(line), tokenizer)
+            num_prompt_tokens, token_ids = _tokenize_example(json.loads(line), tokenizer)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}, line {number}, is no example ({shorten(str(error), 120)}); allowed: an object with prompt and "
+                f"{path}, line {line_number}, is no example ({shorten(str(error), 120)}); allowed: an object with prompt and "
                 "completion, or with messages of which the last is the assistant's"
             ) from error
-        if not prompt < len(whole) <= most_tokens:
+        if not num_prompt_tokens < len(token_ids) <= max_tokens:
             raise ConfigError(
-                f"{path}, line {number}, has {len(whole)} tokens, {len(whole) - prompt} of them to learn; allowed: at most "
-                f"{most_tokens} (tinker.max_token_trainer_length), at least one to learn"
+                f"{path}, line {line_number}, has {len(token_ids)} tokens, {len(token_ids) - num_prompt_tokens} of them to learn; allowed: at most "
+                f"{max_tokens} (tinker.max_token_trainer_length), at least one to learn"
             )
-        tokens = np.asarray(whole, np.int64)
-        trained = np.arange(1, len(tokens)) >= max(prompt, 1)
-        examples.append(Example(tokens[:-1], tokens[1:], trained))
+        tokens = np.asarray(token_ids, np.int64)
+        loss_mask = np.arange(1, len(tokens)) >= max(num_prompt_tokens, 1)
+        examples.append(SftExample(tokens[:-1], tokens[1:], loss_mask))
     if not examples:
         raise ConfigError(f"tinker.supervised_file {path} holds no example")
     return examples
 
 
-def _tokens(line: Any, tokenizer: Any) -> tuple[int, list[int]]:
+def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
     """How many tokens the prompt has, and all tokens."""
-    if "messages" in line:
-        messages = line["messages"]
+    if "messages" in record:
+        messages = record["messages"]
         if messages[-1]["role"] != "assistant":
             raise ValueError("the last message is not the assistant's")
-        prompt, completion = messages[:-1], messages[-1]["content"]
+        prompt_messages, completion = messages[:-1], messages[-1]["content"]
     else:
-        prompt, completion = [{"role": "user", "content": line["prompt"]}], line["completion"]
+        prompt_messages, completion = [{"role": "user", "content": record["prompt"]}], record["completion"]
     if not isinstance(completion, str):
         raise TypeError("the completion is no text")
     if tokenizer.chat_template:
-        ids = list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        prompt_ids = list(tokenizer.apply_chat_template(prompt_messages, add_generation_prompt=True, return_dict=False))
     else:
-        ids = list(tokenizer.encode("".join(one["content"] for one in prompt)))
-    answer = list(tokenizer.encode(completion, add_special_tokens=False))
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return len(ids), [*ids, *answer, *end]
+        prompt_ids = list(tokenizer.encode("".join(message["content"] for message in prompt_messages)))
+    completion_ids = list(tokenizer.encode(completion, add_special_tokens=False))
+    end_ids = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return len(prompt_ids), [*prompt_ids, *completion_ids, *end_ids]
 
 
-def batches(examples: list[Example], *, size: int, epochs: int, seed: int) -> Iterator[list[Example]]:
+def iterate_batches(examples: list[SftExample], *, batch_size: int, epochs: int, seed: int) -> Iterator[list[SftExample]]:
     """Every example once per epoch, in an order that the seed decides."""
-    order = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(epochs):
-        shuffled = order.sample(examples, len(examples))
-        for start in range(0, len(shuffled), size):
-            yield shuffled[start : start + size]
+        shuffled = rng.sample(examples, len(examples))
+        for start in range(0, len(shuffled), batch_size):
+            yield shuffled[start : start + batch_size]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from lachesis.config.prices import TokenCounts
-from lachesis.trainer.batch import IGNORED, pieces
+from lachesis.trainer.batch import IGNORE_INDEX, find_sampled_spans
 
-MOST_SEQUENCES = 65_536
+MAX_SEQUENCES = 65_536
 Json = dict[str, Any]
 
 
@@ -25,17 +25,17 @@ class Usage:
         self.requests = self.failed = self.completions = self.truncated = 0
         self.version = 0
         """How often weights were published; what is sampled now comes from this version."""
-        self._under_way: dict[int, float] = {}
-        self._sampled: OrderedDict[int, tuple[int, bool]] = OrderedDict()
+        self._request_starts: dict[int, float] = {}
+        self._sampled_sequences: OrderedDict[int, tuple[int, bool]] = OrderedDict()
 
-    def tokens(self) -> TokenCounts:
+    def count_tokens(self) -> TokenCounts:
         return TokenCounts(prefill=self.prefill, sampled=self.sampled, trained=self.trained)
 
     @contextlib.contextmanager
-    def request(self, prompt: Sequence[int]) -> Iterator[None]:
+    def track_request(self, prompt: Sequence[int]) -> Iterator[None]:
         """One request for samples; the prompt counts once."""
-        mark = object()
-        self._under_way[id(mark)] = time.time()
+        request_key = object()
+        self._request_starts[id(request_key)] = time.time()
         try:
             yield
             self.requests += 1
@@ -44,18 +44,18 @@ class Usage:
             self.failed += 1
             raise
         finally:
-            del self._under_way[id(mark)]
+            del self._request_starts[id(request_key)]
 
-    def sampled_sequence(self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int) -> None:
+    def record_sequence(self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int) -> None:
         """Count one completion, and keep which weights it came from, and whether the limit cut it, until it is trained on."""
         self.completions += 1
         self.sampled += len(tokens)
         self.truncated += stop_reason == "length"
-        self._sampled[_key(tokens, logprobs)] = (version, stop_reason == "length")
-        if len(self._sampled) > MOST_SEQUENCES:
-            self._sampled.popitem(last=False)
+        self._sampled_sequences[_hash_sequence(tokens, logprobs)] = (version, stop_reason == "length")
+        if len(self._sampled_sequences) > MAX_SEQUENCES:
+            self._sampled_sequences.popitem(last=False)
 
-    def evaluated(self, prompt_tokens: int, sampled_tokens: int) -> None:
+    def record_evaluation_tokens(self, prompt_tokens: int, sampled_tokens: int) -> None:
         """Count the tokens of one answered request of an evaluation during training.
 
         They are paid for like all others. Requests, completions and those that the limit cut stay what training
@@ -64,23 +64,23 @@ class Usage:
         self.prefill += prompt_tokens
         self.sampled += sampled_tokens
 
-    def staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
+    def find_staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
         """How many updates ago the weights were made that sampled this; None when it did not come from here token by token."""
-        known = self._sampled.get(_key(tokens, logprobs))
-        return None if known is None else self.version - known[0]
+        sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
+        return None if sampled_sequence is None else self.version - sampled_sequence[0]
 
-    def was_cut(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
+    def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
         """Whether the length limit cut this completion; false when it did not come from here token by token."""
-        known = self._sampled.get(_key(tokens, logprobs))
-        return known is not None and known[1]
+        sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
+        return sampled_sequence is not None and sampled_sequence[1]
 
-    def report(self) -> Json:
+    def to_json(self) -> Json:
         """For the health of the server. `request_since` is when the oldest request under way began (seconds since 1970)."""
         counts = {name: getattr(self, name) for name in ("requests", "failed", "completions", "truncated", "version")}
-        return {**counts, "in_request": len(self._under_way), "request_since": min(self._under_way.values(), default=None)}
+        return {**counts, "in_request": len(self._request_starts), "request_since": min(self._request_starts.values(), default=None)}
 
 
-def _key(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
+def _hash_sequence(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
     """Return the key of a completion, which is over all of its tokens: many answers begin alike.
 
     The log-probabilities come back from the environment digit by digit, and tell two samplings of one text apart.
@@ -88,7 +88,7 @@ def _key(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
     return hash((tuple(tokens), tuple(logprobs)))
 
 
-def rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict[str, float]:
+def compute_rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict[str, float]:
     """Return what a batch as it came tells of sampling, also of groups that carry no gradient:
 
     entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the policy, estimated on its
@@ -100,32 +100,32 @@ def rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict
     """
     logprobs: list[Any] = []
     lengths: list[int] = []
-    ages: list[int] = []
+    staleness_values: list[int] = []
     for group in groups_P:
         logprobs_G = group.get("inference_logprobs") or ()
         for index, masks_T in enumerate(group["masks"]):
-            trained_T = np.asarray(masks_T) != IGNORED
-            lengths.append(int(trained_T.sum()))
+            loss_mask_T = np.asarray(masks_T) != IGNORE_INDEX
+            lengths.append(int(loss_mask_T.sum()))
             if len(logprobs_G):
                 logprobs_T = np.asarray(logprobs_G[index], np.float64)
-                sampled = logprobs_T[1:][trained_T[1:]]  # nothing predicts the first token
-                logprobs.append(sampled[np.isfinite(sampled) & (sampled <= 0.01)])
-                ages += _ages(np.asarray(group["tokens"][index]), logprobs_T, trained_T, usage)
+                sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]  # nothing predicts the first token
+                logprobs.append(sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)])
+                staleness_values += _find_span_staleness(np.asarray(group["tokens"][index]), logprobs_T, loss_mask_T, usage)
     metrics: dict[str, float] = {}
     if lengths:
         metrics |= {"length/mean": float(np.mean(lengths)), "length/max": float(max(lengths))}
     if sum(map(len, logprobs)):
         metrics["entropy/sampling"] = -float(np.concatenate(logprobs).mean())
-    if ages:
-        metrics |= {"staleness/mean": float(np.mean(ages)), "staleness/max": float(max(ages))}
+    if staleness_values:
+        metrics |= {"staleness/mean": float(np.mean(staleness_values)), "staleness/max": float(max(staleness_values))}
     return metrics
 
 
-def _ages(tokens_T: Any, logprobs_T: Any, trained_T: Any, usage: Usage) -> list[int]:
+def _find_span_staleness(tokens_T: Any, logprobs_T: Any, loss_mask_T: Any, usage: Usage) -> list[int]:
     """Return the staleness of each of a rollout's sampled pieces that is known."""
-    ages = []
-    for start, end in pieces(trained_T):
-        age = usage.staleness(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
-        if age is not None:
-            ages.append(age)
-    return ages
+    staleness_values = []
+    for start, end in find_sampled_spans(loss_mask_T):
+        staleness = usage.find_staleness(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
+        if staleness is not None:
+            staleness_values.append(staleness)
+    return staleness_values

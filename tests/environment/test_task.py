@@ -15,7 +15,7 @@ import pytest
 from lachesis.env_process import stages
 from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, timeouts, zero
 from lachesis.environment.task import Rollout, build_scored_group
-from lachesis.trainer.batch import Recipe, to_batch
+from lachesis.trainer.batch import BatchSettings, to_batch
 from tests.environment.conftest import LOGPROB, Generator, without_place
 
 Make = Callable[..., Any]
@@ -235,10 +235,10 @@ async def test_an_invalid_rollout_takes_no_part_in_training(made: Make, generato
     invalid = {"invalid": "the judge is away", "set_advantage_to_zero": True}
     assert group["overrides"] == [{}, invalid, {"zero": "it rambles"}, {}]
     assert set(group["masks"][1]) == {-100}
-    batch = to_batch([json.loads(json.dumps(group))], Recipe(max_tokens=100, eos_id=env.tokenizer.eos_token_id))
-    advantages = [float(datum.advantages[datum.trained][0]) for datum in batch.datums]
+    batch = to_batch([json.loads(json.dumps(group))], BatchSettings(max_tokens=100, eos_id=env.tokenizer.eos_token_id))
+    advantages = [float(datum.advantages[datum.loss_mask][0]) for datum in batch.datums]
     assert advantages == [0.5, -0.5], "those of 1.0 and 0.0; that of 0.5 is nought, as without the invalid one"
-    assert (batch.scores, batch.invalid, batch.metrics()["batch/invalid"]) == ([1.0, 0.0, 0.5], 1, 1)
+    assert (batch.scores, batch.num_invalid, batch.compute_metrics()["batch/invalid"]) == ([1.0, 0.0, 0.5], 1, 1)
 
 
 async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Generator) -> None:

@@ -27,7 +27,7 @@ from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
 from lachesis.service import Service
-from lachesis.trainer.advantages import learning_rate
+from lachesis.trainer.advantages import compute_learning_rate
 from tests.patience import deadline
 
 Make = Callable[..., RunRecord]
@@ -220,7 +220,7 @@ def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, as
 
 
 def rate_of(schedule: str, step: int) -> float:
-    return learning_rate(1e-3, step, 400, schedule=schedule, warmup=100 if schedule == "constant" else 0)  # type: ignore[arg-type]
+    return compute_learning_rate(1e-3, step, 400, schedule=schedule, warmup_steps=100 if schedule == "constant" else 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

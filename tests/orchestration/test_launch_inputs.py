@@ -249,7 +249,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
         read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
-        assert len(supervised.read(Path(str(read_by_trainer)), build.build_tokenizer(), most_tokens=99)) == 1
+        assert len(supervised.read_examples(Path(str(read_by_trainer)), build.build_tokenizer(), max_tokens=99)) == 1
         with pytest.raises(LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"):
             service.preview(Launch("arithmetic", profile, edits))
     described = service.describe(Launch("arithmetic", by_owner=True))

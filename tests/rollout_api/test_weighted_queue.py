@@ -17,7 +17,7 @@ from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 from lachesis.service import Launch, Service
-from lachesis.trainer.rollout_client import Atropos
+from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 
 Json = dict[str, Any]
@@ -116,7 +116,7 @@ def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
 async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> None:
     config = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}})
     with api_process(tmp_path, "--environments", "2") as (url, _):
-        atropos = Atropos(url)
+        atropos = RolloutClient(url)
         await atropos.register(config, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/batch")).json() == {"batch": None}

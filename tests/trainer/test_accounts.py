@@ -17,13 +17,13 @@ from lachesis.config.schema import LimitsSection
 from lachesis.runs import budgets
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord
-from lachesis.trainer.batch import Recipe, to_batch
+from lachesis.trainer.batch import BatchSettings, to_batch
 from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollout_log import RolloutFile
-from lachesis.trainer.step_metrics import Ledger
-from lachesis.trainer.usage import Usage, rollout_metrics
-from lachesis.trainer.weight_sync_check import Canary
+from lachesis.trainer.rollout_log import RolloutLog
+from lachesis.trainer.step_metrics import StepAccounting
+from lachesis.trainer.usage import Usage, compute_rollout_metrics
+from lachesis.trainer.weight_sync_check import WeightSyncCheck
 
 
 def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:
@@ -35,43 +35,43 @@ def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[
 def test_answers_that_begin_alike_are_told_apart() -> None:
     """By all of their tokens: their beginnings, in both tokens and log-probabilities, are the same for many tokens."""
     usage, begin, logprobs = Usage(), list(range(3, 40)), [-0.5] * 37
-    usage.sampled_sequence([*begin, 50], [*logprobs, -1.0], "length", 0)
+    usage.record_sequence([*begin, 50], [*logprobs, -1.0], "length", 0)
     usage.version = 3
-    usage.sampled_sequence([*begin, 51], [*logprobs, -1.0], "stop", 3)
-    assert usage.was_cut([*begin, 50], [*logprobs, -1.0])
-    assert not usage.was_cut([*begin, 51], [*logprobs, -1.0])
-    assert not usage.was_cut([*begin, 52], [*logprobs, -1.0])
-    assert [usage.staleness([*begin, end], [*logprobs, -1.0]) for end in (50, 51, 52)] == [3, 0, None]
+    usage.record_sequence([*begin, 51], [*logprobs, -1.0], "stop", 3)
+    assert usage.was_truncated([*begin, 50], [*logprobs, -1.0])
+    assert not usage.was_truncated([*begin, 51], [*logprobs, -1.0])
+    assert not usage.was_truncated([*begin, 52], [*logprobs, -1.0])
+    assert [usage.find_staleness([*begin, end], [*logprobs, -1.0]) for end in (50, 51, 52)] == [3, 0, None]
 
 
 def test_the_entropy_is_of_tokens_that_were_sampled() -> None:
     """Neither the first token, which nothing predicts, nor a sentinel where a log-probability is missing."""
     whole = {"tokens": [[7, 8, 9]], "masks": [[7, 8, 9]], "inference_logprobs": [[1.0, -0.5, 1.0]], "scores": [1.0]}
-    assert rollout_metrics([whole], Usage()) == {"length/mean": 3.0, "length/max": 3.0, "entropy/sampling": 0.5}
+    assert compute_rollout_metrics([whole], Usage()) == {"length/mean": 3.0, "length/max": 3.0, "entropy/sampling": 0.5}
 
 
 def test_staleness_is_known_token_by_token() -> None:
     usage = Usage()
-    with usage.request([7, 8]):
-        usage.sampled_sequence([3, 4], [-0.5, -1.5], "stop", usage.version)
+    with usage.track_request([7, 8]):
+        usage.record_sequence([3, 4], [-0.5, -1.5], "stop", usage.version)
     usage.version += 2
-    with usage.request([7, 8]):
-        usage.sampled_sequence([5], [-1.0], "length", usage.version)
-    found = rollout_metrics([group([3, 4], [-0.5, -1.5]), group([5], [-1.0])], usage)
+    with usage.track_request([7, 8]):
+        usage.record_sequence([5], [-1.0], "length", usage.version)
+    found = compute_rollout_metrics([group([3, 4], [-0.5, -1.5]), group([5], [-1.0])], usage)
     assert found == {
         "length/mean": 1.5, "length/max": 2.0, "entropy/sampling": 1.0, "staleness/mean": 1.0, "staleness/max": 2.0,
     }  # fmt: skip
-    elsewhere = rollout_metrics([group([9], [-1.0])], usage)
+    elsewhere = compute_rollout_metrics([group([9], [-1.0])], usage)
     assert "staleness/mean" not in elsewhere
     assert (usage.prefill, usage.sampled, usage.completions, usage.truncated) == (4, 3, 2, 1)
 
 
 def test_a_request_that_fails_is_counted_and_no_longer_under_way() -> None:
     usage = Usage()
-    with contextlib.suppress(RuntimeError), usage.request([1]):
-        assert usage.report()["in_request"] == 1
+    with contextlib.suppress(RuntimeError), usage.track_request([1]):
+        assert usage.to_json()["in_request"] == 1
         raise RuntimeError
-    assert (usage.report()["in_request"], usage.failed, usage.prefill) == (0, 1, 0)
+    assert (usage.to_json()["in_request"], usage.failed, usage.prefill) == (0, 1, 0)
 
 
 def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
@@ -79,62 +79,62 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
     usage = Usage()
     folder = RunDir(tmp_path.parent, tmp_path.name)
-    first = Ledger(folder, prices)
+    first = StepAccounting(folder, prices)
     usage.prefill, usage.sampled, usage.trained = 100, 20, 3
     tally.write_text(json.dumps({"at": 1.0, "pid": 1, "invalid": 5, "raised": 1, "dropped": 2}))
-    step = first.step(usage, seconds=2.0)
+    step = first.compute_step_metrics(usage, duration_s=2.0)
     assert (step["tokens/prefill"], step["tokens/sampled_total"], step["tokens_per_second/sampled"]) == (100, 20, 10.0)
     assert step["cost/step"] == pytest.approx((100 + 200 + 300) / 1e6)
     assert (step["rollouts/invalid"], step["rollouts/raised"], step["rollouts/dropped"]) == (5, 1, 2)
     metrics.append(1, step)
 
     tally.write_text(json.dumps({"at": 2.0, "pid": 2, "invalid": 1}))
-    again = Ledger(folder, prices)
+    again = StepAccounting(folder, prices)
     usage = Usage()
     usage.sampled = 7
-    step = again.step(usage, seconds=1.0)
+    step = again.compute_step_metrics(usage, duration_s=1.0)
     assert (step["tokens/sampled"], step["tokens/sampled_total"], step["tokens/prefill_total"]) == (7, 27, 100)
     assert step["cost/total"] == pytest.approx((600 + 70) / 1e6)
-    assert again.spent(usage) == {"tokens": 130.0, "cost_usd": 0.00067}
+    assert again.compute_spent(usage) == {"tokens": 130.0, "cost_usd": 0.00067}
 
 
 def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     """An environment whose groups are all dropped samples for hours; the next attempt knows of it."""
     folder, usage = RunDir(tmp_path.parent, tmp_path.name), Usage()
-    ledger = Ledger(folder, Prices(prefill=1, sample=10, train=100, dated="2026-10-07"))
+    ledger = StepAccounting(folder, Prices(prefill=1, sample=10, train=100, dated="2026-10-07"))
     usage.prefill, usage.sampled = 1000, 500
-    assert ledger.spent(usage) == {"tokens": 1500.0, "cost_usd": 0.006}
-    state = TrainerState(usage=usage, spent=lambda: ledger.spent(usage))
-    assert state.over_budget(LimitsSection(max_tokens=2000)) is None
-    assert state.over_budget(LimitsSection(max_tokens=1500)) == "budget: 1,500 of 1,500 tokens"
-    ledger.keep(usage)
-    assert Ledger(folder, None).spent(Usage())["tokens"] == 1500
+    assert ledger.compute_spent(usage) == {"tokens": 1500.0, "cost_usd": 0.006}
+    state = TrainerState(usage=usage, get_spent=lambda: ledger.compute_spent(usage))
+    assert state.describe_exceeded_budget(LimitsSection(max_tokens=2000)) is None
+    assert state.describe_exceeded_budget(LimitsSection(max_tokens=1500)) == "budget: 1,500 of 1,500 tokens"
+    ledger.write_spent(usage)
+    assert StepAccounting(folder, None).compute_spent(Usage())["tokens"] == 1500
     record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)
     last = {"tokens/prefill_total": 900.0, "tokens/sampled_total": 480.0, "cost/total": 0.0057}
     assert budgets.compute_budget_usage(record, last).tokens == 1380
     used = budgets.compute_budget_usage(record, last, saved=budgets.read_spent_file(folder.spent))
     assert (used.tokens, used.cost_usd) == (1500, 0.006), "what came after the last step counts against the budget of a resume"
     folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
-    assert Ledger(folder, None).total.sampled == 700, "the last line may be cut off"
+    assert StepAccounting(folder, None).total_tokens.sampled == 700, "the last line may be cut off"
 
 
 def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> None:
     """A share over the whole run would hide that they have become many."""
-    ledger, usage = Ledger(RunDir(tmp_path.parent, tmp_path.name), None), Usage()
+    ledger, usage = StepAccounting(RunDir(tmp_path.parent, tmp_path.name), None), Usage()
     usage.completions, usage.truncated = 8, 0
-    assert ledger.step(usage, 1.0)["rollouts/truncated_share"] == 0
+    assert ledger.compute_step_metrics(usage, 1.0)["rollouts/truncated_share"] == 0
     usage.completions, usage.truncated = 12, 3
-    assert ledger.step(usage, 1.0)["rollouts/truncated_share"] == 0.75
-    assert "rollouts/truncated_share" not in ledger.step(usage, 1.0), "nothing was sampled"
+    assert ledger.compute_step_metrics(usage, 1.0)["rollouts/truncated_share"] == 0.75
+    assert "rollouts/truncated_share" not in ledger.compute_step_metrics(usage, 1.0), "nothing was sampled"
 
 
 def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
     tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: json.dumps(tokens))
-    file = RolloutFile(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
+    file = RolloutLog(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
     arrays = group([3, 4], [-0.5, -1.5])
     arrays |= {name: [np.array(row) for row in arrays[name]] for name in ("tokens", "masks")}
     for step in range(1, 41):
-        file.keep(step, [arrays])
+        file.write_group(step, [arrays])
     lines = [json.loads(line) for line in file.path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, *range(2, 41, 2)]
     assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == ("[7, 8]", ["[3, 4]"], [1.0])
@@ -150,16 +150,16 @@ async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytes
     logprobs = [-5.0] * 4
     rollouts = [group([3, 4, 5, 6], logprobs, 1.0), group([9, 9, 9, 9], logprobs, 0.0)]
     merged = {key: [one[key][0] for one in rollouts] for key in rollouts[0]}
-    batch = to_batch([merged], Recipe(max_tokens=64, eos_id=None))
-    canary, switch = Canary(policy), engine.store / "freeze-weights"
+    batch = to_batch([merged], BatchSettings(max_tokens=64, eos_id=None))
+    canary, switch = WeightSyncCheck(policy), engine.store / "freeze-weights"
     changes = []
     try:
         for number in range(4):
             if number == 2:
                 switch.touch()
             await policy.train(batch, 1e-3)
-            canary.ask(batch.datums[0].tokens)
-            changes.append(await canary.change())
+            canary.start_change_measurement(batch.datums[0].tokens)
+            changes.append(await canary.finish_change_measurement())
     finally:
         switch.unlink(missing_ok=True)
         await policy.close("success")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.batch import Recipe, add_kl_penalty, to_batch
+from lachesis.trainer.batch import BatchSettings, add_kl_penalty, to_batch
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 
 EOS = 99
@@ -27,14 +27,14 @@ def group(scores: list[float], **extra: Any) -> dict[str, Any]:
 
 
 def batch(*groups: dict[str, Any], max_tokens: int = 100, **options: Any) -> Any:
-    return to_batch(groups, Recipe(max_tokens=max_tokens, eos_id=EOS, **options))
+    return to_batch(groups, BatchSettings(max_tokens=max_tokens, eos_id=EOS, **options))
 
 
 def test_targets_are_the_tokens_shifted_and_prompts_carry_nothing() -> None:
     first, second = batch(group([1.0, 0.0])).datums
     assert first.tokens.tolist() == [1, 2, 3]
     assert first.targets.tolist() == [2, 3, EOS]
-    assert first.trained.tolist() == [False, True, True]
+    assert first.loss_mask.tolist() == [False, True, True]
     assert first.logprobs.tolist() == [0.0, -0.5, -0.25]
     assert first.advantages.tolist() == [0.0, 0.5, 0.5]
     assert second.advantages.tolist() == [0.0, -0.5, -0.5]
@@ -44,7 +44,7 @@ def test_the_mask_decides_what_is_trained_and_not_the_logprob() -> None:
     """A certain token has the logprob 0.0, and a prompt may come without the sentinel 1.0."""
     one = group([1.0, 0.0])
     one["inference_logprobs"][0] = [0.0, 0.0, 0.0, -0.5]
-    assert batch(one).datums[0].trained.tolist() == [False, True, True]
+    assert batch(one).datums[0].loss_mask.tolist() == [False, True, True]
 
 
 def test_equal_scores_have_no_signal_whatever_their_mean_rounds_to() -> None:
@@ -54,13 +54,13 @@ def test_equal_scores_have_no_signal_whatever_their_mean_rounds_to() -> None:
 
 def test_a_group_of_equal_scores_teaches_nothing_and_counts_in_the_reward() -> None:
     found = batch(group([1.0, 1.0]), group([0.0, 1.0]))
-    assert (found.groups, found.zero_signal_groups, len(found.datums)) == (2, 1, 2)
-    assert found.metrics()["reward/mean"] == 0.75
+    assert (found.num_groups, found.zero_signal_groups, len(found.datums)) == (2, 1, 2)
+    assert found.compute_metrics()["reward/mean"] == 0.75
 
 
 def test_the_share_of_correct_rollouts_is_that_of_scores_above_0() -> None:
-    assert batch(group([1.0, 0.0, -1.0, 0.5])).metrics()["train/percent_correct"] == 0.5
-    assert "train/percent_correct" not in batch().metrics(), "nothing was scored"
+    assert batch(group([1.0, 0.0, -1.0, 0.5])).compute_metrics()["train/percent_correct"] == 0.5
+    assert "train/percent_correct" not in batch().compute_metrics(), "nothing was scored"
 
 
 def test_an_override_silences_a_rollout_or_a_group() -> None:
@@ -71,7 +71,7 @@ def test_an_override_silences_a_rollout_or_a_group() -> None:
 
 def test_a_rollout_that_is_too_long_is_left_out_and_counted() -> None:
     found = batch(group([1.0, 0.0]), max_tokens=3)
-    assert (found.too_long, found.datums) == (2, [])
+    assert (found.num_too_long, found.datums) == (2, [])
 
 
 def test_the_doubled_end_of_turn_is_dropped() -> None:
@@ -84,7 +84,7 @@ def test_the_doubled_end_of_turn_is_dropped() -> None:
     datum = batch(one).datums[0]
     assert datum.tokens.tolist() == [1, 5, EOS, 7]
     assert datum.targets.tolist() == [5, EOS, 7, 8]
-    assert datum.trained.tolist() == [True, True, False, True]
+    assert datum.loss_mask.tolist() == [True, True, False, True]
     np.testing.assert_allclose(datum.logprobs, [-0.1, -0.2, 0.0, -0.3], rtol=1e-6)
     assert collapse_doubled_eos([1, EOS, EOS, 7], EOS) == [1, EOS, 7]
     assert collapse_doubled_eos([1, EOS, 7], EOS) == [1, EOS, 7]
@@ -97,7 +97,7 @@ def test_distillation_takes_the_teachers_gap() -> None:
     one["distill_logprobs"] = [[[0.0], [0.0], [-0.1], [-0.5]] for _ in range(2)]
     found = batch(one)
     np.testing.assert_allclose(found.datums[0].advantages, [0.0, 0.4, -0.25], rtol=1e-6)
-    assert found.metrics()["distil/rollouts"] == 2
+    assert found.compute_metrics()["distil/rollouts"] == 2
 
 
 def test_more_than_one_teacher_token_is_refused_with_the_shape() -> None:
@@ -115,16 +115,16 @@ def taught(ids: list[int], logprob: float) -> dict[str, Any]:
 
 def test_several_environments_have_metrics_of_their_own() -> None:
     named = [group(scores, group_overrides={"environment": name}) for name, scores in (("a", [1.0, 0.0]), ("b", [1.0, 1.0]))]
-    metrics = batch(*named, named[0], group([0.0, 0.0])).metrics()
+    metrics = batch(*named, named[0], group([0.0, 0.0])).compute_metrics()
     assert (metrics["environments/a/reward_mean"], metrics["environments/a/rollouts"]) == (0.5, 4)
     assert (metrics["environments/b/reward_mean"], metrics["environments/b/rollouts"]) == (1.0, 2)
 
 
 def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
     unsampled = group([1.0, 0.0], masks=[[-100] * 4] * 2)
-    made = batch(unsampled, was_cut=lambda tokens, logprobs: True)
-    assert (made.cut, made.datums) == (0, [])
-    assert "logprobs/mean" not in made.metrics()
+    made = batch(unsampled, was_truncated=lambda tokens, logprobs: True)
+    assert (made.num_truncated, made.datums) == (0, [])
+    assert "logprobs/mean" not in made.compute_metrics()
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_a_bad_group_is_left_out_and_named_and_the_others_are_trained_on() -> No
     good, bad = group([1.0, 0.0]), group([1.0, 0.0])
     bad["inference_logprobs"][1] = [1.0, 1.0, 1.0, 1.0]
     mixed = batch(good, bad, {**good, "masks": good["masks"][:1]}, "no group")  # type: ignore[arg-type]
-    assert sorted(mixed.dropped) == [1, 2, 3]
-    assert "rollout 1: 2 sampling logprobs of trained tokens are not usable" in mixed.dropped[1]
+    assert sorted(mixed.drop_reasons) == [1, 2, 3]
+    assert "rollout 1: 2 sampling logprobs of trained tokens are not usable" in mixed.drop_reasons[1]
     alone = batch(good)
     assert [datum.advantages.tolist() for datum in mixed.datums] == [datum.advantages.tolist() for datum in alone.datums]
-    assert {**mixed.metrics(), "batch/dropped_groups": 0} == alone.metrics()
-    assert mixed.metrics()["batch/dropped_groups"] == 3
-    named = to_batch([good, good], Recipe(max_tokens=100, eos_id=EOS), {0: "the model gave no log-probabilities"})
-    assert (len(named.datums), named.dropped) == (2, {0: "the model gave no log-probabilities"})
+    assert {**mixed.compute_metrics(), "batch/dropped_groups": 0} == alone.compute_metrics()
+    assert mixed.compute_metrics()["batch/dropped_groups"] == 3
+    named = to_batch([good, good], BatchSettings(max_tokens=100, eos_id=EOS), {0: "the model gave no log-probabilities"})
+    assert (len(named.datums), named.drop_reasons) == (2, {0: "the model gave no log-probabilities"})
 
 
 def test_a_batch_without_any_good_group_is_refused_with_the_first_reason() -> None:
@@ -185,15 +185,15 @@ def test_the_first_token_needs_no_logprob() -> None:
     whole["masks"] = [list(tokens) for tokens in whole["tokens"]]
     whole["inference_logprobs"] = [[1.0, -0.5, -0.5, -0.25] for _ in range(2)]
     first = batch(whole).datums[0]
-    assert first.trained.tolist() == [True, True, True]
+    assert first.loss_mask.tolist() == [True, True, True]
     assert first.logprobs.tolist() == [-0.5, -0.5, -0.25]
 
 
 def penalised(*groups: dict[str, Any], base: float, coefficient: float, **options: Any) -> Any:
     """Add the penalty, with one log-probability of the base model for all tokens."""
-    recipe = Recipe(max_tokens=100, eos_id=EOS, penalised=True, **options)
+    recipe = BatchSettings(max_tokens=100, eos_id=EOS, has_kl_penalty=True, **options)
     made = to_batch(groups, recipe)
-    base_D = [np.full(int(datum.trained.sum()), base) for datum in made.datums]
+    base_D = [np.full(int(datum.loss_mask.sum()), base) for datum in made.datums]
     return made, add_kl_penalty(made, base_D, coefficient, recipe)
 
 
@@ -204,7 +204,7 @@ def test_the_penalty_reaches_rollouts_whose_scores_teach_nothing() -> None:
     assert len(made.datums) == 6
     expected = [score + np.array([0.1, -0.1]) for score in (0.0, 0.0, 0.0, 0.5, 0.0, -0.5)]
     for datum, advantages in zip(made.datums, expected, strict=True):
-        np.testing.assert_allclose(datum.advantages[datum.trained], advantages, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(datum.advantages[datum.loss_mask], advantages, rtol=1e-5, atol=1e-7)
     assert made.zero_signal_groups == 1
 
 
@@ -221,7 +221,7 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
     mixed["tokens"][0], mixed["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
     mixed["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
     mixed["tokens"][1], mixed["masks"][1], mixed["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -1.5]
-    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, weight_by="sequence")
+    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence")
     assert distance == pytest.approx(0.25)
     first, second = made.datums
     np.testing.assert_allclose(first.advantages, [0.0, *[-0.25 * 2 / 3] * 3], rtol=1e-6)
@@ -229,7 +229,7 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
 
 
 def test_metrics_have_the_names_of_the_contract() -> None:
-    metrics = batch(group([1.0, 0.0])).metrics()
+    metrics = batch(group([1.0, 0.0])).compute_metrics()
     for name in ("reward/mean", "advantages/mean", "advantages/std", *(f"logprobs/{x}" for x in ("mean", "std", "min", "p50"))):
         assert name in metrics
     assert metrics["logprobs/mean"] == pytest.approx(-0.375)
@@ -242,7 +242,7 @@ def test_each_rollout_can_count_the_same_whatever_its_length() -> None:
     one["tokens"][0], one["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
     one["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
     one["tokens"][1], one["masks"][1], one["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -0.5]
-    first, second = batch(one, weight_by="sequence").datums
+    first, second = batch(one, loss_aggregation="sequence").datums
     np.testing.assert_allclose(first.advantages, [0.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
     np.testing.assert_allclose(second.advantages, [0.0, -1.0])
 
@@ -255,11 +255,11 @@ def test_rollouts_that_were_cut_can_be_left_out_and_still_count_in_the_mean() ->
         seen.append((tokens, logprobs))
         return tokens[0] == 3
 
-    found = batch(group([1.0, 0.0]), was_cut=was_cut)
-    assert (found.cut, len(found.datums)) == (1, 1)
+    found = batch(group([1.0, 0.0]), was_truncated=was_cut)
+    assert (found.num_truncated, len(found.datums)) == (1, 1)
     assert found.datums[0].advantages.tolist() == [0.0, -0.5, -0.5]
     assert seen[0] == ([3, EOS], [-0.5, -0.25])
-    assert found.metrics()["batch/cut"] == 1
+    assert found.compute_metrics()["batch/cut"] == 1
 
 
 def test_the_advantage_of_the_configuration_is_taken() -> None:
@@ -272,7 +272,7 @@ def test_an_invalid_rollout_is_left_out_of_the_mean() -> None:
     marks = [None, {"invalid": "the judge is away", "set_advantage_to_zero": True}, {}, {"zero": "it rambles"}]
     made = batch(group([1.0, 7.0, 0.5, 0.0], overrides=marks))
     assert [float(datum.advantages[-1]) for datum in made.datums] == [0.5, -0.5], "that of 0.5 is nought"
-    metrics = made.metrics()
+    metrics = made.compute_metrics()
     assert (metrics["reward/mean"], metrics["batch/rollouts"], metrics["batch/invalid"]) == (0.5, 3, 1)
     silent = batch(group([1.0, 0.0, 1.0], overrides=[{}, {"invalid": "away"}, {}]))
     assert (silent.zero_signal_groups, silent.datums) == (1, [])
@@ -282,7 +282,7 @@ def test_an_invalid_rollout_is_left_out_of_the_mean() -> None:
 def test_the_parts_of_a_reward_are_metrics() -> None:
     invalid = {"parts": {"form": 9}, "invalid": "x"}
     marks: list[Any] = [{"parts": {"form": 0.5, "value": 0.5}}, {"parts": {"form": 0.5}}, invalid]
-    metrics = batch(group([1.0, 0.5, 3.0], overrides=marks)).metrics()
+    metrics = batch(group([1.0, 0.5, 3.0], overrides=marks)).compute_metrics()
     assert (metrics["reward/parts/form"], metrics["reward/parts/value"]) == (0.5, 0.5)
     for odd in ({"parts": [1]}, {"parts": {"form": "high", "value": float("nan")}}, "text", 3):
-        assert not [name for name in batch(group([1.0, 0.0], overrides=[odd, odd])).metrics() if "parts" in name]
+        assert not [name for name in batch(group([1.0, 0.0], overrides=[odd, odd])).compute_metrics() if "parts" in name]

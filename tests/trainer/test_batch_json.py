@@ -70,7 +70,7 @@ def test_text_that_is_cut_off_is_refused(data: st.DataObject, value: Any) -> Non
 
 def test_no_call_into_c_reads_more_than_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each such call holds the interpreter's lock; the inference server answers between them."""
-    longest, scan = 0, batch_json.scan
+    longest, scan = 0, batch_json.decode_value
 
     def measured(text: str, at: int) -> tuple[Any, int]:
         nonlocal longest
@@ -78,7 +78,7 @@ def test_no_call_into_c_reads_more_than_one_rollout(monkeypatch: pytest.MonkeyPa
         longest = max(longest, end - at)
         return value, end
 
-    monkeypatch.setattr(batch_json, "scan", measured)
+    monkeypatch.setattr(batch_json, "decode_value", measured)
     rows = [[1.25] * 1000 for _ in range(16)]
     group = {"tokens": [[12345] * 1000] * 16, "masks": [[12345] * 1000] * 16, "inference_logprobs": rows, "scores": [1.0] * 16}
     read_batch_json(json.dumps({"batch": [group] * 4}).encode())

@@ -12,13 +12,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.advantages import centred, kl_penalties, learning_rate, per_sequence
-from lachesis.trainer.batch import IGNORED, Batch, Datum, Recipe, add_kl_penalty, pieces, to_batch
-from lachesis.trainer.doubled_eos import collapse_doubled_eos, find_kept
+from lachesis.trainer.advantages import compute_advantages, compute_kl_penalties, compute_learning_rate, compute_sequence_weights
+from lachesis.trainer.batch import IGNORE_INDEX, Batch, Datum, BatchSettings, add_kl_penalty, find_sampled_spans, to_batch
+from lachesis.trainer.doubled_eos import collapse_doubled_eos, build_keep_mask
 from tests.properties import examples
 
 EOS = 3
-RECIPE = Recipe(max_tokens=1000, eos_id=EOS)
+RECIPE = BatchSettings(max_tokens=1000, eos_id=EOS)
 KINDS = st.sampled_from(["mean", "mean_std", "leave_one_out"])
 SCORES = st.integers(-40, 40).map(lambda number: number / 4)
 """Sums and differences of these are exact, so that equal stays equal."""
@@ -40,7 +40,7 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "tokens": [tokens for tokens, _, _ in made],
         "masks": [
-            [token if flag else IGNORED for token, flag in zip(tokens, sampled, strict=True)] for tokens, sampled, _ in made
+            [token if flag else IGNORE_INDEX for token, flag in zip(tokens, sampled, strict=True)] for tokens, sampled, _ in made
         ],
         "inference_logprobs": [values for _, _, values in made],
         "scores": [draw(SCORES) for _ in made],
@@ -54,7 +54,7 @@ def facts(datum: Datum) -> tuple[bytes, ...]:
     """A datum as something that can be compared and sorted."""
     return tuple(
         np.ascontiguousarray(getattr(datum, name)).tobytes()
-        for name in ("tokens", "targets", "logprobs", "advantages", "trained")
+        for name in ("tokens", "targets", "logprobs", "advantages", "loss_mask")
     )
 
 
@@ -70,9 +70,9 @@ def permuted(group: dict[str, Any], order: list[int]) -> dict[str, Any]:
 def test_advantages_of_a_group_add_up_to_zero_and_do_not_know_where_the_scale_begins(
     scores: list[float], kind: Any, shift: float
 ) -> None:
-    advantages = centred(np.array(scores), kind)
+    advantages = compute_advantages(np.array(scores), kind)
     assert advantages.sum() == pytest.approx(0.0, abs=1e-9 * max(1.0, np.abs(advantages).max()))
-    np.testing.assert_allclose(centred(np.array(scores) + shift, kind), advantages, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(compute_advantages(np.array(scores) + shift, kind), advantages, rtol=1e-9, atol=1e-9)
 
 
 @examples(st.lists(SCORES, min_size=2, max_size=8), KINDS, st.randoms(use_true_random=False))
@@ -80,8 +80,8 @@ def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: 
     """A higher score has a higher advantage, and the order of the rollouts does not matter."""
     values, order = np.array(scores), list(range(len(scores)))
     random.shuffle(order)
-    advantages = centred(values, kind)
-    np.testing.assert_allclose(centred(values[order], kind), advantages[order], rtol=1e-9, atol=1e-9)
+    advantages = compute_advantages(values, kind)
+    np.testing.assert_allclose(compute_advantages(values[order], kind), advantages[order], rtol=1e-9, atol=1e-9)
     assert (np.diff(advantages[np.argsort(values)]) >= -1e-9).all()
 
 
@@ -89,27 +89,27 @@ def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: 
 def test_each_kind_of_advantage_has_its_scale(scores: list[float], factor: float) -> None:
     values = np.array(scores)
     for kind in ("mean", "leave_one_out"):
-        np.testing.assert_allclose(centred(factor * values, kind), factor * centred(values, kind), atol=1e-9)  # type: ignore[arg-type]
+        np.testing.assert_allclose(compute_advantages(factor * values, kind), factor * compute_advantages(values, kind), atol=1e-9)  # type: ignore[arg-type]
     others = [np.mean(np.delete(values, index)) for index in range(len(values))]
-    np.testing.assert_allclose(centred(values, "leave_one_out"), values - others, atol=1e-9)
+    np.testing.assert_allclose(compute_advantages(values, "leave_one_out"), values - others, atol=1e-9)
     assume(values.std() > 0.1)
-    assert centred(factor * values, "mean_std").std() == pytest.approx(1.0, rel=1e-3)
+    assert compute_advantages(factor * values, "mean_std").std() == pytest.approx(1.0, rel=1e-3)
 
 
 @examples(BATCHES, st.sampled_from(["token", "sequence"]), KINDS)
 def test_masked_positions_never_contribute(batch: list[dict[str, Any]], weight_by: Any, kind: Any) -> None:
     """Whatever stands at them, and at the first token, which nothing predicts."""
-    recipe = Recipe(max_tokens=1000, eos_id=EOS, weight_by=weight_by, advantage=kind)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, advantage=kind)
     made = to_batch(batch, recipe)
     for datum in made.datums:
-        assert not datum.logprobs[~datum.trained].any()
-        assert not datum.advantages[~datum.trained].any()
+        assert not datum.logprobs[~datum.loss_mask].any()
+        assert not datum.advantages[~datum.loss_mask].any()
         assert np.isfinite(datum.advantages).all()
     other = copy.deepcopy(batch)
     for group in other:
         for masks, logprobs in zip(group["masks"], group["inference_logprobs"], strict=True):
             for index, mask in enumerate(masks):
-                if mask == IGNORED or index == 0:
+                if mask == IGNORE_INDEX or index == 0:
                     logprobs[index] = -77.0
     assert contents(to_batch(other, recipe)) == contents(made)
 
@@ -118,13 +118,13 @@ def test_masked_positions_never_contribute(batch: list[dict[str, Any]], weight_b
 def test_the_order_of_rollouts_and_groups_does_not_matter(
     first: dict[str, Any], second: dict[str, Any], random: Any, weight_by: Any
 ) -> None:
-    recipe = Recipe(max_tokens=1000, eos_id=EOS, weight_by=weight_by)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by)
     order = list(range(len(first["scores"])))
     random.shuffle(order)
     whole = to_batch([first, second], recipe)
     other = to_batch([second, permuted(first, order)], recipe)
     assert sorted(contents(other)) == sorted(contents(whole))
-    assert other.metrics() == pytest.approx(whole.metrics(), rel=1e-6, abs=1e-6)
+    assert other.compute_metrics() == pytest.approx(whole.compute_metrics(), rel=1e-6, abs=1e-6)
 
 
 @examples(BATCHES, SCORES)
@@ -143,32 +143,32 @@ def test_no_trained_token_is_lost_or_invented(batch: list[dict[str, Any]]) -> No
         for tokens, masks, values, score in zip(
             group["tokens"], group["masks"], group["inference_logprobs"], group["scores"], strict=True
         ):
-            trained = [index for index, mask in enumerate(masks) if mask != IGNORED and index > 0]
+            trained = [index for index, mask in enumerate(masks) if mask != IGNORE_INDEX and index > 0]
             if not trained or score == mean:
                 continue
             datum = next(datums)
-            assert datum.targets[datum.trained].tolist() == [tokens[index] for index in trained]
-            np.testing.assert_array_equal(datum.logprobs[datum.trained], np.float32([values[index] for index in trained]))
-            np.testing.assert_allclose(datum.advantages[datum.trained], score - mean, rtol=1e-6)
-            kept = find_kept(np.array(tokens), EOS, np.array(masks) != IGNORED)
+            assert datum.targets[datum.loss_mask].tolist() == [tokens[index] for index in trained]
+            np.testing.assert_array_equal(datum.logprobs[datum.loss_mask], np.float32([values[index] for index in trained]))
+            np.testing.assert_allclose(datum.advantages[datum.loss_mask], score - mean, rtol=1e-6)
+            kept = build_keep_mask(np.array(tokens), EOS, np.array(masks) != IGNORE_INDEX)
             assert [*datum.tokens, datum.targets[-1]] == np.array(tokens)[kept].tolist()
             np.testing.assert_array_equal(datum.tokens[1:], datum.targets[:-1])
     assert next(datums, None) is None
-    assert made.metrics()["batch/trained_tokens"] == sum(int(datum.trained.sum()) for datum in made.datums)
+    assert made.compute_metrics()["batch/trained_tokens"] == sum(int(datum.loss_mask.sum()) for datum in made.datums)
 
 
 @examples(BATCHES)
 def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(batch: list[dict[str, Any]]) -> None:
     token = to_batch(batch, RECIPE).datums
-    sequence = to_batch(batch, Recipe(max_tokens=1000, eos_id=EOS, weight_by="sequence")).datums
+    sequence = to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence")).datums
     assume(token)
     factors = [
-        float((weighed.advantages[weighed.trained] / plain.advantages[plain.trained]).mean())
+        float((weighed.advantages[weighed.loss_mask] / plain.advantages[plain.loss_mask]).mean())
         for plain, weighed in zip(token, sequence, strict=True)
     ]
-    lengths = [int(datum.trained.sum()) for datum in token]
+    lengths = [int(datum.loss_mask.sum()) for datum in token]
     np.testing.assert_allclose(np.multiply(factors, lengths), np.mean(lengths), rtol=1e-5)
-    np.testing.assert_allclose(per_sequence(lengths), factors, rtol=1e-5)
+    np.testing.assert_allclose(compute_sequence_weights(lengths), factors, rtol=1e-5)
 
 
 JSON = st.recursive(
@@ -202,26 +202,26 @@ def odd_groups(draw: st.DrawFn) -> Any:
 @examples(st.lists(odd_groups(), max_size=3), groups(), st.sampled_from(["token", "sequence"]), st.booleans())
 def test_a_bad_group_changes_nothing_for_the_others(odd: list[Any], good: Any, weight_by: Any, penalised: bool) -> None:
     """Whatever it holds: what is trained on is finite, and a batch with one good group is never refused."""
-    recipe = Recipe(max_tokens=1000, eos_id=EOS, weight_by=weight_by, penalised=penalised)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=penalised)
     made = to_batch([*odd, good], recipe)
-    usable = [group for number, group in enumerate(odd) if number not in made.dropped]
-    assert len(odd) not in made.dropped
+    usable = [group for number, group in enumerate(odd) if number not in made.drop_reasons]
+    assert len(odd) not in made.drop_reasons
     assert contents(to_batch([*usable, good], recipe)) == contents(made)
-    assert made.groups == len(usable) + 1
+    assert made.num_groups == len(usable) + 1
     for datum in made.datums:
         assert np.isfinite(datum.advantages).all()
         assert np.isfinite(datum.logprobs).all()
         assert len(datum.tokens) == len(datum.targets) == len(datum.logprobs) == len(datum.advantages)
-        assert datum.trained.any()
-    assert all(np.isfinite(value) for value in made.metrics().values())
-    bad = [group for number, group in enumerate(odd) if number in made.dropped]
+        assert datum.loss_mask.any()
+    assert all(np.isfinite(value) for value in made.compute_metrics().values())
+    bad = [group for number, group in enumerate(odd) if number in made.drop_reasons]
     if bad:
         with pytest.raises(BatchError, match="can be trained on; group 0: "):
             to_batch(bad, recipe)
 
 
 def base_of(batch: Batch, draw: st.DataObject) -> list[Any]:
-    lengths = [int(datum.trained.sum()) for datum in batch.datums]
+    lengths = [int(datum.loss_mask.sum()) for datum in batch.datums]
     return [np.array(draw.draw(st.lists(LOGPROBS, min_size=count, max_size=count))) for count in lengths]
 
 
@@ -231,12 +231,12 @@ def test_the_penalty_adds_up_to_zero_and_pulls_towards_the_base(
 ) -> None:
     sampling_D = [np.array(values) for values in sampling]
     base_D = [np.array(data.draw(st.lists(LOGPROBS, min_size=len(row), max_size=len(row)))) for row in sampling]
-    penalties, mean = kl_penalties(sampling_D, base_D, coefficient)
+    penalties, mean = compute_kl_penalties(sampling_D, base_D, coefficient)
     distance, penalty = np.concatenate(sampling_D) - np.concatenate(base_D), np.concatenate(penalties)
     assert mean == pytest.approx(distance.mean())
     assert penalty.sum() == pytest.approx(0.0, abs=1e-9)
     np.testing.assert_allclose(penalty, -coefficient * (distance - distance.mean()), atol=1e-9)
-    moved, moved_mean = kl_penalties(sampling_D, [base + shift for base in base_D], coefficient)
+    moved, moved_mean = compute_kl_penalties(sampling_D, [base + shift for base in base_D], coefficient)
     assert moved_mean == pytest.approx(mean - shift)
     np.testing.assert_allclose(np.concatenate(moved), penalty, atol=1e-8)
 
@@ -246,9 +246,9 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
     batch: list[dict[str, Any]], coefficient: float, data: st.DataObject
 ) -> None:
     """On top of the advantages that it would have without the penalty, and then it is centred."""
-    recipe = Recipe(max_tokens=1000, eos_id=EOS, penalised=True)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, has_kl_penalty=True)
     made = to_batch(batch, recipe)
-    trained = [mask for group in batch for mask in group["masks"] if any(entry != IGNORED for entry in mask[1:])]
+    trained = [mask for group in batch for mask in group["masks"] if any(entry != IGNORE_INDEX for entry in mask[1:])]
     assert len(made.datums) == len(trained)
     assume(made.datums)
     scores = [datum.advantages.copy() for datum in made.datums]
@@ -257,23 +257,23 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
     assert plain == contents(to_batch(batch, RECIPE))
     base_D = base_of(made, data)
     mean = add_kl_penalty(made, base_D, coefficient, recipe)
-    added = np.concatenate([(datum.advantages - score)[datum.trained] for datum, score in zip(datums, scores, strict=True)])
-    sampling = np.concatenate([datum.logprobs[datum.trained] for datum in datums]).astype(np.float64)
+    added = np.concatenate([(datum.advantages - score)[datum.loss_mask] for datum, score in zip(datums, scores, strict=True)])
+    sampling = np.concatenate([datum.logprobs[datum.loss_mask] for datum in datums]).astype(np.float64)
     expected = -coefficient * (sampling - np.concatenate(base_D) - mean)
     np.testing.assert_allclose(added, expected, atol=1e-4)
     assert added.sum() == pytest.approx(0.0, abs=1e-3)
-    assert all(not datum.advantages[~datum.trained].any() for datum in datums)
+    assert all(not datum.advantages[~datum.loss_mask].any() for datum in datums)
 
 
 @examples(BATCHES, st.floats(0.01, 5), st.sampled_from(["token", "sequence"]))
 def test_a_penalty_of_nothing_changes_nothing(batch: list[dict[str, Any]], coefficient: float, weight_by: Any) -> None:
     """The base model agrees with the one that sampled: the batch is that without a penalty, weights included."""
-    recipe = Recipe(max_tokens=1000, eos_id=EOS, weight_by=weight_by, penalised=True)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=True)
     made = to_batch(batch, recipe)
     assume(made.datums)
-    base_D = [datum.logprobs[datum.trained].astype(np.float64) for datum in made.datums]
+    base_D = [datum.logprobs[datum.loss_mask].astype(np.float64) for datum in made.datums]
     assert add_kl_penalty(made, base_D, coefficient, recipe) == 0.0
-    assert contents(made) == contents(to_batch(batch, Recipe(max_tokens=1000, eos_id=EOS, weight_by=weight_by)))
+    assert contents(made) == contents(to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by)))
 
 
 TOKENS = st.lists(st.integers(0, 4), max_size=12)
@@ -292,18 +292,18 @@ def test_a_prompt_is_repaired_once(tokens: list[int]) -> None:
 @examples(rollouts())
 def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(rollout: tuple[list[int], list[bool], list[float]]) -> None:
     tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
-    keep_T = find_kept(tokens_T, EOS, sampled_T)
+    keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
     assert keep_T[sampled_T].all()
     assert keep_T[tokens_T != EOS].all()
-    assert find_kept(tokens_T[keep_T], EOS, sampled_T[keep_T]).all()
+    assert build_keep_mask(tokens_T[keep_T], EOS, sampled_T[keep_T]).all()
 
 
 @examples(rollouts())
 def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(rollout: tuple[list[int], list[bool], list[float]]) -> None:
     """What stands before each sampled piece is what the inference server made of the prompt of that turn."""
     tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
-    keep_T = find_kept(tokens_T, EOS, sampled_T)
-    for start, _ in pieces(sampled_T):
+    keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
+    for start, _ in find_sampled_spans(sampled_T):
         before = tokens_T[:start]
         doubled = (before[1:] == EOS) & (before[:-1] == EOS) & sampled_T[1:start]
         if doubled.any():  # a sampled end of turn behind another stays in training, and no prompt knows what was sampled
@@ -313,7 +313,7 @@ def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(rollout: tuple
 
 @examples(st.floats(1e-9, 1), st.integers(1, 400), st.integers(0, 400), st.sampled_from(["constant", "linear", "cosine"]))
 def test_a_learning_rate_stays_within_its_peak(peak: float, total: int, warmup: int, schedule: Any) -> None:
-    rates = [learning_rate(peak, step, total, schedule=schedule, warmup=warmup) for step in range(total)]
+    rates = [compute_learning_rate(peak, step, total, schedule=schedule, warmup_steps=warmup) for step in range(total)]
     assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates)
     assert (np.diff(rates[:warmup]) >= 0).all()
     assert (np.diff(rates[warmup:]) <= 0).all()

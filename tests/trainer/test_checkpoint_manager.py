@@ -9,19 +9,19 @@ import tinker
 
 from lachesis.base.errors import StorageError
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.checkpoint_manager import CheckpointManager
 from lachesis.trainer.policy import Policy
 from tests.conftest import RunningEngine
 
 
 @pytest.fixture
-def keeper(policy: Policy, tmp_path: Path) -> Keeper:
-    return Keeper(policy, Checkpoints(tmp_path / "checkpoints"), keep=2, newest=None)
+def keeper(policy: Policy, tmp_path: Path) -> CheckpointManager:
+    return CheckpointManager(policy, Checkpoints(tmp_path / "checkpoints"), num_to_keep=2, resume_checkpoint=None)
 
 
 def run_folder(engine: RunningEngine, policy: Policy) -> Path:
     """The folder in which the engine keeps what this policy saves."""
-    return engine.store / policy.training.model_id
+    return engine.store / policy.training_client.model_id
 
 
 def saved_names(folder: Path) -> list[str]:
@@ -30,7 +30,7 @@ def saved_names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("refused", "other"), [("weights", "sampler_weights"), ("sampler_weights", "weights")])
 async def test_a_save_that_failed_half_way_is_repeated(
-    keeper: Keeper, policy: Policy, engine: RunningEngine, refused: str, other: str
+    keeper: CheckpointManager, policy: Policy, engine: RunningEngine, refused: str, other: str
 ) -> None:
     """The server wrote one of the two parts. That one is deleted, and the next try succeeds."""
     folder = run_folder(engine, policy)
@@ -49,7 +49,7 @@ async def test_a_save_that_failed_half_way_is_repeated(
 
 
 async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
-    keeper: Keeper, policy: Policy, engine: RunningEngine
+    keeper: CheckpointManager, policy: Policy, engine: RunningEngine
 ) -> None:
     """The server has both parts of the step already, under names that it refuses to give twice."""
     aside = keeper.checkpoints.folder.with_name("aside")
@@ -65,8 +65,8 @@ async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
     await resumed.close("success")
 
 
-async def test_names_that_exist_on_the_server_do_not_matter(keeper: Keeper, policy: Policy) -> None:
+async def test_names_that_exist_on_the_server_do_not_matter(keeper: CheckpointManager, policy: Policy) -> None:
     """A try whose answer was lost leaves parts that nobody knows of."""
-    await Keeper(policy, Checkpoints(keeper.checkpoints.folder.with_name("lost")), keep=2, newest=None).save(3)
+    await CheckpointManager(policy, Checkpoints(keeper.checkpoints.folder.with_name("lost")), num_to_keep=2, resume_checkpoint=None).save(3)
     await keeper.save(3)
     assert keeper.step == 3

@@ -13,7 +13,7 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.held_out import build_held_out_curve
 from lachesis.trainer import evaluations as module
-from lachesis.trainer.evaluations import EvaluationOver, Evaluations
+from lachesis.trainer.evaluations import EvaluationEndedError, EvaluationScheduler
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,8 +69,8 @@ def test_tokens_of_evaluations_are_counted_once(run: Run) -> None:
     assert "rollouts/truncated_share" not in run.steps()[-1], "training itself has sampled nothing"
 
 
-def make_evaluations(**options: Any) -> Evaluations:
-    return Evaluations(["sums", "words"], **{"every": 10, **options})
+def make_evaluations(**options: Any) -> EvaluationScheduler:
+    return EvaluationScheduler(["sums", "words"], **{"every_steps": 10, **options})
 
 
 class Weights:
@@ -84,74 +84,74 @@ class Weights:
 
 
 async def test_an_evaluation_is_due_at_each_multiple_and_the_final_one_is_not_made_twice() -> None:
-    evaluations, due = Evaluations(every=5, last=20), []
+    evaluations, due = EvaluationScheduler(every_steps=5, excluded_step=20), []
     for step in range(21):
-        evaluations.weights_published(step, Weights())  # type: ignore[arg-type]
+        evaluations.start_round_if_due(step, Weights())  # type: ignore[arg-type]
         if evaluations.step_under_way is not None:
             due.append(evaluations.step_under_way)
-            evaluations.finish((await evaluations.next(""))["id"], RIGHT)
+            evaluations.finish((await evaluations.wait_for_next(""))["id"], RIGHT)
     assert due == [0, 5, 10, 15]
-    never = Evaluations(every=0)
-    never.weights_published(0, Weights())  # type: ignore[arg-type]
-    assert await never.next("") == {"over": True}
+    never = EvaluationScheduler(every_steps=0)
+    never.start_round_if_due(0, Weights())  # type: ignore[arg-type]
+    assert await never.wait_for_next("") == {"over": True}
 
 
 async def test_several_environments_evaluate_the_same_weights() -> None:
     """The next evaluation begins when all have ended, and one that never begins it does not keep the others."""
     evaluations, first, second = make_evaluations(), Weights(), Weights()
-    evaluations.weights_published(10, first)  # type: ignore[arg-type]
-    sums, words = await evaluations.next("sums"), await evaluations.next("words")
+    evaluations.start_round_if_due(10, first)  # type: ignore[arg-type]
+    sums, words = await evaluations.wait_for_next("sums"), await evaluations.wait_for_next("words")
     evaluations.finish(sums["id"], RIGHT)
-    with pytest.raises(EvaluationOver):
+    with pytest.raises(EvaluationEndedError):
         evaluations.finish(sums["id"], RIGHT)
-    evaluations.weights_published(20, second)  # type: ignore[arg-type]
-    assert evaluations.sampler(words["id"]) is first, "that of step 20 is left out"
+    evaluations.start_round_if_due(20, second)  # type: ignore[arg-type]
+    assert evaluations.get_sampler(words["id"]) is first, "that of step 20 is left out"
     evaluations.finish(words["id"], {"metrics": {"eval/percent_correct": 1.0, "items": 2}, "seconds": 1.5})
-    assert await evaluations.next("sums", wait_s=0.01) == {}
-    found = evaluations.take()
+    assert await evaluations.wait_for_next("sums", wait_s=0.01) == {}
+    found = evaluations.take_metrics()
     assert {key: found[key] for key in ("eval/step", "eval/items", "environments/words/eval/percent_correct")} == {
         "eval/step": 10, "eval/items": 4, "environments/words/eval/percent_correct": 1.0,
     }  # fmt: skip
-    assert evaluations.take() == {}
-    evaluations.weights_published(30, first)  # type: ignore[arg-type]
-    evaluations.finish((await evaluations.next("sums"))["id"], RIGHT)
-    evaluations.weights_published(40, second)  # type: ignore[arg-type]
+    assert evaluations.take_metrics() == {}
+    evaluations.start_round_if_due(30, first)  # type: ignore[arg-type]
+    evaluations.finish((await evaluations.wait_for_next("sums"))["id"], RIGHT)
+    evaluations.start_round_if_due(40, second)  # type: ignore[arg-type]
     assert evaluations.step_under_way == 40
-    assert evaluations.take()["eval/failed"] == 1, "words never began that of step 30"
+    assert evaluations.take_metrics()["eval/failed"] == 1, "words never began that of step 30"
 
 
 async def test_an_environment_that_was_started_again_tries_once_more(tmp_path: Path) -> None:
-    evaluations = make_evaluations(failures=tmp_path / "evaluation" / "failed.jsonl")
+    evaluations = make_evaluations(failures_file=tmp_path / "evaluation" / "failed.jsonl")
     evaluations.environments = ["sums"]
-    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
-    lost = await evaluations.next("sums")
-    again = await evaluations.next("sums")
+    evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    lost = await evaluations.wait_for_next("sums")
+    again = await evaluations.wait_for_next("sums")
     assert again["step"] == lost["step"] == 10
-    with pytest.raises(EvaluationOver):
-        evaluations.sampler(lost["id"])
-    assert await evaluations.next("sums", wait_s=0.01) == {}
+    with pytest.raises(EvaluationEndedError):
+        evaluations.get_sampler(lost["id"])
+    assert await evaluations.wait_for_next("sums", wait_s=0.01) == {}
     assert evaluations.step_under_way is None
     (line,) = read_json_lines(tmp_path / "evaluation" / "failed.jsonl")
     assert line["reason"] == "its process ended 2 times during it"
 
 
 async def test_a_dead_evaluation_lets_its_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations = Evaluations(every=10)
-    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
-    offer = await evaluations.next("")
-    monkeypatch.setattr(module, "SILENT_S", -1.0)
-    evaluations.weights_published(11, Weights())  # type: ignore[arg-type]
+    evaluations = EvaluationScheduler(every_steps=10)
+    evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.wait_for_next("")
+    monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", -1.0)
+    evaluations.start_round_if_due(11, Weights())  # type: ignore[arg-type]
     assert evaluations.step_under_way is None
-    assert evaluations.take() == {"eval/failed": 1}
-    with pytest.raises(EvaluationOver):
-        evaluations.note_alive(offer["id"])
+    assert evaluations.take_metrics() == {"eval/failed": 1}
+    with pytest.raises(EvaluationEndedError):
+        evaluations.record_heartbeat(offer["id"])
 
 
 async def test_weights_that_are_held_are_asked_now_and_then() -> None:
     """A server may forget those that nobody asks; the embedded engine keeps the newest sixteen."""
-    evaluations, held = Evaluations(every=100), Weights()
+    evaluations, held = EvaluationScheduler(every_steps=100), Weights()
     for step in range(33):
-        evaluations.weights_published(step, held if step == 0 else Weights())  # type: ignore[arg-type]
+        evaluations.start_round_if_due(step, held if step == 0 else Weights())  # type: ignore[arg-type]
         await asyncio.sleep(0)
     assert (held.asked, evaluations.usage.prefill) == (4, 4)
 
@@ -161,25 +161,25 @@ def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
     lines = [{"step": step} for step in range(1, 24)]
     lines[11] |= {"eval/step": 10, "eval/percent_correct": 0.25, "eval/failed": 1}
     lines[21] |= {"eval/step": 20, "eval/percent_correct": 0.75}
-    evaluations = Evaluations(every=10)
-    evaluations.carry_over(lines, first_step=10)
-    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
+    evaluations = EvaluationScheduler(every_steps=10)
+    evaluations.restore_from_metrics(lines, first_step=10)
+    evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     assert evaluations.step_under_way is None
-    assert evaluations.take() == {"eval/step": 10, "eval/percent_correct": 0.25}
+    assert evaluations.take_metrics() == {"eval/step": 10, "eval/percent_correct": 0.25}
 
 
 async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluations, stop = Evaluations(every=10), asyncio.Event()
-    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
-    settled = asyncio.ensure_future(evaluations.settle(stop))
-    evaluations.finish((await evaluations.next(""))["id"], {"error": "the judge is away"})
+    evaluations, stop = EvaluationScheduler(every_steps=10), asyncio.Event()
+    evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    settled = asyncio.ensure_future(evaluations.wait_for_last_round(stop))
+    evaluations.finish((await evaluations.wait_for_next(""))["id"], {"error": "the judge is away"})
     await settled
-    assert await evaluations.next("") == {"over": True}
-    monkeypatch.setattr(module, "BEGIN_S", -1.0)
-    silent = Evaluations(every=10)
-    silent.weights_published(10, Weights())  # type: ignore[arg-type]
-    await silent.settle(stop)
-    assert (silent.failed, silent.step_under_way) == (1, None)
+    assert await evaluations.wait_for_next("") == {"over": True}
+    monkeypatch.setattr(module, "BEGIN_TIMEOUT_S", -1.0)
+    silent = EvaluationScheduler(every_steps=10)
+    silent.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    await silent.wait_for_last_round(stop)
+    assert (silent.num_failed, silent.step_under_way) == (1, None)
 
 
 async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_named(
@@ -190,26 +190,26 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
         (-1.0, False, "it had not ended -1 s after the last step"),
         (600.0, True, "the run was stopped"),
     ):
-        monkeypatch.setattr(module, "SETTLE_S", limit_s)
+        monkeypatch.setattr(module, "FINISH_TIMEOUT_S", limit_s)
         failures, stop = tmp_path / f"{limit_s:g}" / "failed.jsonl", asyncio.Event()
-        evaluations = make_evaluations(failures=failures)
-        evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
-        offer = await evaluations.next("words")
+        evaluations = make_evaluations(failures_file=failures)
+        evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+        offer = await evaluations.wait_for_next("words")
         if stopped:
             stop.set()
-        await evaluations.settle(stop)
+        await evaluations.wait_for_last_round(stop)
         reasons = [(line["environment"], line["reason"]) for line in read_json_lines(failures)]
         assert reasons == [("words", reason), ("sums", reason)]
-        assert evaluations.take() == {"eval/failed": 2}
-        with pytest.raises(EvaluationOver):
+        assert evaluations.take_metrics() == {"eval/failed": 2}
+        with pytest.raises(EvaluationEndedError):
             evaluations.finish(offer["id"], RIGHT)
 
 
 async def test_a_result_that_nobody_has_taken_is_awaited_by_its_checkpoint() -> None:
-    evaluations = Evaluations(every=10)
+    evaluations = EvaluationScheduler(every_steps=10)
     assert evaluations.step_awaited is None
-    evaluations.weights_published(10, Weights())  # type: ignore[arg-type]
-    offer = await evaluations.next("")
+    evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.wait_for_next("")
     assert evaluations.step_awaited == 10
     evaluations.finish(offer["id"], RIGHT)
     assert (evaluations.step_under_way, evaluations.step_awaited) == (None, 10)

@@ -17,32 +17,32 @@ from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
 from lachesis.trainer import loop
-from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.checkpoint_manager import CheckpointManager
 from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollout_client import Atropos, Group
+from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from tests.conftest import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2
 PROMPT, ANSWER = 4, 6
 
 
-class Replayed(Atropos):
+class Replayed(RolloutClient):
     """Groups that nobody samples: the n-th one is always the same, so that two runs can be compared number by number."""
 
     def __init__(self, received: int) -> None:
         super().__init__("http://127.0.0.1:9")
         self.received = received
 
-    async def next_batch(self, step: int) -> list[Group]:
+    async def next_batch(self, step: int) -> list[ScoredGroup]:
         first, self.received = self.received, self.received + GROUPS
         return [_group(first + number) for number in range(GROUPS)]
 
-    async def lost(self) -> dict[str, float]:
+    async def read_queue_counts(self) -> dict[str, float]:
         return {}
 
 
-def _group(number: int) -> Group:
+def _group(number: int) -> ScoredGroup:
     chance = random.Random(number)
     tokens_G = [[chance.randrange(10, 40) for _ in range(PROMPT + ANSWER)] for _ in range(4)]
     return {
@@ -72,14 +72,14 @@ class Run:
         newest = self.checkpoints.find_resumable()
         policy = await Policy.create(self.config, resume_from=newest.state if newest else None)
         await policy.publish()
-        keeper = Keeper(policy, self.checkpoints, keep=2, newest=newest)
+        keeper = CheckpointManager(policy, self.checkpoints, num_to_keep=2, resume_checkpoint=newest)
         trainer = loop.Trainer(
             self.config,
             policy,
             Replayed(keeper.groups),
-            keeper=keeper,
+            checkpoint_manager=keeper,
             state=TrainerState(step=keeper.step),
-            folder=self.folder,
+            run_dir=self.folder,
             wandb=None,
             tokenizer=self.tokenizer,
         )
@@ -124,10 +124,10 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "saved"),
     [
-        (loop.Trainer, "_stay_near_base", FAILING - 1),  # before the update
-        (loop, "rollout_metrics", FAILING),  # while the server makes the update
-        (loop.Canary, "change", FAILING),  # after it
-        (loop.RolloutFile, "keep", FAILING),  # after all of it, before the line of the step
+        (loop.Trainer, "_apply_kl_penalty", FAILING - 1),  # before the update
+        (loop, "compute_rollout_metrics", FAILING),  # while the server makes the update
+        (loop.WeightSyncCheck, "finish_change_measurement", FAILING),  # after it
+        (loop.RolloutLog, "write_group", FAILING),  # after all of it, before the line of the step
     ],
 )
 async def test_a_run_that_fails_in_a_step_and_is_resumed_equals_one_that_did_not(
@@ -156,7 +156,7 @@ async def test_an_error_in_the_middle_of_an_update_saves_nothing(
 ) -> None:
     """The server may or may not have changed the weights, so the checkpoint before counts."""
     run = make_run("run")
-    fail_once(monkeypatch, Policy, "_queue_step")
+    fail_once(monkeypatch, Policy, "_queue_optim_step")
     with pytest.raises(RuntimeError, match="injected"):
         await run.attempt()
     assert run.newest().step == INTERVAL

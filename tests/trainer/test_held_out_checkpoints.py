@@ -11,8 +11,8 @@ import pytest
 
 from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, find_best
 from lachesis.runs.held_out import HeldOutPoint
-from lachesis.trainer.checkpoint_manager import Keeper
-from lachesis.trainer.evaluations import Evaluations
+from lachesis.trainer.checkpoint_manager import CheckpointManager
+from lachesis.trainer.evaluations import EvaluationScheduler
 
 
 class Policy:
@@ -30,16 +30,16 @@ class Policy:
         pass
 
 
-def make_keeper(folder: Path, *, keep: int = 10) -> Keeper:
+def make_keeper(folder: Path, *, keep: int = 10) -> CheckpointManager:
     (folder / "checkpoints").mkdir(exist_ok=True)
-    return Keeper(Policy(), Checkpoints(folder / "checkpoints"), keep=keep, newest=None)  # type: ignore[arg-type]
+    return CheckpointManager(Policy(), Checkpoints(folder / "checkpoints"), num_to_keep=keep, resume_checkpoint=None)  # type: ignore[arg-type]
 
 
 def point(step: int, share: float) -> HeldOutPoint:
     return HeldOutPoint(step=step, percent_correct=share, items=20)
 
 
-def held_out(keeper: Keeper) -> dict[int, tuple[int, float] | None]:
+def held_out(keeper: CheckpointManager) -> dict[int, tuple[int, float] | None]:
     """The result of each checkpoint: the step that was evaluated and the share."""
     found = {one.step: one.held_out for one in keeper.checkpoints.list_intact()}
     return {step: (one.step, one.percent_correct) if one else None for step, one in found.items()}
@@ -65,7 +65,7 @@ async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_
     """It stays beside the newest ones; where none was evaluated the reward decides, and of equal ones the newer one stays."""
     keeper = make_keeper(tmp_path, keep=1)
     for step, share, reward in ((10, 0.8, 0.1), (20, 0.8, 0.2), (30, 0.5, 0.9), (40, None, 0.95)):
-        keeper.note(reward, [])
+        keeper.count_step(reward, [])
         await keeper.save(step)
         if share is not None:
             keeper.note_held_out(point(step, share))
@@ -83,12 +83,12 @@ async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_
 async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path: Path) -> None:
     """A result that comes after several newer checkpoints still finds it."""
     keeper = make_keeper(tmp_path, keep=1)
-    keeper.evaluated_step = lambda: 8
+    keeper.get_evaluated_step = lambda: 8
     for step in (10, 20, 30):
         await keeper.save(step)
     assert list(held_out(keeper)) == [10, 30]
     keeper.note_held_out(point(8, 0.75))
-    keeper.evaluated_step = lambda: None
+    keeper.get_evaluated_step = lambda: None
     await keeper.save(40)
     assert held_out(keeper) == {10: (8, 0.75), 40: None}
 
@@ -109,11 +109,11 @@ async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
 
 async def test_an_evaluation_that_ends_during_a_save_finds_its_checkpoint(tmp_path: Path) -> None:
     """Its result is taken after the save, which would delete the checkpoint as the oldest one."""
-    keeper, evaluations = make_keeper(tmp_path, keep=1), Evaluations(every=10)
-    keeper.evaluated_step = lambda: evaluations.step_awaited
+    keeper, evaluations = make_keeper(tmp_path, keep=1), EvaluationScheduler(every_steps=10)
+    keeper.get_evaluated_step = lambda: evaluations.step_awaited
     await keeper.save(10)
-    evaluations.weights_published(10, SimpleNamespace())  # type: ignore[arg-type]
-    offer, save = await evaluations.next(""), keeper.policy.save
+    evaluations.start_round_if_due(10, SimpleNamespace())  # type: ignore[arg-type]
+    offer, save = await evaluations.wait_for_next(""), keeper.policy.save
 
     async def save_while_it_ends(name: str) -> dict[str, str]:
         evaluations.finish(offer["id"], {"metrics": {"eval/percent_correct": 0.75}, "items": 20})

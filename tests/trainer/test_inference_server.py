@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
-from lachesis.trainer.__main__ import listener, serving
+from lachesis.trainer.__main__ import bind_inference_socket, serve_in_background
 from lachesis.trainer.inference_server import TrainerState, create_app
 from lachesis.trainer.policy import Policy
 from tests.patience import deadline
@@ -39,8 +39,8 @@ async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     policy = await Policy.create(config, resume_from=None)
     await policy.publish()
     app = create_app(policy, AutoTokenizer.from_pretrained(engine.model), config, TrainerState("training", 7))
-    with listener(config) as sock:
-        async with serving(app, sock):
+    with bind_inference_socket(config) as sock:
+        async with serve_in_background(app, sock):
             await until_answers(f"{url}/health")
             yield url
     await policy.close("success")

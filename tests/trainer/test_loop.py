@@ -20,11 +20,11 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
 from lachesis.trainer import evaluations, loop, policy, rollout_client
-from lachesis.trainer.checkpoint_manager import Keeper
+from lachesis.trainer.checkpoint_manager import CheckpointManager
 from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.loop import Trainer
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollout_client import Atropos
+from lachesis.trainer.rollout_client import RolloutClient
 
 Make = Callable[..., Any]
 
@@ -54,12 +54,12 @@ async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.Mon
             trained = await Policy.create(config, resume_from=None)
             stack.push_async_callback(trained.close, "success")
             await trained.publish()
-            client = Atropos(api)
+            client = RolloutClient(api)
             stack.push_async_callback(client.close)
             await client.register(config, first_step=0, checkpoint_dir=tmp_path)
-            keeper = Keeper(trained, Checkpoints(tmp_path / "checkpoints"), keep=1, newest=None)
+            keeper = CheckpointManager(trained, Checkpoints(tmp_path / "checkpoints"), num_to_keep=1, resume_checkpoint=None)
             return Trainer(
-                config, trained, client, keeper=keeper, state=TrainerState(), folder=RunDir(tmp_path.parent, tmp_path.name),
+                config, trained, client, checkpoint_manager=keeper, state=TrainerState(), run_dir=RunDir(tmp_path.parent, tmp_path.name),
                 wandb=None, tokenizer=AutoTokenizer.from_pretrained(engine.model),
             )  # fmt: skip
 
@@ -68,11 +68,11 @@ async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 async def play(trainer: Trainer, *groups: dict[str, Any]) -> dict[str, Any]:
     """Send the groups, train on them, and return the line of the step."""
-    async with httpx.AsyncClient(base_url=trainer.atropos.url) as client:
+    async with httpx.AsyncClient(base_url=trainer.rollout_client.url) as client:
         for group in groups:
             assert (await client.post("/scored_data", json=group)).status_code == 200
     await asyncio.wait_for(trainer.run(asyncio.Event()), 60)
-    return MetricsFile(trainer.folder.metrics).read()[-1]
+    return MetricsFile(trainer.run_dir.metrics).read()[-1]
 
 
 NO_LOGPROB = {"inference_logprobs": [[1.0, 1.0, 1.0, -1.0]] * 2}
@@ -118,7 +118,7 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
 
         monkeypatch.setattr(module, name, watched)
 
-    work = {rollout_client: ["read_batch_json"], loop: ["to_batch", "rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
+    work = {rollout_client: ["read_batch_json"], loop: ["to_batch", "compute_rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
     for module, names in work.items():
         for name in names:
             watch(module, name)
@@ -145,16 +145,16 @@ async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_c
     trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor would take a long one for a server that does not save."""
-    monkeypatch.setattr(evaluations, "BEGIN_S", -1.0)
+    monkeypatch.setattr(evaluations, "BEGIN_TIMEOUT_S", -1.0)
     trained = await trainer()
 
-    class Watched(evaluations.Evaluations):
-        async def settle(self, stop: asyncio.Event) -> None:
+    class Watched(evaluations.EvaluationScheduler):
+        async def wait_for_last_round(self, stop: asyncio.Event) -> None:
             assert self.step_under_way == 1
             self.waiting_for = trained.state.waiting_for
-            await super().settle(stop)
+            await super().wait_for_last_round(stop)
 
-    trained.state.evaluations = watched = Watched(every=1)
+    trained.state.evaluations = watched = Watched(every_steps=1)
     line = await play(trained, scored(1.0, 0.0), scored(1.0, 0.0))
     assert watched.waiting_for == "evaluation"
     assert line["eval/failed"] == 2, "nobody has begun those of steps 0 and 1"

@@ -11,7 +11,7 @@ import pytest
 from lachesis.config import run_config as run_config
 from lachesis.engine import losses
 from lachesis.trainer.batch import Batch, Datum
-from lachesis.trainer.policy import RATIO_BOUNDS, loss_metrics
+from lachesis.trainer.policy import RATIO_BOUNDS, compute_loss_metrics
 
 RATIOS = [[0.5, 0.9, 1.1, 2.0], [5.0, 5.0]]
 """Of the trained tokens of two rollouts."""
@@ -28,7 +28,7 @@ def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
         ids, ones = np.arange(count), np.ones(count, np.float32)
         datums.append(Datum(ids, ids + 1, logprobs, ones, trained))
         training_D.append(np.array([-9.0, *(-3.0 + math.log(ratio) for ratio in ratios)]))
-    metrics = loss_metrics(Batch(datums), training_D, 1.0, run_config.resolve_run_config("arithmetic", "embedded", edits))
+    metrics = compute_loss_metrics(Batch(datums), training_D, 1.0, run_config.resolve_run_config("arithmetic", "embedded", edits))
     return metrics.get("loss/clipped_share")
 
 

@@ -18,7 +18,7 @@ import pytest
 from lachesis.base.errors import ServerDownError
 from lachesis.config import run_config as run_config
 from lachesis.supervision.process import free_ports
-from lachesis.trainer.rollout_client import Atropos
+from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 from tests.patience import deadline
 
@@ -48,7 +48,7 @@ async def post(url: str, group: dict[str, Any]) -> None:
 
 
 async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> None:
-    atropos = Atropos(api)
+    atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     waiting = asyncio.create_task(atropos.next_batch(0))
     await post(api, scored(1.0, 0.0))
@@ -61,7 +61,7 @@ async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> No
 
 async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> None:
     """One question is enough; and one that nobody listens to any more is not given the batch."""
-    atropos = Atropos(api)
+    atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     async with httpx.AsyncClient(base_url=api) as client:
         with pytest.raises(httpx.ReadTimeout):
@@ -79,7 +79,7 @@ async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> Non
 async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(tmp_path: Path) -> None:
     """Or after a while, as it has other things to look after; one with an allocation of its own is answered at once."""
     with api_process(tmp_path, "--offpolicy", "1") as (url, _):
-        atropos = Atropos(url)
+        atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
 
@@ -113,7 +113,7 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
 
 async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path: Path) -> None:
     with api_process(tmp_path) as (url, process):
-        atropos = Atropos(url)
+        atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient() as client:
             waiting = asyncio.create_task(client.get(f"{url}/batch", params={"wait": 300}, timeout=600))
@@ -127,7 +127,7 @@ async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path:
 async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> None:
     """The trainer waits while there is none, and goes on at its step."""
     with api_process(tmp_path) as (url, first):
-        atropos = Atropos(url)
+        atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         waiting = asyncio.create_task(atropos.next_batch(7))
         await until_connected(first.pid)
@@ -147,9 +147,9 @@ async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> Non
 
 
 async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lachesis.trainer.rollout_client.PATIENCE_S", 0.5)
+    monkeypatch.setattr("lachesis.trainer.rollout_client.MAX_OUTAGE_S", 0.5)
     with pytest.raises(ServerDownError, match="does not answer /batch: ConnectError"):
-        await Atropos(f"http://127.0.0.1:{free_ports(1)[0]}").next_batch(0)
+        await RolloutClient(f"http://127.0.0.1:{free_ports(1)[0]}").next_batch(0)
 
 
 async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
     async with httpx.AsyncClient(base_url=api) as client:
         early = await client.post("/scored_data", json=scored(1.0, 0.0))
         assert early.status_code == 503
-        atropos = Atropos(api)
+        atropos = RolloutClient(api)
         await atropos.register(CONFIG, first_step=5, checkpoint_dir=tmp_path)
         assert (await client.get("/status")).json()["current_step"] == 5
         for bad, reason in (
@@ -178,7 +178,7 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
         assert (await client.post("/scored_data", content=packed, headers=headers)).json() == {"status": "received"}
         await client.post("/scored_data_list", json=[scored(1.0, 0.0)])
         assert len(await asyncio.wait_for(atropos.next_batch(5), 10)) == 2
-        assert await atropos.lost() == {"queue/dropped": 0, "queue/refused": 7}
+        assert await atropos.read_queue_counts() == {"queue/dropped": 0, "queue/refused": 7}
         assert "a group is an object" in (await client.get("/counts")).json()["refusal"]
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
             assert (await client.get("/reset_data", headers=headers)).status_code == 403
@@ -212,7 +212,7 @@ def changed(name: str, value: Any) -> dict[str, Any]:
     ],
 )
 async def test_a_group_that_cannot_be_trained_on_is_refused(
-    registered: tuple[str, Atropos], bad: dict[str, Any], reason: str
+    registered: tuple[str, RolloutClient], bad: dict[str, Any], reason: str
 ) -> None:
     """With its reason, and counted; those beside it in the same message are taken, and the batch is whole."""
     url, atropos = registered
@@ -238,22 +238,22 @@ def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def registered(shared_api: str, tmp_path: Path) -> AsyncIterator[tuple[str, Atropos]]:
+async def registered(shared_api: str, tmp_path: Path) -> AsyncIterator[tuple[str, RolloutClient]]:
     """The address of an API at which a trainer has registered, and that trainer's client."""
-    atropos = Atropos(shared_api)
+    atropos = RolloutClient(shared_api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     yield shared_api, atropos
     await atropos.close()
 
 
-async def test_an_empty_message_is_answered(registered: tuple[str, Atropos]) -> None:
+async def test_an_empty_message_is_answered(registered: tuple[str, RolloutClient]) -> None:
     async with httpx.AsyncClient(base_url=registered[0]) as client:
         assert (await client.post("/scored_data_list", json=[])).json()["groups_processed"] == 0
 
 
 async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path: Path) -> None:
     """Three batches of two groups may wait and one more be filled; a batch that cannot be filled is told apart."""
-    atropos = Atropos(api)
+    atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     for number in range(20):
         await post(api, scored(float(number), -1.0))
@@ -270,6 +270,6 @@ async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path:
 
 
 async def test_an_api_that_is_not_there_is_told(tmp_path: Path) -> None:
-    atropos = Atropos("http://127.0.0.1:9")
+    atropos = RolloutClient("http://127.0.0.1:9")
     with pytest.raises(ServerDownError, match=r"Atropos API at http://127.0.0.1:9 does not answer /reset_data"):
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)

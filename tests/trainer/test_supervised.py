@@ -12,7 +12,7 @@ from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.tiny_model import build
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.supervised import batches, read
+from lachesis.trainer.supervised import iterate_batches, read_examples
 
 
 def written(folder: Path, *lines: Any) -> Path:
@@ -25,9 +25,9 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
     tokenizer = build.build_tokenizer()
     messages = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
     file = written(tmp_path, {"prompt": "2+3=", "completion": "5"}, {"messages": messages})
-    one, other = read(file, tokenizer, most_tokens=64)
+    one, other = read_examples(file, tokenizer, max_tokens=64)
     assert one.tokens.tolist() == other.tokens.tolist()
-    assert tokenizer.decode(one.targets[one.trained]) == "5<|end|>"
+    assert tokenizer.decode(one.targets[one.loss_mask]) == "5<|end|>"
     assert tokenizer.decode(one.tokens[: len(one.tokens) - 1]) == "<|user|>2+3=<|end|><|assistant|>"
 
 
@@ -44,17 +44,17 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
 def test_a_line_that_is_no_example_is_named(tmp_path: Path, line: Any, message: str) -> None:
     file = written(tmp_path, {"prompt": "a", "completion": "b"}, line)
     with pytest.raises(ConfigError, match=message):
-        read(file, build.build_tokenizer(), most_tokens=64)
+        read_examples(file, build.build_tokenizer(), max_tokens=64)
     with pytest.raises(ConfigError, match="cannot be read"):
-        read(tmp_path / "nothing.jsonl", build.build_tokenizer(), most_tokens=64)
+        read_examples(tmp_path / "nothing.jsonl", build.build_tokenizer(), max_tokens=64)
     with pytest.raises(ConfigError, match="holds no example"):
-        read(written(tmp_path, ""), build.build_tokenizer(), most_tokens=64)
+        read_examples(written(tmp_path, ""), build.build_tokenizer(), max_tokens=64)
 
 
 def test_an_epoch_has_every_example_once(tmp_path: Path) -> None:
     file = written(tmp_path, *({"prompt": str(number), "completion": "x"} for number in range(7)))
-    examples = read(file, build.build_tokenizer(), most_tokens=64)
-    found = list(batches(examples, size=3, epochs=2, seed=1))
+    examples = read_examples(file, build.build_tokenizer(), max_tokens=64)
+    found = list(iterate_batches(examples, batch_size=3, epochs=2, seed=1))
     assert [len(one) for one in found] == [3, 3, 1, 3, 3, 1]
     assert {id(one) for batch in found[:3] for one in batch} == {id(one) for one in examples}
 
@@ -64,9 +64,9 @@ async def test_a_model_learns_the_examples(engine: Any, tmp_path: Path, monkeypa
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     file = written(tmp_path, *({"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(8)))
-    examples = read(file, build.build_tokenizer(), most_tokens=64)
+    examples = read_examples(file, build.build_tokenizer(), max_tokens=64)
     policy = await Policy.create(run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
-    losses = [await policy.imitate(batch, 1e-2) for batch in batches(examples, size=8, epochs=12, seed=0)]
+    losses = [await policy.fine_tune_on_examples(batch, 1e-2) for batch in iterate_batches(examples, batch_size=8, epochs=12, seed=0)]
     await policy.close("success")
     assert 4.5 < losses[0] < 7.0
     assert losses[-1] < 0.5 * losses[0]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lachesis.base.errors import WeightSyncError
-from lachesis.trainer.advantages import learning_rate
+from lachesis.trainer.advantages import compute_learning_rate
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.weight_sync_check import Canary, Look
+from lachesis.trainer.weight_sync_check import WeightSyncCheck, WeightSample
 
 TOKENS = np.arange(2, 12)
 
@@ -24,9 +24,9 @@ def batch() -> Batch:
 
 async def play(policy: Policy, rates: list[float], *, stale_from: int | None = None) -> None:
     """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays where it is."""
-    canary = Canary(policy)
+    canary = WeightSyncCheck(policy)
     for number, rate in enumerate(rates):
-        await canary.before(TOKENS)
+        await canary.take_reference(TOKENS)
         sampler = policy.sampler
         await policy.train(batch(), rate)
         if stale_from is not None and number >= stale_from:
@@ -35,9 +35,9 @@ async def play(policy: Policy, rates: list[float], *, stale_from: int | None = N
 
 
 async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) -> None:
-    canary = Canary(policy)
-    await canary.before(TOKENS)
-    canary.ask(TOKENS)
+    canary = WeightSyncCheck(policy)
+    await canary.take_reference(TOKENS)
+    canary.start_change_measurement(TOKENS)
     (task,) = (one for one in asyncio.all_tasks() if one is not asyncio.current_task())
     canary.close()
     await asyncio.wait([task])
@@ -50,8 +50,8 @@ async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) ->
         [1e-3],
         [0.0],
         [1e-12] * 5,
-        [learning_rate(1e-4, step, 300, schedule="cosine", warmup=0) for step in (299,)],
-        [learning_rate(4e-5, step, 300, schedule="constant", warmup=100) for step in range(4)],
+        [compute_learning_rate(1e-4, step, 300, schedule="cosine", warmup_steps=0) for step in (299,)],
+        [compute_learning_rate(4e-5, step, 300, schedule="constant", warmup_steps=100) for step in range(4)],
         [1e-2] * 9,
     ],
     ids=["usual", "none", "tiny", "last of a cosine", "warm-up", "large"],
@@ -66,12 +66,12 @@ async def test_values_that_rounding_has_kept_the_same_are_let_through(policy: Po
     def rounded(values: Any) -> Any:
         return np.round(np.asarray(values, np.float64) * 64) / 64  # 1.6e-2, as bfloat16 between 4 and 8 has
 
-    original = Policy.logprobs
+    original = Policy.compute_logprobs
 
     async def logprobs(self: Policy, tokens: Any) -> Any:
         return rounded(await original(self, tokens) + 0.005)
 
-    monkeypatch.setattr(Policy, "logprobs", logprobs)
+    monkeypatch.setattr(Policy, "compute_logprobs", logprobs)
     await play(policy, [1e-5] * 5)
 
 
@@ -87,8 +87,8 @@ async def test_a_sampler_that_falls_behind_later_fails_the_run(policy: Policy) -
 
 async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     """It follows its trainer, and is far from it."""
-    canary = Canary(policy)
-    await canary.before(TOKENS)
+    canary = WeightSyncCheck(policy)
+    await canary.take_reference(TOKENS)
     for _ in range(3):
         await policy.train(batch(), 3e-2)
     far = policy.sampler
@@ -101,21 +101,21 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     await other.close("success")
 
 
-def look(gap: float, moved: float = 0.0) -> Look:
+def look(gap: float, moved: float = 0.0) -> WeightSample:
     """What both sides give when training has moved the text so far; the sampler has a gap."""
-    return Look(sampler=np.full(9, moved - 3.0 + gap), trainer=np.full(9, moved - 3.0))
+    return WeightSample(sampler_logprobs=np.full(9, moved - 3.0 + gap), trainer_logprobs=np.full(9, moved - 3.0))
 
 
-async def play_looks(*looks: Look | None) -> list[float | None]:
+async def play_looks(*looks: WeightSample | None) -> list[float | None]:
     """Give these answers in turn, the first ones before training; what each check returns."""
     answers, results = list(looks), []
 
-    class Played(Canary):
-        async def _look(self) -> Look | None:
+    class Played(WeightSyncCheck):
+        async def _sample_weights(self) -> WeightSample | None:
             return answers.pop(0)
 
     canary = Played(None)  # type: ignore[arg-type]
-    await canary.before(TOKENS)
+    await canary.take_reference(TOKENS)
     while answers:
         results.append(await canary.check())
     return results
@@ -126,7 +126,7 @@ async def test_one_look_that_is_off_ends_no_run() -> None:
     assert await play_looks(look(0.01), look(0.06), look(0.02)) == pytest.approx([0.02])
     assert await play_looks(look(0.06), look(0.02), look(0.03)) == pytest.approx([0.03])
     assert await play_looks(look(0.01), look(0.06), None, look(0.02)) == [None, pytest.approx(0.02)]
-    behind = Look(sampler=look(0.01).sampler, trainer=look(0.0, 0.04).trainer)
+    behind = WeightSample(sampler_logprobs=look(0.01).sampler_logprobs, trainer_logprobs=look(0.0, 0.04).trainer_logprobs)
     assert await play_looks(look(0.01), behind, look(0.01, 0.04)) == pytest.approx([0.01])
     first = look(0.01)
     for looks in ([look(0.06)] * 2, [first, look(0.06), look(0.07)], [first, behind, behind]):
@@ -145,28 +145,28 @@ async def test_later_differences_are_compared_with_the_one_before_training() -> 
 
 async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:
     """A first datum may have one position; a later one gives the text."""
-    canary = Canary(policy)
-    await canary.before([5])
+    canary = WeightSyncCheck(policy)
+    await canary.take_reference([5])
     await policy.train(batch(), 1e-3)
     await canary.check()
-    canary.ask([5])
-    assert await canary.change() is None
-    await canary.before(TOKENS)
-    canary.ask(TOKENS)
-    assert await canary.change() == pytest.approx(0.0, abs=1e-5)
+    canary.start_change_measurement([5])
+    assert await canary.finish_change_measurement() is None
+    await canary.take_reference(TOKENS)
+    canary.start_change_measurement(TOKENS)
+    assert await canary.finish_change_measurement() == pytest.approx(0.0, abs=1e-5)
 
 
 async def test_a_server_that_does_not_answer_a_look_does_not_end_the_run(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next update is another chance."""
-    canary = Canary(policy)
-    await canary.before(TOKENS)
+    canary = WeightSyncCheck(policy)
+    await canary.take_reference(TOKENS)
 
     async def fail(self: Policy, tokens: Any) -> Any:
         raise ConnectionError("gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "logprobs", fail)
+        patch.setattr(Policy, "compute_logprobs", fail)
         assert await canary.check() is None
     assert await canary.check() == pytest.approx(0.0, abs=1e-4)
