@@ -31,7 +31,7 @@ import psutil
 from table import show
 
 from lachesis.base import paths
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 
 TOKEN = "tml-bench"
@@ -102,7 +102,7 @@ def work(python: str, kind: str, *rest: str) -> Found:
 
 def ours(model: str, program: list[str] | None = None) -> Found:
     with tempfile.TemporaryDirectory() as store:
-        port = free_ports(1)[0]
+        port = reserve_free_ports(1)[0]
         program = program or ["-m", "lachesis.engine"]
         command = [sys.executable, *program, "--model", model, "--port", str(port), "--store", store]
         return measured(command, {"LACHESIS_ENGINE_TOKEN": TOKEN}, f"http://127.0.0.1:{port}", sys.executable, model)
@@ -120,7 +120,7 @@ def theirs(model: str, python: str) -> Found:
         config = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps({**config, "rope_theta": config["rope_parameters"]["rope_theta"]}))
         model = str(copy)
-        port = free_ports(1)[0]
+        port = reserve_free_ports(1)[0]
         uv = Path(store) / "uv"
         uv.write_text(f'#!/bin/sh\nwhile [ "$1" != -m ]; do shift; done\nexec {python} "$@"\n')
         uv.chmod(0o700)

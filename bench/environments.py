@@ -31,9 +31,9 @@ from lachesis.environment.sandbox import Sandbox
 from lachesis.runs.environment_counts import read_counts
 from lachesis.service import Launch, Service
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end
-from lachesis.supervision.plan import make_probe
-from lachesis.supervision.trial import serve_base
+from lachesis.supervision.health import wait_until_ended
+from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.trial import serve_base_model
 from lachesis.tiny_model import teach
 from lachesis.validation.tests import InferenceRequest, probe_config
 
@@ -138,16 +138,16 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         environment=name, environment_file=environment.file_path, models=[], num_steps=GROUPS, group_size=GROUP
     )
     with ServiceGroup() as group:
-        plan = serve_base(group, config, config.openai.model_name, folder / "server")
+        plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
         content = probe_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench")
         places = {"out": str(output), "tally": str(folder / "tally.json"), "samples": str(folder / "samples.jsonl")}
-        probe, files = make_probe(environment.file_path, content, output, {**places, "wandb_run": "bench"}, client=plan.client)
+        probe, files = make_inference_test_spec(environment.file_path, content, output, {**places, "wandb_run": "bench"}, client_env=plan.client_env)
         for path, text in files.items():
             path.write_text(text)
         group.start(probe)
-        await_end(group, probe, needs=[])
+        wait_until_ended(group, probe, needs=[])
         lines = read_json_lines(output)
-        by_hand = ask(lines, config, plan.trainer_url, plan.client["LACHESIS_INFERENCE_TOKEN"])
+        by_hand = ask(lines, config, plan.trainer_url, plan.client_env["LACHESIS_INFERENCE_TOKEN"])
     made = read_counts(folder / "tally.json") or {}
     theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [

@@ -18,7 +18,7 @@ from typing import Any
 from engine import TOKEN, ready, running
 from table import show
 
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 
 ROUNDS = 20
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     args = parser.parse_args()
-    model, port = str(build.ensure_tiny_model(build.TinyModelRecipe())), free_ports(1)[0]
+    model, port = str(build.ensure_tiny_model(build.TinyModelRecipe())), reserve_free_ports(1)[0]
     url, counts = f"http://127.0.0.1:{port}", {"rounds": 0, "sessions": 0, "errors": 0}
     sizes: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as store:

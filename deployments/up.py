@@ -33,7 +33,7 @@ from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_f
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import terminate_processes, build_mark, find_processes
 from lachesis.runs.store import now_iso
-from lachesis.supervision.process import check_port, free_ports
+from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 START_S = 180.0
@@ -280,7 +280,7 @@ def _preferred_port() -> int:
     try:
         check_port(PREFERRED_PORT)
     except PortInUseError:
-        return free_ports(1)[0]
+        return reserve_free_ports(1)[0]
     return PREFERRED_PORT
 
 

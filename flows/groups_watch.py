@@ -17,7 +17,7 @@ from lachesis.runs.invalid_groups import (
     require_usable_groups,
 )
 from lachesis.runs.store import RunStore
-from lachesis.supervision.plan import Plan
+from lachesis.supervision.plan import ServicePlan
 
 log = logging.getLogger("lachesis.flow")
 
@@ -34,7 +34,7 @@ class GroupsWatch:
         self,
         store: RunStore,
         run_id: str,
-        plan: Plan,
+        plan: ServicePlan,
         *,
         received: Mapping[str, int] | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class GroupsWatch:
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
         before = received or {}
-        self._usable = {service for service, name in plan.environments.items() if before.get(name)}
+        self._usable = {service for service, name in plan.environment_names.items() if before.get(name)}
         """Services that have given a usable group."""
         self._named: set[str] = set()
         """Dead environments that the log and the record name already."""
@@ -65,9 +65,9 @@ class GroupsWatch:
                 resumes the run.
         """
         self.remember()
-        dead = [found for service in self.plan.environments if (found := self._dead(service))]
+        dead = [found for service in self.plan.environment_names if (found := self._dead(service))]
         try:
-            require_usable_groups(dead, len(self.plan.environments))
+            require_usable_groups(dead, len(self.plan.environment_names))
         except InvalidGroupsError:
             self.store.update(self.run_id, stop_reason="all groups were invalid")
             raise
@@ -84,13 +84,13 @@ class GroupsWatch:
     def remember(self) -> None:
         """Remember which environments have given a usable group until now. Call this before one is
         started again, which makes its counts begin at 0."""
-        for service in self.plan.environments:
+        for service in self.plan.environment_names:
             if has_usable_groups(self._counts(service) or {}):
                 self._usable.add(service)
 
     def _dead(self, service: str) -> DeadEnvironment | None:
         """Return the environment of this service if all its groups were invalid."""
-        name, counts = self.plan.environments[service], self._counts(service)
+        name, counts = self.plan.environment_names[service], self._counts(service)
         env = self.plan.config.parts()[name].env
         batch_size = self.plan.config.env.batch_size
         if counts is None or service in self._usable:

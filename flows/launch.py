@@ -42,9 +42,9 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation import read_evaluation
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, RunStore, RunStatusName, mark_services_exited, get_attempt_duration_s, now_iso
-from lachesis.supervision.group import ServiceGroup, death
-from lachesis.supervision.plan import ORDER, Plan, make_plan, trainer_health
-from lachesis.supervision.process import ServiceSpec, role
+from lachesis.supervision.group import ServiceGroup, make_exit_error
+from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan, fetch_trainer_health
+from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.validation.gate import require_validation
 from lachesis.validation.tests import InferenceTests
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
@@ -135,7 +135,7 @@ def _start_to_end(store: RunStore, record: RunRecord, lock: int) -> str:
         build_tiny_model(store.home, store.dir(record.run_id).path)
     folder = store.dir(record.run_id)
     own = {leftovers.MARK_VARIABLE: leftovers.build_mark(folder.path)}
-    with ServiceGroup(hold=(lock,), hurry=folder.stop_now_file, own=own) as group:
+    with ServiceGroup(inherited_fds=(lock,), stop_now_file=folder.stop_now_file, reaper_env=own) as group:
         try:
             run = _Run(store, record, group)
             run.start()
@@ -163,7 +163,7 @@ def _hear_no_more() -> None:
 def _close(group: ServiceGroup, hurry: Path) -> None:
     """End the services. Without its engine the trainer can save nothing, and would ask until its grace is over."""
     impatience = threading.Timer(WITHOUT_ENGINE_S, hurry.touch)
-    if "engine" in group.exited():
+    if "engine" in group.collect_exit_codes():
         impatience.start()
     group.close()
     impatience.cancel()
@@ -202,7 +202,7 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
 
 def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
     known = store.load(run_id).services
-    for name, code in group.exited().items():
+    for name, code in group.collect_exit_codes().items():
         if name in known:
             store.update_service(run_id, name, state=f"exited ({code})")
 
@@ -252,8 +252,8 @@ class _Run:
         found = Checkpoints(self.folder.checkpoints).find_resumable()
         config = RunConfig.from_yaml(self.folder.config)
         resume = found.get_groups_by_environment(config.build_environment_configs()) if found else None
-        self.plan: Plan = make_plan(record, self.folder, config, resume=resume)
-        self.plan.write()
+        self.plan: ServicePlan = make_training_plan(record, self.folder, config, received_groups=resume)
+        self.plan.write_files()
         self.again = Restarting(store, self.run_id, group, self.plan, self._require_wanted)
         self.look = seldom(self._require_wanted)
         self.numbers = self.again.numbers
@@ -287,10 +287,10 @@ class _Run:
         total, watched = self.plan.config.env.total_steps, time.monotonic()
         moved, last_step = time.monotonic(), -1
         while True:
-            health: dict[str, Any] = self.group.unless_death(lambda: trainer_health(self.plan), {})
+            health: dict[str, Any] = self.group.call_unless_service_dies(lambda: fetch_trainer_health(self.plan), {})
             step = int(health.get("step") or 0)
-            self.group.unless_death(functools.partial(progress.publish, step, total), None)
-            if step != last_step or any(map(self.group.running, self.numbers)):
+            self.group.call_unless_service_dies(functools.partial(progress.publish, step, total), None)
+            if step != last_step or any(map(self.group.is_running, self.numbers)):
                 moved, last_step = time.monotonic(), step
             if time.monotonic() - moved > LEFTOVER_S:
                 return f"completed: the environment ended after {step} of {total} steps"
@@ -303,7 +303,7 @@ class _Run:
                 watched = time.monotonic()
                 self._check_budget()
                 self.groups.check()
-                self.group.unless_death(self._require_wanted, None)
+                self.group.call_unless_service_dies(self._require_wanted, None)
             time.sleep(POLL_S)
 
     def _require_wanted(self) -> None:
@@ -323,8 +323,8 @@ class _Run:
     def _ended(self) -> bool:
         """True when the trainer has ended after its last step. An environment that has made its last rollout may end first. Any
         other death ends the attempt, or the service is started again."""
-        exited = self.group.exited()
-        for name in sorted(exited, key=lambda one: ORDER.index(role(one))):
+        exited = self.group.collect_exit_codes()
+        for name in sorted(exited, key=lambda one: START_ORDER.index(get_service_role(one))):
             code = exited[name]
             self.group.require_reaper()
             if name == "trainer" and code == 0:
@@ -336,7 +336,7 @@ class _Run:
                     f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
                 )
             if not (name in self.numbers and code == 0):
-                self._restart(name, death(self.plan.service(name), code))
+                self._restart(name, make_exit_error(self.plan.get_service(name), code))
                 return False
             if len(self.numbers) > 1:  # it has no more items; the others need not wait for its share
                 self.again.forget(self.numbers[name])
@@ -366,7 +366,7 @@ class _Run:
         A failed evaluation is told, and the run stays completed. Raises what `require_wanted` raises
         when the run itself shall end.
         """
-        if not self.plan.evaluations or not self.group.running("trainer"):
+        if not self.plan.evaluations or not self.group.is_running("trainer"):
             return
         self.store.update(self.run_id, phase="evaluating")
         for environment in self.numbers:
@@ -386,5 +386,5 @@ class _Run:
             except LachesisError as error:
                 self._require_wanted()  # the error may be the end of the run, and no evaluation's
                 log.warning("no evaluation %s training: %s", which, error)
-                if self.group.running(spec.name):  # it hangs, or prints without end
+                if self.group.is_running(spec.name):  # it hangs, or prints without end
                     self.group.stop(spec.name)

@@ -11,9 +11,9 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import Plan, forget_environment, registered_environments, trainer_health
-from lachesis.supervision.process import ServiceSpec, role
-from lachesis.supervision.restart_policy import Restarts, may_be_restarted
+from lachesis.supervision.plan import ServicePlan, disconnect_environment, count_registered_environments, fetch_trainer_health
+from lachesis.supervision.process import ServiceSpec, get_service_role
+from lachesis.supervision.restart_policy import RestartBudget, is_restartable
 from tasks.processes import start_service, wait_for_service
 
 log = logging.getLogger("lachesis.flow")
@@ -24,20 +24,20 @@ class Restarting:
     """Of one attempt. `require_wanted` raises when no service shall start any more."""
 
     def __init__(
-        self, store: RunStore, run_id: str, group: ServiceGroup, plan: Plan, require_wanted: Callable[[], None]
+        self, store: RunStore, run_id: str, group: ServiceGroup, plan: ServicePlan, require_wanted: Callable[[], None]
     ) -> None:
         self.store, self.run_id, self.group, self.plan = store, run_id, group, plan
         self.require_wanted = require_wanted
         self.look = seldom(require_wanted)
-        self.restarts = Restarts()
-        self.numbers = {service: number for number, service in enumerate(plan.environments)}
+        self.restarts = RestartBudget()
+        self.numbers = {service: number for number, service in enumerate(plan.environment_names)}
         """What the living API knows the environments by."""
         self.forgotten: set[int] = set()
 
     def restart(self, name: str, problem: ProcessExitedError) -> None:
         """Start a dead service again. Another death meanwhile is left to the next look where it may be mended. Raises the
         problem when there is no restart for it."""
-        pause_s = self.restarts.pause_s(name)
+        pause_s = self.restarts.next_pause_s(name)
         since = self.store.load(self.run_id).attempt_start_unix_s  # what an earlier attempt has counted proves nothing
         tally = read_counts(self.store.dir(self.run_id).get_counters_file(name), since=since) or {}
         if pause_s is None or (name in self.numbers and not tally.get("groups")):
@@ -53,7 +53,7 @@ class Restarting:
                 self._start_environment(name)
                 self.forget(before)  # until now its share is kept for it
         except ProcessExitedError as error:
-            if not may_be_restarted(error.details.get("service")):
+            if not is_restartable(error.details.get("service")):
                 raise
             log.warning("%s", error)
         self.store.update(self.run_id, phase="training")
@@ -62,15 +62,15 @@ class Restarting:
         """Tell the API, once, that this environment is gone."""
         if number not in self.forgotten:
             self.forgotten.add(number)
-            forget_environment(self.plan, number)
+            disconnect_environment(self.plan, number)
 
     def _restart_api(self) -> None:
         """With new environments, as it remembers nothing."""
         for environment in self.numbers:
-            if self.group.knows(environment):
+            if self.group.has_service(environment):
                 self.group.stop(environment)
-                self.group.forget(environment)
-        self._start_again(self.plan.service("api"))
+                self.group.forget_service(environment)
+        self._start_again(self.plan.get_service("api"))
         self.forgotten = set()
         for environment in self.numbers:
             try:
@@ -82,18 +82,18 @@ class Restarting:
 
     def _start_environment(self, service: str) -> None:
         """From where training stands."""
-        health, number = trainer_health(self.plan), registered_environments(self.plan)
+        health, number = fetch_trainer_health(self.plan), count_registered_environments(self.plan)
         self.numbers[service] = number
-        name = self.plan.environments[service]
+        name = self.plan.environment_names[service]
         groups = int(((health.get("mixture") or {}).get(name) if len(self.numbers) > 1 else health.get("groups")) or 0)
-        self._start_again(self.plan.environment_again(service, groups=groups, number=number))
+        self._start_again(self.plan.make_restart_spec(service, groups=groups, env_id=number))
 
     def _watch_others(self, seconds: float) -> None:
         """Wait, unless one of those dies that cannot be started again. Raises ProcessExitedError."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for name in self._needed():
-                self.group.require(name)
+                self.group.require_running(name)
             self.look()
             time.sleep(POLL_S)
 
@@ -105,4 +105,4 @@ class Restarting:
 
     def _needed(self) -> list[str]:
         """Those whose death ends the attempt."""
-        return [spec.name for spec in self.plan.services if not may_be_restarted(role(spec.name))]
+        return [spec.name for spec in self.plan.services if not is_restartable(get_service_role(spec.name))]

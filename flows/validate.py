@@ -105,7 +105,7 @@ def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
     """What the check without a model found, and the name and reason of the stage that failed, if one did."""
     folder = bench.tests.dir(record.test.test_id)
     line: Json = {}
-    with ServiceGroup(hold=(bench.lock,)) as group:
+    with ServiceGroup(inherited_fds=(bench.lock,)) as group:
         bench.open.append(group)
         test = record.test
         child = StageChild(group, test.request.environment_file, test.class_name, bench.config, folder)

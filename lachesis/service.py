@@ -29,7 +29,7 @@ from lachesis.runs.budgets import find_exceeded_budget, read_spent_file, compute
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import AdditionalEnvironment, RunRecord, RunStore
-from lachesis.supervision.plan import Plan, make_plan
+from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
 from lachesis.validation.tests import (
@@ -168,12 +168,12 @@ class Service:
             raise FieldValueError(f"{environment.name} refuses it: {'; '.join(one['message'] for one in complaints)}")
         return environment, config, origin
 
-    def preview(self, launch: Launch) -> tuple[RunConfig, Plan]:
+    def preview(self, launch: Launch) -> tuple[RunConfig, ServicePlan]:
         """What a start would do: the configuration, and the services with ports that are free now. Nothing is written. What the
         profile lacks here is not looked at."""
         environment, config, _ = self._resolve(launch)
         record = self._record(launch, environment, config, "RUN_ID")
-        return config, make_plan(record, self.store.dir(record.run_id), config)
+        return config, make_training_plan(record, self.store.dir(record.run_id), config)
 
     def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.ForkSource | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where

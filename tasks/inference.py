@@ -17,9 +17,9 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.endpoint import make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end, wait_healthy
-from lachesis.supervision.plan import make_probe
-from lachesis.supervision.trial import serve_base
+from lachesis.supervision.health import wait_until_ended, wait_until_healthy
+from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.trial import serve_base_model
 from lachesis.validation.tests import (
     EMBEDDED,
     InferenceTest,
@@ -69,7 +69,7 @@ def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
     for old in files:
         old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
     try:
-        with ServiceGroup(hold=(bench.lock,)) as group:
+        with ServiceGroup(inherited_fds=(bench.lock,)) as group:
             bench.open.append(group)
             config, endpoint, client = _endpoint(group, bench, model)
             use_wandb = "WANDB_API_KEY" in os.environ
@@ -118,10 +118,10 @@ def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig,
     if not model.startswith(EMBEDDED):
         proxy = make_endpoint_proxy(bench.tests.output(bench.test, model))
         group.start(proxy.service)
-        wait_healthy(group, proxy.service)
-        return config, remote_endpoint(model, proxy.base_url), proxy.client
-    plan = serve_base(group, config, model.removeprefix(EMBEDDED), bench.tests.output(bench.test, model).with_suffix(""))
-    return plan.config, plan.config.openai.model_dump(mode="json"), plan.client
+        wait_until_healthy(group, proxy.service)
+        return config, remote_endpoint(model, proxy.base_url), proxy.client_env
+    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), bench.tests.output(bench.test, model).with_suffix(""))
+    return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 
 
 def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, client: dict[str, str]) -> None:
@@ -136,8 +136,8 @@ def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run:
     }
     if request.prompts:
         wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    probe, files = make_probe(request.environment_file, config_yaml, output, wanted, client=client, timeout_s=MODEL_TIMEOUT_S)
+    probe, files = make_inference_test_spec(request.environment_file, config_yaml, output, wanted, client_env=client, timeout_s=MODEL_TIMEOUT_S)
     for path, text in files.items():
         write_private(path, text)
     group.start(probe)
-    await_end(group, probe, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database
+    wait_until_ended(group, probe, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database

@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end, wait_healthy
+from lachesis.supervision.health import wait_until_ended, wait_until_healthy
 from lachesis.supervision.process import ServiceSpec
 from lachesis.tiny_model import build
 
@@ -38,7 +38,7 @@ def wait_for_service(
 ) -> float:
     """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any), and when `look`,
     which is called meanwhile, raises."""
-    waited = wait_healthy(group, spec, needs, look=look)
+    waited = wait_until_healthy(group, spec, needs, on_poll=look)
     log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited, spec.log)
     store.update_service(run_id, spec.name, state="running")
     return waited
@@ -52,7 +52,7 @@ def wait_for_end(
     look: Callable[[], None] | None = None,
 ) -> None:
     """As `await_end`; a task, so that it is seen."""
-    await_end(group, spec, needs, look=look)
+    wait_until_ended(group, spec, needs, on_poll=look)
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from lachesis.base.tls import get_tls_context
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401 - fixtures
@@ -85,7 +85,7 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     def start(model: str, store: Path | None = None, further: Sequence[str] = ()) -> RunningEngine:
         folder = tmp_path_factory.mktemp("engine")
         store = store or folder / "store"
-        port = free_ports(1)[0]
+        port = reserve_free_ports(1)[0]
         log = folder / "engine.log"
         command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", str(store)]
         command += [part for name in further for part in ("--model", name)]
@@ -140,7 +140,7 @@ def api(tmp_path: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def api_process(folder: Path, *flags: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    port = port or free_ports(1)[0]
+    port = port or reserve_free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
         command = [sys.executable, "-m", "lachesis.rollout_api.app", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.orchestration.prefect_api import server_file
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.endpoint import Endpoint, serving
 from tests.patience import deadline
@@ -77,7 +77,7 @@ def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         "LACHESIS_MONITOR_INTERVAL_S": "3600",  # the tests ask for ticks themselves
     }
-    command = [sys.executable, "-m", "deployments.up", "--port", str(free_ports(1)[0])]
+    command = [sys.executable, "-m", "deployments.up", "--port", str(reserve_free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
     until = deadline(120)

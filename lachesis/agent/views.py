@@ -8,7 +8,7 @@ from typing import Any
 from lachesis.agent import schemas
 from lachesis.agent.session_store import Check
 from lachesis.reporting.status import Json
-from lachesis.supervision.plan import Plan
+from lachesis.supervision.plan import ServicePlan
 from lachesis.validation.tests import InferenceTest
 
 CALLS = {
@@ -50,7 +50,7 @@ def after_test(test: InferenceTest) -> list[str]:
     return ["rl_start_training()"]
 
 
-def services(plan: Plan) -> list[schemas.PlannedService]:
+def services(plan: ServicePlan) -> list[schemas.PlannedService]:
     return [
         schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
     ]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.monitor.observe import Json, Look
-from lachesis.supervision.process import role
+from lachesis.supervision.process import get_service_role
 
 FROZEN = ("stopped", "tracing-stop")
 TIMES = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
@@ -44,11 +44,11 @@ def find_stall(look: Look, silent_since: dict[str, float], *, clock_was_set: boo
 def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:
     """A process that somebody or something has stopped; it needs no patience to be sure."""
     order = ("environment", "trainer", "api", "engine", "flow")
-    frozen = [name for one in order for name, state in look.states.items() if role(name) == one and state in FROZEN]
+    frozen = [name for one in order for name, state in look.states.items() if get_service_role(name) == one and state in FROZEN]
     if not frozen:
         return None
     first = frozen[0]
-    since = (look.tally or {}).get("at") if role(first) == "environment" else silent_since.get(first)
+    since = (look.tally or {}).get("at") if get_service_role(first) == "environment" else silent_since.get(first)
     known = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
     pids = ", ".join(f"{name} (pid {known[name]})" for name in frozen)
     go_on = f"`kill -CONT {' '.join(str(known[name]) for name in frozen)}` lets it go on"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lachesis.config.profiles import get_endpoint_key_name
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
-from lachesis.supervision.health import http_question
-from lachesis.supervision.plan import HOST, PYTHON
-from lachesis.supervision.process import ServiceSpec, free_ports
+from lachesis.supervision.health import make_http_readiness_check
+from lachesis.supervision.plan import HOST, PYTHON_MODULE_COMMAND
+from lachesis.supervision.process import ServiceSpec, reserve_free_ports
 
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
@@ -23,7 +23,7 @@ class EndpointProxy:
     service: ServiceSpec
     base_url: str
     """The address that the environment samples from, with its `/v1`."""
-    client: dict[str, str]
+    client_env: dict[str, str]
     """Variables for the environment's process: a token that is good for this proxy alone."""
 
 
@@ -35,11 +35,11 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
     """
     url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
     token = secrets.token_urlsafe(24)
-    (port,) = free_ports(1)
+    (port,) = reserve_free_ports(1)
     address = f"http://{HOST}:{port}"
     service = ServiceSpec(
         "endpoint-proxy",
-        [*PYTHON, "lachesis.supervision.endpoint_proxy", "--port", str(port)],
+        [*PYTHON_MODULE_COMMAND, "lachesis.supervision.endpoint_proxy", "--port", str(port)],
         log=output.with_suffix(".proxy.log"),
         cwd=output.parent,
         env={
@@ -49,18 +49,18 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
             MARK_VARIABLE: build_mark(output.parent),
         },
         port=port,
-        ready=http_question(f"{address}/health"),
+        check_ready=make_http_readiness_check(f"{address}/health"),
     )
-    client = {
+    client_env = {
         "LACHESIS_INFERENCE_URL": address,
         "LACHESIS_INFERENCE_TOKEN": token,
         "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1",
-        **_direct_loopback(),
+        **_make_no_proxy_env(),
     }
-    return EndpointProxy(service, f"{address}/v1", client)
+    return EndpointProxy(service, f"{address}/v1", client_env)
 
 
-def _direct_loopback() -> dict[str, str]:
+def _make_no_proxy_env() -> dict[str, str]:
     """Return the variables that keep requests to loopback from going through the network's proxy."""
     excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     value = ",".join(filter(None, (excluded, HOST, "localhost")))

@@ -25,13 +25,13 @@ from starlette.routing import Route
 from lachesis.base.http_guard import HttpGuard
 
 MAX_REQUEST_BYTES = 32_000_000
-MAX_ANSWER_BYTES = 500_000_000
+MAX_RESPONSE_BYTES = 500_000_000
 TIMEOUT = httpx.Timeout(600.0, connect=30.0)
-KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
+FORWARDED_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
 """Headers of the endpoint's answer that its clients act on."""
 
 
-class AnswerError(Exception):
+class UpstreamResponseError(Exception):
     """The endpoint's answer ended early or is too large. It reaches the client as a connection that breaks."""
 
 
@@ -56,16 +56,16 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
         query = f"?{request.url.query}" if request.url.query else ""
         body = await request.body()
         try:
-            outgoing = client.build_request(request.method, f"{endpoint}{path}{query}", headers=headers, content=body)
-            answer = await client.send(outgoing, stream=True, follow_redirects=False)
+            upstream_request = client.build_request(request.method, f"{endpoint}{path}{query}", headers=headers, content=body)
+            response = await client.send(upstream_request, stream=True, follow_redirects=False)
         except httpx.HTTPError as error:
-            return _unreachable(endpoint, f"{type(error).__name__}: {error}")
-        if answer.is_redirect:  # the client would send its token after it
-            await answer.aclose()
-            return _unreachable(endpoint, f"it redirects with HTTP {answer.status_code}, which is not followed")
-        kept = {name: value for name in KEPT_HEADERS if (value := answer.headers.get(name)) is not None}
-        kept = {name: value.replace(key, "***") if key else value for name, value in kept.items()}
-        return StreamingResponse(_clean_body(answer, key.encode()), answer.status_code, kept)
+            return _make_unreachable_response(endpoint, f"{type(error).__name__}: {error}")
+        if response.is_redirect:  # the client would send its token after it
+            await response.aclose()
+            return _make_unreachable_response(endpoint, f"it redirects with HTTP {response.status_code}, which is not followed")
+        response_headers = {name: value for name in FORWARDED_HEADERS if (value := response.headers.get(name)) is not None}
+        response_headers = {name: value.replace(key, "***") if key else value for name, value in response_headers.items()}
+        return StreamingResponse(_redact_body(response, key.encode()), response.status_code, response_headers)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -84,32 +84,32 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
     return HttpGuard(app, host="127.0.0.1", token=token, open_paths=open_paths, max_body_bytes=MAX_REQUEST_BYTES, token_hint=where)
 
 
-def _unreachable(endpoint: str, reason: str) -> JSONResponse:
-    place = httpx.URL(endpoint).copy_with(username=None, password=None)
-    message = f"the endpoint {place} could not be used: {reason}; $OPENAI_BASE_URL sets another address"
+def _make_unreachable_response(endpoint: str, reason: str) -> JSONResponse:
+    public_url = httpx.URL(endpoint).copy_with(username=None, password=None)
+    message = f"the endpoint {public_url} could not be used: {reason}; $OPENAI_BASE_URL sets another address"
     return JSONResponse({"error": {"message": message, "type": "endpoint_unreachable"}}, 502)
 
 
-async def _clean_body(answer: httpx.Response, key: bytes) -> AsyncIterator[bytes]:
+async def _redact_body(response: httpx.Response, key: bytes) -> AsyncIterator[bytes]:
     """Yield the answer's body without the key, also where the key spans two pieces."""
     rest, total = b"", 0
     try:
-        async for piece in answer.aiter_bytes():
-            total += len(piece)
-            if total > MAX_ANSWER_BYTES:
-                raise AnswerError(f"the endpoint's answer has more than {MAX_ANSWER_BYTES} bytes")
-            whole = (rest + piece).replace(key, b"***") if key else piece
-            held = _begun(whole, key)
-            rest = whole[len(whole) - held :]
-            yield whole[: len(whole) - held]
+        async for chunk in response.aiter_bytes():
+            total += len(chunk)
+            if total > MAX_RESPONSE_BYTES:
+                raise UpstreamResponseError(f"the endpoint's answer has more than {MAX_RESPONSE_BYTES} bytes")
+            redacted = (rest + chunk).replace(key, b"***") if key else chunk
+            num_held = _count_partial_key_bytes(redacted, key)
+            rest = redacted[len(redacted) - num_held :]
+            yield redacted[: len(redacted) - num_held]
         yield rest
     except httpx.HTTPError as error:
-        raise AnswerError(f"the endpoint's answer ended early: {type(error).__name__}") from None
+        raise UpstreamResponseError(f"the endpoint's answer ended early: {type(error).__name__}") from None
     finally:
-        await answer.aclose()
+        await response.aclose()
 
 
-def _begun(text: bytes, key: bytes) -> int:
+def _count_partial_key_bytes(text: bytes, key: bytes) -> int:
     """Return how many of the last bytes of the text may be the beginning of the key."""
     return next((size for size in range(min(len(key) - 1, len(text)), 0, -1) if key.startswith(text[-size:])), 0)
 

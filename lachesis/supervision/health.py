@@ -12,47 +12,47 @@ import httpx
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.base.files import read_last_lines
 from lachesis.base.tls import get_tls_context
-from lachesis.supervision.group import ServiceGroup, death
-from lachesis.supervision.process import Question, ServiceSpec
+from lachesis.supervision.group import ServiceGroup, make_exit_error
+from lachesis.supervision.process import ReadinessCheck, ServiceSpec
 
 POLL_S = 0.1
 MAX_LOG_BYTES = 50_000_000
-MAX_PRINTED = f"{MAX_LOG_BYTES // 1_000_000} MB"
+MAX_LOG_SIZE_TEXT = f"{MAX_LOG_BYTES // 1_000_000} MB"
 
 
-def wait_healthy(
+def wait_until_healthy(
     group: ServiceGroup,
     spec: ServiceSpec,
     needs: Sequence[str] | None = None,
-    look: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> float:
     """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
     HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one that it `needs`, of any of the group
     where nothing is said, fails the wait as well, and so does what `look` raises, which is called meanwhile."""
     started = time.monotonic()
-    last = ""
-    while (waited := time.monotonic() - started) < spec.timeout_s:
-        for name in (spec.name, *(group.exited() if needs is None else needs)):  # what it waits for may have died too
-            group.require(name)
-        if look is not None:
-            look()
-        last = spec.ready()
-        if not last:
-            group.require(spec.name)  # another process may have answered at this port
-            return waited
+    last_answer = ""
+    while (waited_s := time.monotonic() - started) < spec.timeout_s:
+        for name in (spec.name, *(group.collect_exit_codes() if needs is None else needs)):  # what it waits for may have died too
+            group.require_running(name)
+        if on_poll is not None:
+            on_poll()
+        last_answer = spec.check_ready()
+        if not last_answer:
+            group.require_running(spec.name)  # another process may have answered at this port
+            return waited_s
         time.sleep(POLL_S)
     raise HealthTimeoutError(
-        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last}), see {spec.log}; its last lines:\n"
+        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last_answer}), see {spec.log}; its last lines:\n"
         f"{read_last_lines(spec.log)}",
         service=spec.name,
     )
 
 
-def await_end(
+def wait_until_ended(
     group: ServiceGroup,
     spec: ServiceSpec,
     needs: list[str],
-    look: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> None:
     """Wait until a process that ends by itself has ended well.
 
@@ -60,42 +60,42 @@ def await_end(
     called meanwhile.
     """
     until = time.monotonic() + spec.timeout_s
-    while group.wait(spec.name, timeout_s=1.0) is None and group.running(spec.name):
+    while group.wait(spec.name, timeout_s=1.0) is None and group.is_running(spec.name):
         for name in needs:
-            group.require(name)
-        if printed_too_much(spec):
-            raise ProcessExitedError(f"{spec.name} printed more than {MAX_PRINTED} and was ended, see {spec.log}")
-        if look is not None:
-            look()
+            group.require_running(name)
+        if is_log_too_large(spec):
+            raise ProcessExitedError(f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {spec.log}")
+        if on_poll is not None:
+            on_poll()
         if time.monotonic() > until:
             raise HealthTimeoutError(
                 f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
             )
-    if group.exit_code(spec.name) != 0:
-        raise death(spec, group.exit_code(spec.name))
+    if group.get_exit_code(spec.name) != 0:
+        raise make_exit_error(spec, group.get_exit_code(spec.name))
 
 
-def printed_too_much(spec: ServiceSpec) -> bool:
+def is_log_too_large(spec: ServiceSpec) -> bool:
     """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`; its caller ends the process."""
     with contextlib.suppress(FileNotFoundError):
         return spec.log.stat().st_size > MAX_LOG_BYTES
     return False
 
 
-def http_question(
+def make_http_readiness_check(
     url: str,
     *,
     headers: Mapping[str, str] | None = None,
     body: Mapping[str, Any] | None = None,
-    expect: Callable[[dict[str, Any]], bool] = lambda answer: True,
-    otherwise: str = "",
-) -> Question:
+    expect: Callable[[dict[str, Any]], bool] = lambda content: True,
+    error_prefix: str = "",
+) -> ReadinessCheck:
     """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON. `otherwise` says what another
     answer means."""
 
-    def ask() -> str:
+    def check_url() -> str:
         try:
-            answer = httpx.request(
+            response = httpx.request(
                 "GET",
                 url,
                 headers=dict(headers or {}),
@@ -106,12 +106,12 @@ def http_question(
             )
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"
-        if answer.status_code != 200:
-            return f"{otherwise}HTTP {answer.status_code} from {url}"
+        if response.status_code != 200:
+            return f"{error_prefix}HTTP {response.status_code} from {url}"
         try:
-            content = answer.json()
+            content = response.json()
         except ValueError:
             return f"no JSON from {url}"
-        return "" if expect(content if isinstance(content, dict) else {}) else f"{answer.text[:200]} from {url}"
+        return "" if expect(content if isinstance(content, dict) else {}) else f"{response.text[:200]} from {url}"
 
-    return ask
+    return check_url

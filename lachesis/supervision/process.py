@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lachesis.base.errors import PortInUseError
 
-Question = Callable[[], str]
+ReadinessCheck = Callable[[], str]
 """Asks a service whether it is ready: "" when it is, else what it answered."""
 
 
@@ -26,21 +26,21 @@ class ServiceSpec:
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
     port: int | None = None
-    ready: Question = lambda: ""
+    check_ready: ReadinessCheck = lambda: ""
     timeout_s: float = 120.0
     grace_s: float = 10.0
 
 
-def role(service: str) -> str:
+def get_service_role(service: str) -> str:
     """What a service is for: environment-reverse_text is one of several environments."""
     return service.partition("-")[0]
 
 
-_RESERVED: deque[socket.socket] = deque()
-_MOST_RESERVED = 64
+_RESERVED_SOCKETS: deque[socket.socket] = deque()
+_MAX_RESERVED_SOCKETS = 64
 
 
-def free_ports(count: int) -> list[int]:
+def reserve_free_ports(count: int) -> list[int]:
     """Return ports on loopback that nobody listens on, all different, and keep them for servers of this process's children.
 
     On Linux the sockets stay bound without listening. The system then gives the ports to no other program that asks for a free
@@ -48,19 +48,19 @@ def free_ports(count: int) -> list[int]:
     Other systems refuse the second socket, so there the ports are only known to have been free.
     """
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    _RESERVED.extend(sockets)
-    _release_ports(_MOST_RESERVED if platform.system() == "Linux" else 0)
+    for sock in sockets:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    _RESERVED_SOCKETS.extend(sockets)
+    _release_ports(_MAX_RESERVED_SOCKETS if platform.system() == "Linux" else 0)
     return ports
 
 
-def _release_ports(keep: int = 0) -> None:
+def _release_ports(max_reserved: int = 0) -> None:
     """Close the sockets of the ports that were chosen first, until `keep` are left."""
-    while len(_RESERVED) > keep:
-        _RESERVED.popleft().close()
+    while len(_RESERVED_SOCKETS) > max_reserved:
+        _RESERVED_SOCKETS.popleft().close()
 
 
 atexit.register(_release_ports)

@@ -22,9 +22,9 @@ import time
 from typing import Any
 
 POLL_S = 0.05
-IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LONGEST_LINE = 1 << 20
-LAST_WORDS_S = 1.0
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MAX_LINE_BYTES = 1 << 20
+LOG_DRAIN_TIMEOUT_S = 1.0
 """How long the end of a service's log is waited for; a grandchild that lives on holds it open."""
 try:
     LIBC: Any = ctypes.CDLL(None)  # here, as a child between fork and exec must not load anything
@@ -35,41 +35,41 @@ except (OSError, TypeError):
 def prepare_child() -> None:
     """In a child: hear the signals that the reaper ignores, and die when the reaper dies, so that even SIGKILL to it leaves
     no service (the latter on Linux only)."""
-    for one in IGNORED:
-        signal.signal(one, signal.SIG_DFL)
+    for signal_number in IGNORED_SIGNALS:
+        signal.signal(signal_number, signal.SIG_DFL)
     with contextlib.suppress(AttributeError):
         LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-class Log(threading.Thread):
+class LogCopier(threading.Thread):
     """Copies what a service says, line by line, until nobody holds the other end any more."""
 
-    def __init__(self, source: int, path: str, secrets: list[str], most_bytes: int) -> None:
+    def __init__(self, source_fd: int, path: str, secrets: list[str], max_bytes: int) -> None:
         super().__init__(daemon=True)
-        self.source, self.path, self.most_bytes = source, path, most_bytes
-        self.secrets = sorted((one.encode() for one in secrets), key=len, reverse=True)
+        self.source_fd, self.path, self.max_bytes = source_fd, path, max_bytes
+        self.secrets = sorted((secret.encode() for secret in secrets), key=len, reverse=True)
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def run(self) -> None:
         rest = b""
-        while chunk := os.read(self.source, 65536):
-            rest = self.redacted(rest + chunk)
+        while chunk := os.read(self.source_fd, 65536):
+            rest = self.redact(rest + chunk)
             cut = rest.rfind(b"\n") + 1
-            if not cut and len(rest) > LONGEST_LINE:
+            if not cut and len(rest) > MAX_LINE_BYTES:
                 cut = len(rest) - max(map(len, self.secrets), default=0)  # a secret may have begun
             self.write(rest[:cut])
             rest = rest[cut:]
         self.write(rest)
-        os.close(self.source)
+        os.close(self.source_fd)
 
-    def redacted(self, text: bytes) -> bytes:
+    def redact(self, text: bytes) -> bytes:
         for secret in self.secrets:
             text = text.replace(secret, b"***")
         return text
 
     def write(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not stop the service
-            if self.file.tell() + len(text) > self.most_bytes // 2:
+            if self.file.tell() + len(text) > self.max_bytes // 2:
                 os.replace(self.path, f"{self.path}.1")
                 self.file.close()
                 self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
@@ -79,72 +79,72 @@ class Log(threading.Thread):
 class Reaper:
     def __init__(self) -> None:
         self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the grace in seconds, in order of start
-        self.logs: dict[str, Log] = {}
-        self.ending: list[threading.Thread] = []
-        self.voice = threading.Lock()
+        self.logs: dict[str, LogCopier] = {}
+        self.ending_threads: list[threading.Thread] = []
+        self.stdout_lock = threading.Lock()
 
-    def tell(self, **message: Any) -> None:
-        with self.voice, contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
+    def send_message(self, **message: Any) -> None:
+        with self.stdout_lock, contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
     def start(self, spec: dict[str, Any]) -> None:
         name = spec["name"]
-        reading, writing = os.pipe()
+        read_fd, write_fd = os.pipe()
         try:
-            log = Log(reading, spec["log"], spec["secrets"], spec["log_bytes"])
+            log = LogCopier(read_fd, spec["log"], spec["secrets"], spec["log_bytes"])
             process = subprocess.Popen(
                 spec["argv"],
                 env=spec["env"],
                 cwd=spec["cwd"],
                 stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
+                stdout=write_fd,
+                stderr=write_fd,
                 start_new_session=True,
                 preexec_fn=prepare_child,
             )
         except OSError as error:
-            os.close(reading)
-            self.tell(refused=name, error=str(error))
+            os.close(read_fd)
+            self.send_message(refused=name, error=str(error))
             return
         finally:
-            os.close(writing)
+            os.close(write_fd)
         log.start()
         self.services[name], self.logs[name] = (process, spec["grace_s"]), log
-        self.tell(started=name, pid=process.pid)
+        self.send_message(started=name, pid=process.pid)
 
-    def report_exits(self) -> None:
+    def reap_exited(self) -> None:
         for name, (process, _) in list(self.services.items()):
             if process.poll() is not None:
-                self.end_beside(name)
+                self.end_in_background(name)
 
-    def end_beside(self, name: str) -> None:
+    def end_in_background(self, name: str) -> None:
         """As `end`, while the others are looked after."""
-        self.ending = [one for one in self.ending if one.is_alive()]
-        self.ending.append(threading.Thread(target=self.end, args=(name, *self.services.pop(name), self.logs.pop(name))))
-        self.ending[-1].start()
+        self.ending_threads = [thread for thread in self.ending_threads if thread.is_alive()]
+        self.ending_threads.append(threading.Thread(target=self.end_service, args=(name, *self.services.pop(name), self.logs.pop(name))))
+        self.ending_threads[-1].start()
 
-    def end(self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: Log) -> None:
+    def end_service(self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: LogCopier) -> None:
         """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited. The leader's end is told at
         once, whatever its children do."""
-        told = False
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        is_exit_reported = False
+        for signal_number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
-                os.killpg(process.pid, number)
-            until = time.monotonic() + patience_s
-            while alive(process) and time.monotonic() < until and not (number == signal.SIGTERM and hurried()):
-                if not told and process.returncode is not None:
-                    told = self.told_end(name, process, log)
+                os.killpg(process.pid, signal_number)
+            until = time.monotonic() + timeout_s
+            while is_group_alive(process) and time.monotonic() < until and not (signal_number == signal.SIGTERM and should_kill_now()):
+                if not is_exit_reported and process.returncode is not None:
+                    is_exit_reported = self.report_exit(name, process, log)
                 time.sleep(POLL_S)
-            if not alive(process):
+            if not is_group_alive(process):
                 break
-        if not told:
-            self.told_end(name, process, log)
+        if not is_exit_reported:
+            self.report_exit(name, process, log)
 
-    def told_end(self, name: str, process: subprocess.Popen[bytes], log: Log) -> bool:
+    def report_exit(self, name: str, process: subprocess.Popen[bytes], log: LogCopier) -> bool:
         """After its last words are in the log."""
-        log.join(LAST_WORDS_S)
-        self.tell(exited=name, code=process.poll())
+        log.join(LOG_DRAIN_TIMEOUT_S)
+        self.send_message(exited=name, code=process.poll())
         return True
 
     def run(self) -> None:
@@ -161,19 +161,19 @@ class Reaper:
                     if "stop" not in message:
                         self.start(message)
                     elif message["stop"] in self.services:
-                        self.end_beside(message["stop"])
-            self.report_exits()
+                        self.end_in_background(message["stop"])
+            self.reap_exited()
         for name in reversed(list(self.services)):
-            self.end(name, *self.services.pop(name), self.logs.pop(name))
-        for thread in self.ending:
+            self.end_service(name, *self.services.pop(name), self.logs.pop(name))
+        for thread in self.ending_threads:
             thread.join()
 
 
-def hurried() -> bool:
+def should_kill_now() -> bool:
     return len(sys.argv) > 1 and os.path.exists(sys.argv[1])
 
 
-def alive(process: subprocess.Popen[bytes]) -> bool:
+def is_group_alive(process: subprocess.Popen[bytes]) -> bool:
     process.poll()
     try:
         os.killpg(process.pid, 0)
@@ -185,6 +185,6 @@ def alive(process: subprocess.Popen[bytes]) -> bool:
 
 
 if __name__ == "__main__":
-    for one in IGNORED:
-        signal.signal(one, signal.SIG_IGN)
+    for signal_number in IGNORED_SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)
     Reaper().run()

@@ -9,40 +9,40 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass
 
-from lachesis.supervision.process import role
+from lachesis.supervision.process import get_service_role
 
 
 @dataclass(frozen=True)
-class Death:
+class RestartRule:
     """`pauses_s` are the seconds before each restart; without one the attempt ends."""
 
     meaning: str
     pauses_s: tuple[float, ...] = ()
 
 
-DEATHS = {
-    "engine": Death("it holds the model, so the attempt ends with what the newest checkpoint has"),
-    "api": Death("it is started again, with a new environment; what was queued there is sampled anew", (1.0, 5.0, 15.0)),
-    "trainer": Death("the attempt ends; killed, with what the newest checkpoint has, else with a checkpoint of its last step"),
-    "environment": Death("it is started again where training stands, if it has ever given a group", (1.0, 10.0, 30.0)),
+RESTART_RULES = {
+    "engine": RestartRule("it holds the model, so the attempt ends with what the newest checkpoint has"),
+    "api": RestartRule("it is started again, with a new environment; what was queued there is sampled anew", (1.0, 5.0, 15.0)),
+    "trainer": RestartRule("the attempt ends; killed, with what the newest checkpoint has, else with a checkpoint of its last step"),
+    "environment": RestartRule("it is started again where training stands, if it has ever given a group", (1.0, 10.0, 30.0)),
 }
 
 
-def may_be_restarted(service: str | None) -> bool:
+def is_restartable(service: str | None) -> bool:
     """Whether the table has a restart for it."""
-    death = DEATHS.get(role(service or ""))
-    return death is not None and bool(death.pauses_s)
+    rule = RESTART_RULES.get(get_service_role(service or ""))
+    return rule is not None and bool(rule.pauses_s)
 
 
-class Restarts:
+class RestartBudget:
     """Of one attempt."""
 
     def __init__(self) -> None:
-        self.made: collections.Counter[str] = collections.Counter()
+        self.restarts_by_service: collections.Counter[str] = collections.Counter()
 
-    def pause_s(self, service: str) -> float | None:
+    def next_pause_s(self, service: str) -> float | None:
         """How long to wait before the service is started again, and count that; None when it shall not be."""
-        pauses = DEATHS[role(service)].pauses_s
-        count = self.made[service]
-        self.made[service] += 1
+        pauses = RESTART_RULES[get_service_role(service)].pauses_s
+        count = self.restarts_by_service[service]
+        self.restarts_by_service[service] += 1
         return pauses[count] if count < len(pauses) else None

@@ -14,8 +14,8 @@ from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import MAX_PRINTED, printed_too_much, wait_healthy
-from lachesis.supervision.plan import Plan, make_base_server, make_check
+from lachesis.supervision.health import MAX_LOG_SIZE_TEXT, is_log_too_large, wait_until_healthy
+from lachesis.supervision.plan import ServicePlan, make_base_model_plan, make_stage_check_spec
 
 TIMEOUT_S = {"import": 120.0, "config": 60.0, "dataset": 300.0, "model-free check": 120.0}
 POLL_S = 0.05
@@ -26,25 +26,25 @@ class StageChild:
     """It is started at once. Its lines come in the order of the stages."""
 
     def __init__(self, group: ServiceGroup, file: str, class_name: str, config: RunConfig, folder: Path) -> None:
-        self.group, self.out = group, folder / "stages.jsonl"
-        self.out.unlink(missing_ok=True)
-        self.spec, files = make_check(file, class_name, config, folder, self.out)
+        self.group, self.results_file = group, folder / "stages.jsonl"
+        self.results_file.unlink(missing_ok=True)
+        self.spec, files = make_stage_check_spec(file, class_name, config, folder, self.results_file)
         for path, text in files.items():
             write_private(path, text)
         group.start(self.spec)
 
-    def result(self, stage: str, timeout_s: float | None = None) -> Json:
+    def wait_for_stage(self, stage: str, timeout_s: float | None = None) -> Json:
         """The stage's line once it is there. Raises StageError when it failed, hangs, or took the child with it."""
         timeout_s = timeout_s or TIMEOUT_S[stage]
         until = time.monotonic() + timeout_s
-        while (line := self._line(stage)) is None:
-            if not self.group.running(self.spec.name) and self._line(stage) is None:
+        while (line := self._read_stage_line(stage)) is None:
+            if not self.group.is_running(self.spec.name) and self._read_stage_line(stage) is None:
                 try:
-                    self.group.require(self.spec.name)
+                    self.group.require_running(self.spec.name)
                 except LachesisError as error:
                     raise StageError(str(error), stage=stage) from error
-            if printed_too_much(self.spec):
-                raise StageError(f"it printed more than {MAX_PRINTED} and was ended, see {self.spec.log}", stage=stage)
+            if is_log_too_large(self.spec):
+                raise StageError(f"it printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {self.spec.log}", stage=stage)
             if time.monotonic() > until:
                 raise StageError(f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage)
             time.sleep(POLL_S)
@@ -52,24 +52,24 @@ class StageChild:
             raise StageError(f"{line['error']} (see {self.spec.log})", stage=stage)
         return line
 
-    def _line(self, stage: str) -> Json | None:
+    def _read_stage_line(self, stage: str) -> Json | None:
         index = STAGE_NAMES.index(stage)
         try:
-            lines = self.out.read_text(encoding="utf-8").split("\n")[:-1]  # what has no end of line is still being written
+            lines = self.results_file.read_text(encoding="utf-8").split("\n")[:-1]  # what has no end of line is still being written
         except FileNotFoundError:
             return None
         return json.loads(lines[index]) if len(lines) > index else None
 
 
-def serve_base(group: ServiceGroup, config: RunConfig, model: str, folder: Path) -> Plan:
+def serve_base_model(group: ServiceGroup, config: RunConfig, model: str, folder: Path) -> ServicePlan:
     """Serve a local model, untrained, as long as the group lasts; ready when this returns. Raises as `wait_healthy` does."""
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
-    plan = make_base_server(run_config.build_run_config(values), folder)
-    plan.write()
+    plan = make_base_model_plan(run_config.build_run_config(values), folder)
+    plan.write_files()
     for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
         group.start(spec)
     for spec in plan.services:
-        wait_healthy(group, spec)
+        wait_until_healthy(group, spec)
     return plan

@@ -25,9 +25,9 @@ from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end
-from lachesis.supervision.plan import make_probe
-from lachesis.supervision.trial import StageChild, serve_base
+from lachesis.supervision.health import wait_until_ended
+from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.trial import StageChild, serve_base_model
 from lachesis.validation.tests import InferenceRequest, probe_config
 
 Json = dict[str, Any]
@@ -84,7 +84,7 @@ def check(environment: Environment, config: RunConfig, folder: Path, tell: Tell 
 def _stage(child: StageChild, name: str) -> Line:
     started = time.monotonic()
     try:
-        found = child.result(name).get("detail") or {}
+        found = child.wait_for_stage(name).get("detail") or {}
     except StageError as error:
         return Line(name, "failed", str(error), time.monotonic() - started)
     seconds = time.monotonic() - started
@@ -102,15 +102,15 @@ def _roll_out(environment: Environment, config: RunConfig, folder: Path) -> tupl
         environment=environment.name, environment_file=environment.file_path, models=[], num_steps=1, group_size=GROUP
     )
     with ServiceGroup() as group:
-        plan = serve_base(group, config, config.openai.model_name, folder / "server")
+        plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
         content = probe_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check")
         places = {"out": output, "tally": folder / "tally.json", "samples": folder / "samples.jsonl"}
         spec = {**{name: str(place) for name, place in places.items()}, "wandb_run": "check"}
-        probe, files = make_probe(environment.file_path, content, output, spec, client=plan.client, timeout_s=ROLLOUT_S)
+        probe, files = make_inference_test_spec(environment.file_path, content, output, spec, client_env=plan.client_env, timeout_s=ROLLOUT_S)
         for path, text in files.items():
             write_private(path, text)
         group.start(probe)
-        await_end(group, probe, needs=[])
+        wait_until_ended(group, probe, needs=[])
     return read_json_lines(output), read_counts(folder / "tally.json") or {}
 
 

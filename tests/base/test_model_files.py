@@ -12,7 +12,7 @@ import pytest
 
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.model_files import is_cached, require_model
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from tests.patience import POLL_S
 
 STATUSES = {"/open/model": 200, "/moved": 307, "/gated/model": 403, "/no/model": 401, "/old/model": 404, "/ill/model": 503}
@@ -91,7 +91,7 @@ def test_a_token_opens_what_is_gated(hub: str, cache: Path, monkeypatch: pytest.
 
 
 def test_without_a_network_the_error_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{reserve_free_ports(1)[0]}")
     with pytest.raises(ModelNotFoundError) as caught:
         require_model("Qwen/DoesNotExist")
     text = str(caught.value)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
 from tests.patience import deadline
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Json] = {
 @pytest.fixture(scope="module")
 def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
     """`lachesis mcp --http` and `lachesis api`, and what an agent must know of each transport."""
-    mcp_port, api_port = free_ports(2)
+    mcp_port, api_port = reserve_free_ports(2)
     env = {**os.environ, "LACHESIS_HOME": str(served_home)}
     started = []
     for words in (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)]):

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from tests.faults.world import KEY, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
@@ -47,7 +47,7 @@ def test_wrong_requests_at_a_server_of_a_run(world: World, row: Row, server: str
 @pytest.mark.parametrize("words", [("api",), ("mcp", "--http")], ids=lambda words: words[0])
 def test_wrong_requests_at_a_service_for_agents(world: World, row: Row, words: tuple[str, ...]) -> None:
     """With the right token it answers then, and its log does not hold what was sent as one."""
-    port, log = free_ports(1)[0], world.home / "logs" / f"{words[0]}.log"
+    port, log = reserve_free_ports(1)[0], world.home / "logs" / f"{words[0]}.log"
     url, command = f"http://127.0.0.1:{port}", [sys.executable, "-m", "lachesis.cli.main", *words, "--port", str(port)]
     with log.open("wb") as stream:
         service = subprocess.Popen(command, env=world.env(), stdout=stream, stderr=stream)

@@ -23,8 +23,8 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord
 from lachesis.service import Launch, Service
-from lachesis.supervision.process import free_ports
-from lachesis.supervision.restart_policy import DEATHS
+from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.restart_policy import RESTART_RULES
 from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import ROOT, processes_under
@@ -49,7 +49,7 @@ class World:
         self.home = home
         self.model = str(build.get_tiny_model_path(build.TinyModelRecipe(), home))
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.port = free_ports(1)[0]
+        self.port = reserve_free_ports(1)[0]
         self.current: Run | None = None
         """One that trains, left by the case before; starting one takes longer than most faults."""
         self.restarts = 0
@@ -203,7 +203,7 @@ class Run:
 
     def used_up(self, part: str) -> bool:
         """Whether the part has been started again as often as the policy allows."""
-        return part in DEATHS and bool(DEATHS[part].pauses_s) and self.struck[part] >= len(DEATHS[part].pauses_s)
+        return part in RESTART_RULES and bool(RESTART_RULES[part].pauses_s) and self.struck[part] >= len(RESTART_RULES[part].pauses_s)
 
     def advances(self, count: int = 3, timeout_s: float = 120) -> None:
         before = self.steps()[-1] if self.steps() else 0

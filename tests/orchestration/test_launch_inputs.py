@@ -27,7 +27,7 @@ from lachesis.orchestration.launch_inputs import Launch
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
 from lachesis.service import Service
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import supervised
 from lachesis.trainer.__main__ import parse_args, read_config
@@ -135,7 +135,7 @@ def test_without_a_server_nothing_is_built(refused: Refused, monkeypatch: pytest
         answer = refused(command, "arithmetic")
         assert answer["code"] == "server_down"
         assert "`lachesis serve`" in answer["error"]
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_ports(1)[0]}/api")
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api")
         answer = refused(command, "arithmetic")
         assert answer["code"] == "server_down", "one is known and does not answer"
         monkeypatch.delenv("PREFECT_API_URL")

@@ -21,7 +21,7 @@ from lachesis.orchestration.resuming import is_submission, resubmit, was_begun
 from lachesis.orchestration.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
 from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Service
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,7 +33,7 @@ SetState = Callable[..., None]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the deployment of training runs."""
-    home, port = tmp_path_factory.mktemp("prefect"), free_ports(1)[0]
+    home, port = tmp_path_factory.mktemp("prefect"), reserve_free_ports(1)[0]
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     env = {**os.environ, **SETTINGS, "PREFECT_HOME": str(home)}
     with (home / "log").open("wb") as log:

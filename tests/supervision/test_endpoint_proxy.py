@@ -17,7 +17,7 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.supervision import endpoint_proxy
 from lachesis.supervision.endpoint import EndpointProxy, make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_healthy
+from lachesis.supervision.health import wait_until_healthy
 from tests.endpoint import Endpoint, serving
 
 SUM: Any = [{"role": "user", "content": "1+1="}]
@@ -36,14 +36,14 @@ def proxy(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setenv("OPENAI_API_KEY", endpoint.key)
         made = make_endpoint_proxy(tmp_path_factory.mktemp("proxy") / "model.jsonl")
         group.start(made.service)
-        wait_healthy(group, made.service)
+        wait_until_healthy(group, made.service)
         yield made
 
 
 @pytest.fixture
 def client(proxy: EndpointProxy) -> Iterator[openai.OpenAI]:
     """The real client, with the token that the environment's process gets."""
-    with openai.OpenAI(base_url=proxy.base_url, api_key=proxy.client["LACHESIS_INFERENCE_TOKEN"], max_retries=0) as made:
+    with openai.OpenAI(base_url=proxy.base_url, api_key=proxy.client_env["LACHESIS_INFERENCE_TOKEN"], max_retries=0) as made:
         yield made
 
 
@@ -55,7 +55,7 @@ def test_the_real_client_samples_through_it(client: openai.OpenAI, endpoint: End
     assert [event.choices[0].delta.content for event in events] == ["5", "7", "9"]
     assert [model.id for model in client.models.list()] == ["right"]
     assert endpoint.keys == {f"Bearer {endpoint.key}"}
-    assert endpoint.key not in str(proxy.client)
+    assert endpoint.key not in str(proxy.client_env)
     assert endpoint.key not in str(proxy.service.argv)
 
 
@@ -71,7 +71,7 @@ def test_the_real_client_samples_through_it(client: openai.OpenAI, endpoint: End
 )
 def test_other_routes_of_the_endpoint_are_out_of_reach(proxy: EndpointProxy, method: str, path: str, status: int) -> None:
     host, _ = proxy.base_url.rsplit("/", 1)
-    headers = {"Authorization": f"Bearer {proxy.client['LACHESIS_INFERENCE_TOKEN']}"}
+    headers = {"Authorization": f"Bearer {proxy.client_env['LACHESIS_INFERENCE_TOKEN']}"}
     with httpx.Client(trust_env=False) as plain:
         request = plain.build_request(method, host, headers=headers)
         request.url = request.url.copy_with(raw_path=path.encode())
@@ -82,7 +82,7 @@ def test_the_token_is_needed_and_large_bodies_are_refused(proxy: EndpointProxy, 
     url = f"{proxy.base_url}/chat/completions"
     for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer {endpoint.key}"}):
         assert httpx.post(url, json={}, headers=headers, trust_env=False).status_code == 401
-    headers = {"Authorization": f"Bearer {proxy.client['LACHESIS_INFERENCE_TOKEN']}"}
+    headers = {"Authorization": f"Bearer {proxy.client_env['LACHESIS_INFERENCE_TOKEN']}"}
 
     def pieces() -> Iterator[bytes]:
         for _ in range(endpoint_proxy.MAX_REQUEST_BYTES // 1_000_000 + 1):
@@ -124,8 +124,8 @@ def test_an_endpoint_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.M
     with ServiceGroup() as group:
         made = make_endpoint_proxy(tmp_path / "model.jsonl")
         group.start(made.service)
-        wait_healthy(group, made.service)
-        headers = {"Authorization": f"Bearer {made.client['LACHESIS_INFERENCE_TOKEN']}"}
+        wait_until_healthy(group, made.service)
+        headers = {"Authorization": f"Bearer {made.client_env['LACHESIS_INFERENCE_TOKEN']}"}
         answer = httpx.get(f"{made.base_url}/models", headers=headers, trust_env=False)
     assert answer.status_code == 502
     assert "the endpoint http://127.0.0.1:9/v1 could not be used: ConnectError" in answer.json()["error"]["message"]
@@ -138,7 +138,7 @@ def test_an_address_that_is_none_is_told_at_once(tmp_path: Path, monkeypatch: py
         made = make_endpoint_proxy(tmp_path / "model.jsonl")
         group.start(made.service)
         with pytest.raises(ProcessExitedError, match=r"OPENAI_BASE_URL is not an address"):
-            wait_healthy(group, made.service)
+            wait_until_healthy(group, made.service)
 
 
 @given(st.text(alphabet="ab", max_size=60), st.lists(st.integers(0, 70), max_size=8))
@@ -151,5 +151,5 @@ async def test_no_split_of_an_answer_lets_the_key_through(text: str, cuts: list[
             for start, end in itertools.pairwise(places):
                 yield body[start:end]
 
-    pieces = [piece async for piece in endpoint_proxy._clean_body(httpx.Response(200, stream=Answer()), key)]
+    pieces = [piece async for piece in endpoint_proxy._redact_body(httpx.Response(200, stream=Answer()), key)]
     assert b"".join(pieces) == body.replace(key, b"***")

@@ -14,8 +14,8 @@ import pytest
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import await_end, http_question, wait_healthy
-from lachesis.supervision.process import ServiceSpec, free_ports
+from lachesis.supervision.health import wait_until_ended, make_http_readiness_check, wait_until_healthy
+from lachesis.supervision.process import ServiceSpec, reserve_free_ports
 
 CHILD = str(Path(__file__).parents[1] / "child.py")
 
@@ -56,7 +56,7 @@ def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_al
     command = [sys.executable, "-m", "lachesis.engine", "--model", "Qwen/DoesNotExist", "--store", str(tmp_path)]
     engine = ServiceSpec(
         "engine",
-        [*command, "--port", str(free_ports(1)[0])],
+        [*command, "--port", str(reserve_free_ports(1)[0])],
         log=tmp_path / "engine.log",
         cwd=tmp_path,
         env={"LACHESIS_ENGINE_TOKEN": "tml-x", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
@@ -65,7 +65,7 @@ def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_al
         group.start(engine)
         assert group.wait("engine", timeout_s=150) == 1
         with pytest.raises(ProcessExitedError) as caught:
-            group.require("engine")
+            group.require_running("engine")
     begin = "engine exited with code 1: model_not_found: the model Qwen/DoesNotExist cannot be loaded: "
     assert str(caught.value).startswith(begin)
     assert "\n" not in str(caught.value)
@@ -74,24 +74,24 @@ def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_al
 
 def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path) -> None:
     """We do not sit out the timeout of a process that has already exited."""
-    port = free_ports(1)[0]
+    port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("trainer", tmp_path, "exit", "3", ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=50)
+        one = spec("trainer", tmp_path, "exit", "3", ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=50)
         group.start(one)
         started = time.monotonic()
         with pytest.raises(ProcessExitedError, match=r"trainer exited with code 3, see .*trainer\.log.*\n.*\nthe reason"):
-            wait_healthy(group, one)
+            wait_until_healthy(group, one)
         assert time.monotonic() - started < 10
 
 
 def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
     """The message holds what it answered last."""
-    port = free_ports(1)[0]
+    port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("api", tmp_path, "sleep", ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=0.5)
+        one = spec("api", tmp_path, "sleep", ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=0.5)
         group.start(one)
         with pytest.raises(HealthTimeoutError, match=r"api is not healthy after 0 s \(last answer: ConnectError"):
-            wait_healthy(group, one)
+            wait_until_healthy(group, one)
 
 
 def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
@@ -105,18 +105,18 @@ def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
         group.start(one)
         started = time.monotonic()
         with pytest.raises(InterruptedError):
-            wait_healthy(group, one, look=look)
+            wait_until_healthy(group, one, on_poll=look)
         with pytest.raises(InterruptedError):
-            await_end(group, one, [], look=look)
+            wait_until_ended(group, one, [], on_poll=look)
         assert time.monotonic() - started < 30
 
 
 def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
-    port = free_ports(1)[0]
+    port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("api", tmp_path, "serve", str(port), ready=http_question(f"http://127.0.0.1:{port}/"), timeout_s=20)
+        one = spec("api", tmp_path, "serve", str(port), ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=20)
         pid = group.start(one)
-        assert wait_healthy(group, one) < 20
+        assert wait_until_healthy(group, one) < 20
         assert alive(pid)
     assert not alive(pid)
 
@@ -159,8 +159,8 @@ def test_one_service_can_be_stopped_and_the_others_go_on(tmp_path: Path) -> None
         group.start(spec("one", tmp_path, "sleep"))
         group.start(spec("two", tmp_path, "sleep"))
         assert group.stop("one") == -signal.SIGTERM
-        assert group.running("two")
-        assert group.exited() == {"one": -signal.SIGTERM}
+        assert group.is_running("two")
+        assert group.collect_exit_codes() == {"one": -signal.SIGTERM}
 
 
 PARENT = """
@@ -201,22 +201,22 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
         os.kill(group._reaper.pid, signal.SIGKILL)
         assert wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
         with pytest.raises(ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"):
-            group.require("environment")
+            group.require_running("environment")
 
 
 def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         pid = group.start(spec("engine", tmp_path, "sleep"))
-        assert group.unless_death(lambda: "answer", "none") == "answer"
+        assert group.call_unless_service_dies(lambda: "answer", "none") == "answer"
         with pytest.raises(ValueError, match="of the question"):
-            group.unless_death(lambda: int("of the question"), 0)
+            group.call_unless_service_dies(lambda: int("of the question"), 0)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         started = time.monotonic()
-        assert group.unless_death(lambda: time.sleep(20) or "late", "a death") == "a death"
-        assert group.unless_death(lambda: time.sleep(20) or "late", "a death") == "a death", "until somebody looks at it"
+        assert group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death"
+        assert group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death", "until somebody looks at it"
         assert time.monotonic() - started < 5
-        assert group.exited() == {"engine": -9}
-        assert group.unless_death(lambda: "answer", "none") == "answer"
+        assert group.collect_exit_codes() == {"engine": -9}
+        assert group.call_unless_service_dies(lambda: "answer", "none") == "answer"
 
 
 def said(tmp_path: Path, code: str, **env: str) -> str:
@@ -252,7 +252,7 @@ def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest words are kept, within the limit."""
-    monkeypatch.setattr("lachesis.supervision.group.LOG_BYTES", 200_000)
+    monkeypatch.setattr("lachesis.supervision.group.MAX_SERVICE_LOG_BYTES", 200_000)
     text = said(tmp_path, "for number in range(100_000): print(f'line {number}')")
     assert text.endswith("line 99999\n")
     assert 60_000 < len(text) < 300_000
@@ -268,7 +268,7 @@ def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         group.start(loud)
         with pytest.raises(ProcessExitedError, match="environment printed more than 50 MB") as told:
-            await_end(group, loud, needs=[])
+            wait_until_ended(group, loud, needs=[])
     assert time.monotonic() - started < 60
     assert len(str(told.value).splitlines()) == 1
 
@@ -276,7 +276,7 @@ def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
 def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
     """Also when the end is under way already and a service takes its time."""
     hurry = tmp_path / ".now"
-    with ServiceGroup(hurry=hurry) as group:
+    with ServiceGroup(stop_now_file=hurry) as group:
         pid = group.start(spec("slow", tmp_path, "deaf", grace_s=60.0))
         assert wait_for(lambda: "ready deaf" in (tmp_path / "slow.log").read_text())
         closing = threading.Thread(target=group.close)

@@ -10,7 +10,7 @@ from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.store import RunRecord, RunStore
-from lachesis.supervision.plan import make_base_server, make_plan
+from lachesis.supervision.plan import make_base_model_plan, make_training_plan
 
 
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     def config(mixture: dict[str, dict[str, float]]) -> RunConfig:
         return run_config.resolve_run_config("replay", "embedded", {"env": {"mixture": mixture}}, model="m")
 
-    assert make_plan(record, store.dir(record.run_id), config({})).environments == {"environment": "replay"}
+    assert make_training_plan(record, store.dir(record.run_id), config({})).environment_names == {"environment": "replay"}
     with pytest.raises(ConfigError, match=r"environments replay, other; allowed: .* began with \(replay\)"):
-        make_plan(record, store.dir(record.run_id), config({"other": {"weight": 1.0}}))
+        make_training_plan(record, store.dir(record.run_id), config({"other": {"weight": 1.0}}))
 
 
 def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
@@ -44,10 +44,10 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
         (snapshot / name).write_text("{}")
     for profile in ("embedded", "tinker"):
         config = run_config.resolve_run_config("replay", profile, {}, model="Qwen/Small")
-        plan = make_base_server(config, tmp_path / "test")
-        engine, server = (plan.service(name).env for name in ("engine", "inference"))
+        plan = make_base_model_plan(config, tmp_path / "test")
+        engine, server = (plan.get_service(name).env for name in ("engine", "inference"))
         assert ("HF_HUB_OFFLINE" in engine, engine.get("HF_TOKEN")) == (False, "hf_x"), profile
         assert ("HF_HUB_OFFLINE" in server, "HF_TOKEN" in server) == (True, False), profile
     (snapshot / "model.safetensors").write_text("{}")
-    plan = make_base_server(config, tmp_path / "test")
-    assert plan.service("engine").env["HF_HUB_OFFLINE"] == "1"
+    plan = make_base_model_plan(config, tmp_path / "test")
+    assert plan.get_service("engine").env["HF_HUB_OFFLINE"] == "1"

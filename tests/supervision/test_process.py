@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.base.errors import PortInUseError
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact, find_secret_values
-from lachesis.supervision.process import check_port, free_ports
+from lachesis.supervision.process import check_port, reserve_free_ports
 
 
 def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
@@ -57,7 +57,7 @@ def test_each_line_of_a_secret_is_one() -> None:
 
 
 def test_free_ports_differ_and_are_free() -> None:
-    ports = free_ports(5)
+    ports = reserve_free_ports(5)
     assert len(set(ports)) == 5
     for port in ports:
         check_port(port)
@@ -66,7 +66,7 @@ def test_free_ports_differ_and_are_free() -> None:
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
 def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
     """Two runs that started together were given the same port, and one of them ended with port_in_use."""
-    (port,) = free_ports(1)
+    (port,) = reserve_free_ports(1)
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))
     with socket.create_server(("127.0.0.1", port)) as service:
@@ -80,10 +80,10 @@ def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
 def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets() -> None:
-    first = free_ports(1)[0]
+    first = reserve_free_ports(1)[0]
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
-        free_ports(3)
+        reserve_free_ports(3)
     assert len(os.listdir("/proc/self/fd")) - before <= 64
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", first))

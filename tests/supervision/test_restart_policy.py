@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lachesis.supervision.plan import ORDER
-from lachesis.supervision.restart_policy import DEATHS, Restarts
+from lachesis.supervision.plan import START_ORDER
+from lachesis.supervision.restart_policy import RESTART_RULES, RestartBudget
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
 
 
 def test_the_page_says_what_the_code_does() -> None:
     lines = PAGE.read_text().splitlines()
-    assert set(DEATHS) == set(ORDER)
-    for name, death in DEATHS.items():
+    assert set(RESTART_RULES) == set(START_ORDER)
+    for name, death in RESTART_RULES.items():
         pauses = ", ".join(f"{pause:g}" for pause in death.pauses_s) or "–"
         assert f"| {name} | {death.meaning} | {pauses} |" in lines
 
 
 def test_a_service_is_started_again_so_many_times() -> None:
-    restarts = Restarts()
-    assert [restarts.pause_s("environment") for _ in range(5)] == [1.0, 10.0, 30.0, None, None]
-    assert restarts.pause_s("engine") is None
-    assert restarts.pause_s("api") == 1.0, "each counts for itself"
+    restarts = RestartBudget()
+    assert [restarts.next_pause_s("environment") for _ in range(5)] == [1.0, 10.0, 30.0, None, None]
+    assert restarts.next_pause_s("engine") is None
+    assert restarts.next_pause_s("api") == 1.0, "each counts for itself"

@@ -12,7 +12,7 @@ import pytest
 from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import make_plan
+from lachesis.supervision.plan import make_training_plan
 from lachesis.validation.tests import InferenceRequest, InferenceTests
 from tasks.inference import Bench, ask_model
 from tests.endpoint import serving
@@ -63,19 +63,19 @@ def test_in_a_run(
     store.create(record, config.to_yaml())
     if passed:
         monkeypatch.setenv("LACHESIS_PASS", "NOSY_FILE WANDB_API_KEY")
-    plan = make_plan(record, store.dir(record.run_id), config)
-    spec = plan.service("environment")
+    plan = make_training_plan(record, store.dir(record.run_id), config)
+    spec = plan.get_service("environment")
     assert ("WANDB_API_KEY" in spec.env) is passed
-    assert "secret-of-WANDB_API_KEY" in plan.service("trainer").env.values()
+    assert "secret-of-WANDB_API_KEY" in plan.get_service("trainer").env.values()
     if passed:
         assert "WANDB_MODE" not in spec.env
         return
-    plan.write()
+    plan.write_files()
     with ServiceGroup() as group:
         group.start(spec)
         until = deadline(60)
         while not nosy.with_name("environ.jsonl").is_file() or not read_variables(nosy):
-            assert group.running("environment"), spec.log.read_text()
+            assert group.is_running("environment"), spec.log.read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
     (found,) = read_variables(nosy)

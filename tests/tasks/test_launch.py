@@ -19,7 +19,7 @@ from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, Validat
 from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunDir, RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import make_plan
+from lachesis.supervision.plan import make_training_plan
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import wait_for_end
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
     with pytest.raises(KeyError, match="asked"):
         launch.launch.fn(record.run_id, str(tmp_path))
     folder = store.dir(record.run_id)
-    plan = make_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
+    plan = make_training_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
     assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
 

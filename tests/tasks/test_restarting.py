@@ -18,7 +18,7 @@ import pytest
 from flows import restarting
 from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.store import RunRecord, RunStore
-from lachesis.supervision.group import ServiceGroup, death
+from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import start_service, wait_for_service
 from tests.patience import deadline
@@ -57,7 +57,7 @@ class World:
 
         log = self.folder.get_log_file(name)
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-        return ServiceSpec(name, argv, log=log, cwd=log.parent, ready=ready, timeout_s=30.0, grace_s=2.0)
+        return ServiceSpec(name, argv, log=log, cwd=log.parent, check_ready=ready, timeout_s=30.0, grace_s=2.0)
 
     def start(self, group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> None:
         self.pids[spec.name] = start_service.fn(group, spec, store, run_id)
@@ -65,7 +65,7 @@ class World:
     def kill(self, name: str) -> ProcessExitedError:
         os.kill(self.pids[name], signal.SIGKILL)
         assert self.group.wait(name, timeout_s=5) == -signal.SIGKILL
-        return death(self.specs[name], -signal.SIGKILL)
+        return make_exit_error(self.specs[name], -signal.SIGKILL)
 
     def kill_while_it_starts(self, victim: str) -> threading.Thread:
         """Kill that one once the first environment was started again, and before it is ready."""
@@ -89,21 +89,21 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with ServiceGroup() as group:
         made = World(tmp_path, group)
-        monkeypatch.setattr(made.again.restarts, "pause_s", lambda service: 0.1)
+        monkeypatch.setattr(made.again.restarts, "next_pause_s", lambda service: 0.1)
         monkeypatch.setattr(restarting, "start_service", made.start)
         monkeypatch.setattr(restarting, "wait_for_service", wait_for_service.fn)
-        monkeypatch.setattr(restarting, "trainer_health", lambda plan: {"groups": 5})
-        monkeypatch.setattr(restarting, "registered_environments", lambda plan: 2)
-        monkeypatch.setattr(restarting, "forget_environment", lambda plan, number: made.forgotten.append(number))
+        monkeypatch.setattr(restarting, "fetch_trainer_health", lambda plan: {"groups": 5})
+        monkeypatch.setattr(restarting, "count_registered_environments", lambda plan: 2)
+        monkeypatch.setattr(restarting, "disconnect_environment", lambda plan, number: made.forgotten.append(number))
         yield made
 
 
 def test_two_environments_that_die_together_are_both_started_again(world: World) -> None:
     problems = {name: world.kill(name) for name in ENVIRONMENTS}
     for name, problem in problems.items():
-        assert name in world.group.exited()
+        assert name in world.group.collect_exit_codes()
         world.again.restart(name, problem)
-    assert world.group.exited() == {}
+    assert world.group.collect_exit_codes() == {}
     assert sorted(world.forgotten) == [0, 1]
 
 
@@ -117,7 +117,7 @@ def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
 def test_one_that_has_ended_well_ends_no_restart(world: World) -> None:
     world.group.stop("environment-two")
     world.again.restart("environment", world.kill("environment"))
-    assert world.group.running("environment")
+    assert world.group.is_running("environment")
 
 
 @pytest.mark.parametrize("victim", ["environment", "environment-two", "api"])
@@ -127,10 +127,10 @@ def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -
     killer = world.kill_while_it_starts(victim)
     world.again.restart("environment", problem)
     killer.join()
-    assert set(world.group.exited()) == {victim}
-    world.again.restart(victim, death(world.specs[victim], -signal.SIGKILL))
-    assert world.group.exited() == {}
-    assert all(world.group.running(name) for name in world.specs)
+    assert set(world.group.collect_exit_codes()) == {victim}
+    world.again.restart(victim, make_exit_error(world.specs[victim], -signal.SIGKILL))
+    assert world.group.collect_exit_codes() == {}
+    assert all(world.group.is_running(name) for name in world.specs)
 
 
 def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(world: World) -> None:
@@ -138,8 +138,8 @@ def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_not
     killer = world.kill_while_it_starts("environment")
     world.again.restart("api", problem)
     killer.join()
-    assert set(world.group.exited()) == {"environment"}
-    assert world.group.running("environment-two")
+    assert set(world.group.collect_exit_codes()) == {"environment"}
+    assert world.group.is_running("environment-two")
 
 
 def test_the_death_of_the_trainer_ends_the_restart(world: World) -> None:

@@ -63,7 +63,7 @@ def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
         child = StageChild(group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder)
-        return {name: child.result(name, timeouts_s.get(name, 60.0))["detail"] for name in STAGE_NAMES}
+        return {name: child.wait_for_stage(name, timeouts_s.get(name, 60.0))["detail"] for name in STAGE_NAMES}
 
 
 def ask(bench: Bench) -> tuple[Any, LachesisError | None]:

@@ -17,8 +17,8 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_healthy
-from lachesis.supervision.plan import make_plan, trainer_health
+from lachesis.supervision.health import wait_until_healthy
+from lachesis.supervision.plan import make_training_plan, fetch_trainer_health
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(600)
@@ -57,18 +57,18 @@ class Run:
     def attempt(self, kill_at: int | None = None) -> None:
         """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is killed."""
         found = Checkpoints(self.folder.checkpoints).find_resumable()
-        plan = make_plan(
-            self.record, self.folder, self.config, resume=found.get_groups_by_environment([self.record.environment]) if found else None
+        plan = make_training_plan(
+            self.record, self.folder, self.config, received_groups=found.get_groups_by_environment([self.record.environment]) if found else None
         )
-        plan.write()
+        plan.write_files()
         with ServiceGroup() as group:
             pids = {}
             for spec in plan.services:
                 pids[spec.name] = group.start(spec)
-                wait_healthy(group, spec)
-            self.resumed = trainer_health(plan).get("resumed")
+                wait_until_healthy(group, spec)
+            self.resumed = fetch_trainer_health(plan).get("resumed")
             until = deadline(90)
-            while group.running("trainer") and not (kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at):
+            while group.is_running("trainer") and not (kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             if kill_at:

@@ -18,7 +18,7 @@ from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from transformers import AutoTokenizer
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.trainer.__main__ import bind_inference_socket, serve_in_background
 from lachesis.trainer.inference_server import TrainerState, create_app
 from lachesis.trainer.policy import Policy
@@ -33,7 +33,7 @@ async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     """The application on a real port; its address."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}"
     edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
     config = run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model)
     policy = await Policy.create(config, resume_from=None)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.trainer.inference_server import TrainerState, create_app
 from tests.conftest import end, wait_http
 from tests.fuzz import fuzz, refusals, routes
@@ -30,7 +30,7 @@ TOKEN = {"Authorization": "Bearer run-token"}
 def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A process that serves the base model; its address."""
     folder = tmp_path_factory.mktemp("server")
-    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}"
     edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
     file = folder / "server.yaml"
     file.write_text(run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model).to_yaml())

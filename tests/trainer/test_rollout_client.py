@@ -17,7 +17,7 @@ import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 from tests.patience import deadline
@@ -149,7 +149,7 @@ async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> Non
 async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lachesis.trainer.rollout_client.MAX_OUTAGE_S", 0.5)
     with pytest.raises(ServerDownError, match="does not answer /batch: ConnectError"):
-        await RolloutClient(f"http://127.0.0.1:{free_ports(1)[0]}").next_batch(0)
+        await RolloutClient(f"http://127.0.0.1:{reserve_free_ports(1)[0]}").next_batch(0)
 
 
 async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import free_ports
+from lachesis.supervision.process import reserve_free_ports
 from lachesis.trainer.__main__ import parse_args, read_config
 
 
 def write(folder: Path, model: str, **addresses: str) -> Path:
-    urls = {"rollout_server_url": "http://127.0.0.1:9", "base_url": f"http://127.0.0.1:{free_ports(1)[0]}/v1", **addresses}
+    urls = {"rollout_server_url": "http://127.0.0.1:9", "base_url": f"http://127.0.0.1:{reserve_free_ports(1)[0]}/v1", **addresses}
     edits = {
         "env": {"rollout_server_url": urls["rollout_server_url"], "batch_size": 4, "group_size": 2},
         "openai": {"base_url": urls["base_url"]},
