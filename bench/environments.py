@@ -35,7 +35,7 @@ from lachesis.supervision.health import wait_until_ended
 from lachesis.supervision.plan import make_inference_test_spec
 from lachesis.supervision.trial import serve_base_model
 from lachesis.tiny_model import teach
-from lachesis.validation.tests import InferenceRequest, probe_config
+from lachesis.validation.tests import InferenceRequest, make_process_config
 
 FILES, TOUCHED = 500, 10
 PROGRAM = "print(sum(range(1000)))"
@@ -139,7 +139,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
     )
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
-        content = probe_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench")
+        content = make_process_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench")
         places = {"out": str(output), "tally": str(folder / "tally.json"), "samples": str(folder / "samples.jsonl")}
         probe, files = make_inference_test_spec(environment.file_path, content, output, {**places, "wandb_run": "bench"}, client_env=plan.client_env)
         for path, text in files.items():

@@ -46,7 +46,7 @@ from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan, fetch_trainer_health
 from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.validation.gate import require_validation
-from lachesis.validation.tests import InferenceTests
+from lachesis.validation.tests import InferenceTestStore
 from tasks.processes import build_tiny_model, is_missing_tiny_model, start_service, wait_for_end, wait_for_service
 from tasks.report import Progress, judge_at_end, publish_report
 
@@ -118,7 +118,7 @@ def _require_validation(store: RunStore, record: RunRecord) -> None:
     folder = store.dir(record.run_id)
     if record.require_validation and not MetricsFile(folder.metrics).tail(1):
         config = RunConfig.from_yaml(folder.config)
-        require_validation(InferenceTests(store.home), config, record.environment_files)
+        require_validation(InferenceTestStore(store.home), config, record.environment_files)
 
 
 def told_to_end(error: BaseException | None) -> TerminationSignal | None:

@@ -25,9 +25,9 @@ from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import now_iso
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
-from lachesis.validation.forecast import Forecast, forecast
-from lachesis.validation.tests import InferenceTest, InferenceTests, Stage, measured, model_result, whole_result
-from lachesis.validation.verdict import Seen, Verdict, judge
+from lachesis.validation.forecast import Forecast, make_forecast
+from lachesis.validation.tests import InferenceTest, InferenceTestStore, Stage, measure_groups, make_model_result, make_test_result
+from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
 from tasks.history import earlier_pace
 from tasks.inference import Bench, ask_model, build_missing_model, failure_kind, score_model, wandb_run
 from tasks.report import publish_validation
@@ -44,8 +44,8 @@ def validate(test_id: str, home: str) -> State[Any] | None:
     of the environment works."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
-    tests = InferenceTests(Path(home))
-    with tests.holder(test_id).hold_alive_lock() as lock:
+    tests = InferenceTestStore(Path(home))
+    with tests.get_run_dir(test_id).hold_alive_lock() as lock:
         record = _Record(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
         record.save()
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
@@ -78,7 +78,7 @@ def _end_strays(folder: Path) -> None:
 class _Record:
     """The test's file, brought up to date after each stage."""
 
-    def __init__(self, tests: InferenceTests, test: InferenceTest) -> None:
+    def __init__(self, tests: InferenceTestStore, test: InferenceTest) -> None:
         self.tests, self.test = tests, test
 
     def save(self, **changes: Any) -> None:
@@ -96,7 +96,7 @@ def _validated(record: _Record, bench: Bench) -> Json:
         models = [_broken(bench, model, failed) for model in record.test.request.models]
     else:
         models = _with_models(record, bench, model_free)
-    result = whole_result(record.test, models, bench.tests.dir(record.test.test_id))
+    result = make_test_result(record.test, models, bench.tests.dir(record.test.test_id))
     record.save(status="completed", result=result, ended_at=now_iso())
     return result
 
@@ -147,7 +147,7 @@ def _error_of(future: PrefectFuture[Any]) -> str | None:
 def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | None, model_free: Json) -> Json:
     """The contract's entry of one model, judged."""
     request, started = record.test.request, time.monotonic()
-    output, counted = bench.tests.output(record.test, model), read_counts(bench.tests.tally(record.test, model))
+    output, counted = bench.tests.get_output_file(record.test, model), read_counts(bench.tests.get_counters_file(record.test, model))
     verdict: Verdict | None = None
     if request.prompts is None:
         if error is None:
@@ -157,11 +157,11 @@ def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | Non
             except LachesisError as problem:
                 error = str(problem)
                 record.stage(f"scoring {model}", "failed", started, error)
-        if verdict is None and failure_kind(bench.tests.tally(record.test, model)) not in ("transport", "endpoint"):
+        if verdict is None and failure_kind(bench.tests.get_counters_file(record.test, model)) not in ("transport", "endpoint"):
             said = "; ".join((counted or {}).get("errors") or {})  # more than the end of its process says
-            verdict = judge(Seen(), error=said or error)  # what the endpoint did wrong says nothing of the environment
+            verdict = judge_learnability(InferenceCounts(), error=said or error)  # what the endpoint did wrong says nothing of the environment
     made = _forecast(record.test, bench, output, counted) if verdict else None
-    result = model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
+    result = make_model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
     if not error and result["steps_tested"] + (counted or {}).get("empty", 0) < request.num_steps:
         few = f"{result['steps_tested']} groups came of those asked for"
         result["error"] = "; ".join([few, *(counted or {}).get("errors", {})]) + f", see {result['log_file']}"
@@ -172,14 +172,14 @@ def _forecast(test: InferenceTest, bench: Bench, output: Path, counted: Json | N
     if test.planned is None:
         return None
     pace = earlier_pace(bench.tests.home, test.fingerprint, test.planned)
-    return forecast(measured(output, counted), test.planned, bench.config.tinker.prices, step_seconds=pace)
+    return make_forecast(measure_groups(output, counted), test.planned, bench.config.tinker.prices, step_seconds=pace)
 
 
 def _broken(bench: Bench, model: str, reason: str) -> Json:
-    verdict = judge(Seen(), error=reason) if bench.test.request.prompts is None else None
-    output = bench.tests.output(bench.test, model)
+    verdict = judge_learnability(InferenceCounts(), error=reason) if bench.test.request.prompts is None else None
+    output = bench.tests.get_output_file(bench.test, model)
     prompts = bool(bench.test.request.prompts)
-    return model_result(output, model, wandb_run(bench.test), error=reason, prompts=prompts, verdict=verdict)
+    return make_model_result(output, model, wandb_run(bench.test), error=reason, prompts=prompts, verdict=verdict)
 
 
 def _reason(result: Json) -> str:

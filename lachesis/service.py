@@ -37,7 +37,7 @@ from lachesis.validation.tests import (
     EMBEDDED,
     InferenceRequest,
     InferenceTest,
-    InferenceTests,
+    InferenceTestStore,
     TestOptions,
 )
 
@@ -59,7 +59,7 @@ class Service:
     def __init__(self, home: Path | None = None, *, schema_timeout_s: float = discovery.SCHEMA_TIMEOUT_S) -> None:
         self.schema_timeout_s = schema_timeout_s
         self.store = RunStore(home)
-        self.tests = InferenceTests(self.store.home)
+        self.tests = InferenceTestStore(self.store.home)
 
     # --- environments -----------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Service:
 
     def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
         code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.build_environment_configs()
-        expected = None if config.env.mixture else gate.known_forecast(self.tests, config, code)
+        expected = None if config.env.mixture else gate.find_forecast(self.tests, config, code)
         others = {name: file for name, file in mixture.list_environment_files(environment, config).items() if name != environment.name}
         return RunRecord(
             run_id=run_id,
@@ -282,7 +282,7 @@ class Service:
             class_name=environment.class_name,
             fingerprint=compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}),
             own_values=config.env.model_extra or {},
-            planned=gate.planned(config),
+            planned=gate.make_planned_run(config),
         )
         try:
             launcher.submit_test(self.tests, test)
@@ -293,7 +293,7 @@ class Service:
 
     def test(self, test_id: str) -> InferenceTest:
         """The test as it is now."""
-        return launcher.refresh_test(self.tests, self.tests.look(test_id))
+        return launcher.refresh_test(self.tests, self.tests.load_and_fail_if_dead(test_id))
 
     # --- runs again -------------------------------------------------------------------------------------------------
 

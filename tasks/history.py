@@ -7,13 +7,13 @@ from pathlib import Path
 
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
-from lachesis.validation.forecast import Planned
+from lachesis.validation.forecast import PlannedRun
 
 LEAST_STEPS = 10
 NEWEST = 20
 
 
-def earlier_pace(home: Path, fingerprint: str, planned: Planned) -> float | None:
+def earlier_pace(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
     """Median seconds per training step of the newest run of this environment's code on the same model, profile and batch
     size."""
     store = RunStore(home)

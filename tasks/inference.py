@@ -23,12 +23,12 @@ from lachesis.supervision.trial import serve_base_model
 from lachesis.validation.tests import (
     EMBEDDED,
     InferenceTest,
-    InferenceTests,
-    probe_config,
-    remote_endpoint,
-    seen,
+    InferenceTestStore,
+    make_process_config,
+    make_remote_server_section,
+    collect_inference_counts,
 )
-from lachesis.validation.verdict import Verdict, judge
+from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class Bench:
     """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are the groups of processes
     that the flow closes when it is told to end, as a signal reaches only its main thread."""
 
-    tests: InferenceTests
+    tests: InferenceTestStore
     test: InferenceTest
     config: RunConfig
     lock: int
@@ -65,7 +65,7 @@ def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
 def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
     """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
     another LachesisError."""
-    files = bench.tests.files(bench.test, model)
+    files = bench.tests.get_output_files(bench.test, model)
     for old in files:
         old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
     try:
@@ -73,10 +73,10 @@ def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
             bench.open.append(group)
             config, endpoint, client = _endpoint(group, bench, model)
             use_wandb = "WANDB_API_KEY" in os.environ
-            content = probe_config(config, bench.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
+            content = make_process_config(config, bench.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
             _probe(group, bench, model, content, wandb_run, client)
     except LachesisError as problem:
-        if failure_kind(bench.tests.tally(bench.test, model)) == "transport":
+        if failure_kind(bench.tests.get_counters_file(bench.test, model)) == "transport":
             raise ServerDownError(f"the endpoint of {model} could not be used: {problem}") from None
         raise
 
@@ -84,9 +84,9 @@ def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
 @task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
 def score_model(bench: Bench, model: str, model_free: Json) -> Verdict:
     """The verdict on the model's answers. Raises StageError when not one score can be used."""
-    output = bench.tests.output(bench.test, model)
-    counted = seen(output, read_counts(bench.tests.tally(bench.test, model)))
-    verdict = judge(counted, model_free=model_free)
+    output = bench.tests.get_output_file(bench.test, model)
+    counted = collect_inference_counts(output, read_counts(bench.tests.get_counters_file(bench.test, model)))
+    verdict = judge_learnability(counted, model_free=model_free)
     if not any(counted.scores_P):
         raise StageError("; ".join(verdict.evidence), stage="scoring")
     return verdict
@@ -116,21 +116,21 @@ def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig,
     proxy to the endpoint of another one, as long as the group lasts."""
     config = bench.config
     if not model.startswith(EMBEDDED):
-        proxy = make_endpoint_proxy(bench.tests.output(bench.test, model))
+        proxy = make_endpoint_proxy(bench.tests.get_output_file(bench.test, model))
         group.start(proxy.service)
         wait_until_healthy(group, proxy.service)
-        return config, remote_endpoint(model, proxy.base_url), proxy.client_env
-    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), bench.tests.output(bench.test, model).with_suffix(""))
+        return config, make_remote_server_section(model, proxy.base_url), proxy.client_env
+    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), bench.tests.get_output_file(bench.test, model).with_suffix(""))
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 
 
 def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, client: dict[str, str]) -> None:
     test, request = bench.test, bench.test.request
-    output = bench.tests.output(test, model)
+    output = bench.tests.get_output_file(test, model)
     wanted: Json = {
         "out": str(output),
-        "tally": str(bench.tests.tally(test, model)),
-        "samples": str(bench.tests.samples(test, model)),
+        "tally": str(bench.tests.get_counters_file(test, model)),
+        "samples": str(bench.tests.get_samples_file(test, model)),
         "prompts": request.prompts,
         "wandb_run": run,
     }

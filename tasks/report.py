@@ -15,7 +15,7 @@ from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import artifacts
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import RunStore
-from lachesis.validation.tests import InferenceTest, InferenceTests, read_samples
+from lachesis.validation.tests import InferenceTest, InferenceTestStore, read_samples
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class Progress:
 
 
 @task(task_run_name="publish", cache_policy=NO_CACHE)
-def publish_validation(tests: InferenceTests, test: InferenceTest, flow_run_id: str | None) -> None:
+def publish_validation(tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None) -> None:
     """Verdict, table of models, and what was said, as artifacts of the validation's page."""
     if flow_run_id is None:
         return
-    samples = {model: read_samples(tests.samples(test, model)) for model in test.request.models}
+    samples = {model: read_samples(tests.get_samples_file(test, model)) for model in test.request.models}
     try:
         api = PrefectApi()
         for kind, data in (

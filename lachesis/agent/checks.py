@@ -182,7 +182,7 @@ def main() -> None:
     """The process of one check."""
     check = _load(sys.argv[1])
 
-    def tell(line: checking.Line) -> None:
+    def tell(line: checking.CheckResult) -> None:
         check.lines.append(schemas.CheckLine(**asdict(line)))
         _save(check)
 
@@ -193,7 +193,7 @@ def main() -> None:
         launch = Launch(check.environment, "embedded", model=check.model)
         environment, config = service.resolve(launch)
         service.build_model(config, lambda done, total: None)
-        checking.check(environment, config, _folder(check.check_id), tell)
+        checking.run_environment_checks(environment, config, _folder(check.check_id), tell)
         check.status = "completed"
     except LachesisError as error:
         check.status, check.error = "failed", str(error)

@@ -272,7 +272,7 @@ class Desk:
 
     def _is_over(self, test_id: str) -> bool:
         try:
-            return self.service.test(test_id).ended
+            return self.service.test(test_id).has_ended
         except UnknownTestError:
             return True
 
@@ -281,7 +281,7 @@ class Desk:
         started, told = time.monotonic(), 0.0
         until = until or started + TEST_WAIT_S
         self.service.test(test_id)  # one that is dead is told at once
-        while not (test := self.service.tests.look(test_id)).ended and (now := time.monotonic()) < until:
+        while not (test := self.service.tests.load_and_fail_if_dead(test_id)).has_ended and (now := time.monotonic()) < until:
             if now - started - told > TELL_S:
                 told, (done, total) = now - started, self._groups(test)
                 tell(round(told, 1), round(until - started, 1), f"{test.status}: {done} of {total} groups")
@@ -289,7 +289,7 @@ class Desk:
         return self._test_report(self.service.test(test_id))
 
     def _groups(self, test: InferenceTest) -> tuple[int, int]:
-        return self.service.tests.groups_done(test), test.request.num_steps * len(test.request.models)
+        return self.service.tests.count_finished_groups(test), test.request.num_steps * len(test.request.models)
 
     def _test_report(self, test: InferenceTest) -> schemas.TestReport:
         try:
@@ -301,7 +301,7 @@ class Desk:
     def _told_test(self, test: InferenceTest) -> schemas.TestReport:
         done, total = self._groups(test)
         again = f'rl_test_inference(test_id="{test.test_id}")'
-        message = None if test.ended else f"the test goes on; {again} waits for it and gives its result"
+        message = None if test.has_ended else f"the test goes on; {again} waits for it and gives its result"
         named = {"environment": test.request.environment, "environment_file": test.request.environment_file}
         return schemas.TestReport(
             test_id=test.test_id,
@@ -309,7 +309,7 @@ class Desk:
             groups_done=done,
             groups_total=total,
             stages=test.stages,
-            next_steps=views.after_test(test) if test.ended else [again],
+            next_steps=views.after_test(test) if test.has_ended else [again],
             **{**(test.result or {}), **named},
             **views.known(message=message, error=test.error),
         )

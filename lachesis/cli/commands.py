@@ -156,8 +156,8 @@ def test(args: argparse.Namespace) -> int:
     started = service.start_test(launch, wanted)
     show.notice(f"test {started.test_id}: {service.tests.dir(started.test_id)}")
     with show.steps_bar("groups", quiet=args.json) as advance:
-        while not (found := service.test(started.test_id)).ended:
-            advance(service.tests.groups_done(found), found.request.num_steps * len(found.request.models))
+        while not (found := service.test(started.test_id)).has_ended:
+            advance(service.tests.count_finished_groups(found), found.request.num_steps * len(found.request.models))
             time.sleep(0.5)
     out(args, found.model_dump(mode="json"), show.tested(found, _train_command(args)))
     return 0 if (found.result or {}).get("summary", {}).get("environment_working") else 1

@@ -17,7 +17,7 @@ from lachesis.runs import cleanup
 from lachesis.service import Launch, Service
 from lachesis.tiny_model import build, teach
 from lachesis.validation import check
-from lachesis.validation.check import Line
+from lachesis.validation.check import CheckResult
 
 _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
 
@@ -77,7 +77,7 @@ def _check(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{environment.name}-"))
     tell = (lambda line: None) if args.json else _show
     try:
-        lines = check.check(environment, config, folder, tell)
+        lines = check.run_environment_checks(environment, config, folder, tell)
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -95,7 +95,7 @@ def _check(args: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _show(line: Line) -> None:
+def _show(line: CheckResult) -> None:
     mark = Text(f"{line.status:12}", style=_STYLES[line.status])
     show.console.print(mark + Text(f"{line.name:17} {line.message}", style=""))
 

@@ -33,7 +33,7 @@ from lachesis.orchestration.suspension import (
 )
 from lachesis.runs import leftovers
 from lachesis.runs.store import RunRecord, RunStore, RunStatusName, seconds_between
-from lachesis.validation.tests import InferenceTest, InferenceTests
+from lachesis.validation.tests import InferenceTest, InferenceTestStore
 
 log = logging.getLogger(__name__)
 FLOW = "launch-training"
@@ -87,7 +87,7 @@ def schedule(flow: str, home: Path, *, name: str, parameters: dict[str, Any], ta
     return api.url, str(api.create_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)["id"])
 
 
-def submit_test(tests: InferenceTests, test: InferenceTest) -> None:
+def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
     """Schedule the inference test. Raises ServerDownError."""
     _, flow_run_id = schedule(
         TEST_FLOW,
@@ -97,16 +97,16 @@ def submit_test(tests: InferenceTests, test: InferenceTest) -> None:
         tags=["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"],
         key=f"test-{test.test_id}",
     )
-    tests.note_flow_run(test.test_id, flow_run_id)
+    tests.save_flow_run_id(test.test_id, flow_run_id)
 
 
-def refresh_test(tests: InferenceTests, test: InferenceTest) -> InferenceTest:
+def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
     """The test, ended as failed when its flow run was never submitted or ended without a word."""
-    flow_run_id = tests.flow_run(test.test_id)
-    if test.ended or flow_run_id is None:
+    flow_run_id = tests.read_flow_run_id(test.test_id)
+    if test.has_ended or flow_run_id is None:
         old = seconds_between(test.created_at) > SUBMIT_S
         never = "it was never submitted, as what started it was killed; start it again"
-        return tests.fail(test.test_id, never) if old and not test.ended else test
+        return tests.fail(test.test_id, never) if old and not test.has_ended else test
     try:
         state = (PrefectApi().flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
     except ServerDownError:

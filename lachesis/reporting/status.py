@@ -17,7 +17,7 @@ from lachesis.runs.export import WeightLocations, find_weights
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import Step, sample_history, select_key_metrics
 from lachesis.runs.store import RunDir, RunRecord, get_attempt_duration_s, seconds_between, iso_to_unix_s, shorten_service_name
-from lachesis.validation.forecast import Actual, Forecast, compare
+from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_forecast
 
 Json = dict[str, Any]
 REWARD_STEPS = 5
@@ -284,14 +284,14 @@ def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
     tokens = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in TOKEN_KINDS})
     took = compute_budget_usage(record, last, saved=end)
     training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
-    actual = Actual(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
+    actual = ActualUsage(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
     try:
         made = Forecast.model_validate(record.forecast) if record.forecast else None
     except ValidationError:
         made = None
     if made is None or not steps:
         return {"actual": actual.model_dump(mode="json")} if steps else {}
-    actual.ratio = compare(made, steps=last["step"], tokens=tokens, training_hours=training, cost_usd=took.cost_usd)
+    actual.ratio = compare_with_forecast(made, steps=last["step"], tokens=tokens, training_hours=training, cost_usd=took.cost_usd)
     return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
 
 

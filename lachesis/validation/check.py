@@ -28,13 +28,13 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended
 from lachesis.supervision.plan import make_inference_test_spec
 from lachesis.supervision.trial import StageChild, serve_base_model
-from lachesis.validation.tests import InferenceRequest, probe_config
+from lachesis.validation.tests import InferenceRequest, make_process_config
 
 Json = dict[str, Any]
-GROUP = 8
-ROLLOUT_S = 120.0
-MANY_CUT = 0.5
-TOLD = {
+GROUP_SIZE = 8
+ROLLOUT_TIMEOUT_S = 120.0
+MAX_TRUNCATED_SHARE = 0.5
+PASSED_MESSAGES = {
     "dataset": "{items} items tried, {distinct} different",
     "model-free check": "{gold_right} of {items} right answers score as right, {corrupt_wrong} spoilt ones as less",
 }
@@ -42,7 +42,7 @@ Status = Literal["passed", "warned", "failed", "not offered"]
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """One check and what came of it."""
 
     name: str
@@ -51,155 +51,155 @@ class Line:
     seconds: float = 0.0
 
 
-Tell = Callable[[Line], None]
+ResultCallback = Callable[[CheckResult], None]
 
 
-def check(environment: Environment, config: RunConfig, folder: Path, tell: Tell = lambda line: None) -> list[Line]:
+def run_environment_checks(environment: Environment, config: RunConfig, folder: Path, on_result: ResultCallback = lambda line: None) -> list[CheckResult]:
     """Go through all checks, until one fails after which the others make no sense. Each is told as soon as it is known.
     `folder` is empty, and holds the logs afterwards."""
-    lines: list[Line] = []
+    results: list[CheckResult] = []
 
-    def add(line: Line) -> bool:
-        lines.append(line)
-        tell(line)
-        return line.status != "failed"
+    def add(result: CheckResult) -> bool:
+        results.append(result)
+        on_result(result)
+        return result.status != "failed"
 
     with ServiceGroup() as group:
         child = StageChild(group, environment.file_path, environment.class_name, config, folder)
-        going = all(add(_stage(child, name)) for name in STAGE_NAMES)
-    if going:
+        has_passed = all(add(_check_stage(child, name)) for name in STAGE_NAMES)
+    if has_passed:
         started = time.monotonic()
         try:
-            groups, tally = _roll_out(environment, config, folder)
+            groups, counts = _sample_group(environment, config, folder)
         except LachesisError as error:
-            told = _errors(read_counts(folder / "tally.json") or {})
-            known = f"{told}; the traceback is in {folder / 'rollout.log'}" if told else str(error)
-            add(Line("rollout", "failed", known, time.monotonic() - started))
-            return lines
-        for line in _look(groups, tally, config.openai.model_name, time.monotonic() - started):
-            add(line)
-    return lines
+            errors = _format_errors(read_counts(folder / "tally.json") or {})
+            message = f"{errors}; the traceback is in {folder / 'rollout.log'}" if errors else str(error)
+            add(CheckResult("rollout", "failed", message, time.monotonic() - started))
+            return results
+        for result in _check_rollouts(groups, counts, config.openai.model_name, time.monotonic() - started):
+            add(result)
+    return results
 
 
-def _stage(child: StageChild, name: str) -> Line:
+def _check_stage(child: StageChild, name: str) -> CheckResult:
     started = time.monotonic()
     try:
-        found = child.wait_for_stage(name).get("detail") or {}
+        detail = child.wait_for_stage(name).get("detail") or {}
     except StageError as error:
-        return Line(name, "failed", str(error), time.monotonic() - started)
+        return CheckResult(name, "failed", str(error), time.monotonic() - started)
     seconds = time.monotonic() - started
-    if found.get("faults"):
-        return Line(name, "failed", "; ".join(found["faults"]), seconds)
-    if found.get("offered") is False:
-        return Line(name, "not offered", f"the class has no {', '.join(found['missing'])}", seconds)
-    return Line(name, "passed", TOLD.get(name, "").format(**found), seconds)
+    if detail.get("faults"):
+        return CheckResult(name, "failed", "; ".join(detail["faults"]), seconds)
+    if detail.get("offered") is False:
+        return CheckResult(name, "not offered", f"the class has no {', '.join(detail['missing'])}", seconds)
+    return CheckResult(name, "passed", PASSED_MESSAGES.get(name, "").format(**detail), seconds)
 
 
-def _roll_out(environment: Environment, config: RunConfig, folder: Path) -> tuple[list[Json], Json]:
+def _sample_group(environment: Environment, config: RunConfig, folder: Path) -> tuple[list[Json], Json]:
     """One group of the model's answers, as the environment would send it, and what was counted meanwhile."""
     output = folder / "rollout.jsonl"
     request = InferenceRequest(
-        environment=environment.name, environment_file=environment.file_path, models=[], num_steps=1, group_size=GROUP
+        environment=environment.name, environment_file=environment.file_path, models=[], num_steps=1, group_size=GROUP_SIZE
     )
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
-        content = probe_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check")
-        places = {"out": output, "tally": folder / "tally.json", "samples": folder / "samples.jsonl"}
-        spec = {**{name: str(place) for name, place in places.items()}, "wandb_run": "check"}
-        probe, files = make_inference_test_spec(environment.file_path, content, output, spec, client_env=plan.client_env, timeout_s=ROLLOUT_S)
+        content = make_process_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check")
+        output_files = {"out": output, "tally": folder / "tally.json", "samples": folder / "samples.jsonl"}
+        spec = {**{name: str(file) for name, file in output_files.items()}, "wandb_run": "check"}
+        service, files = make_inference_test_spec(environment.file_path, content, output, spec, client_env=plan.client_env, timeout_s=ROLLOUT_TIMEOUT_S)
         for path, text in files.items():
             write_private(path, text)
-        group.start(probe)
-        wait_until_ended(group, probe, needs=[])
+        group.start(service)
+        wait_until_ended(group, service, needs=[])
     return read_json_lines(output), read_counts(folder / "tally.json") or {}
 
 
-def _look(groups: list[Json], tally: Json, model: str, seconds: float) -> list[Line]:
-    errors = _errors(tally)
+def _check_rollouts(groups: list[Json], counts: Json, model: str, seconds: float) -> list[CheckResult]:
+    errors = _format_errors(counts)
     if not groups:
-        return [Line("rollout", "failed", f"no group came: {errors or 'the environment left it out'}", seconds)]
+        return [CheckResult("rollout", "failed", f"no group came: {errors or 'the environment left it out'}", seconds)]
     from transformers import AutoTokenizer
 
     group, tokenizer = groups[0], AutoTokenizer.from_pretrained(model)
     scores = ", ".join(f"{score:g}" for score in group["scores"])
-    invalid = int(tally.get("invalid", 0))
-    told = f"{len(group['scores'])} answers scored {scores}{f'; {invalid} of them invalid: {errors}' if invalid else ''}"
+    invalid = int(counts.get("invalid", 0))
+    message = f"{len(group['scores'])} answers scored {scores}{f'; {invalid} of them invalid: {errors}' if invalid else ''}"
     if not invalid and not any(group["scores"]):
-        told += ", as is usual for a model that does not know the task"
-    tokens = _tokens(group)
-    lines = [Line("rollout", "warned" if invalid else "passed", told, seconds), tokens]
+        message += ", as is usual for a model that does not know the task"
+    tokens = _check_tokens(group)
+    results = [CheckResult("rollout", "warned" if invalid else "passed", message, seconds), tokens]
     if tokens.status != "failed":
-        lines += [_round_trip(group, tokenizer), _stops(group, tokenizer.eos_token_id)]
-    return [*lines, _truncation(tally)]
+        results += [_check_round_trip(group, tokenizer), _check_stop_tokens(group, tokenizer.eos_token_id)]
+    return [*results, _check_truncation(counts)]
 
 
-def _errors(tally: Json) -> str:
-    return "; ".join(f"{text} ({count} times)" for text, count in (tally.get("errors") or {}).items())
+def _format_errors(counts: Json) -> str:
+    return "; ".join(f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items())
 
 
-def _tokens(group: Mapping[str, Any]) -> Line:
+def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
     """What the trainer refuses, and what it would learn nothing from."""
     logprobs_G = group.get("inference_logprobs")
     if not logprobs_G:
         logprobs_G = [[0.0] * len(tokens) for tokens in group["tokens"]]
-    trained = 0
+    num_trained = 0
     for index, (tokens, masks, logprobs) in enumerate(zip(group["tokens"], group["masks"], logprobs_G, strict=False)):
         if not len(tokens) == len(masks) == len(logprobs):
             lengths = f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs"
-            return Line("tokens", "failed", f"rollout {index} has {lengths}; the three must have one length")
-        for place, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
+            return CheckResult("tokens", "failed", f"rollout {index} has {lengths}; the three must have one length")
+        for position, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
             if mask not in (-100, token):
-                return Line(
+                return CheckResult(
                     "tokens", "failed", f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token"
                 )
-            if place and mask != -100 and not logprob <= 0.01:  # nothing comes before the first token
-                return Line(
+            if position and mask != -100 and not logprob <= 0.01:  # nothing comes before the first token
+                return CheckResult(
                     "tokens", "failed", f"rollout {index} has a log-probability of {logprob} at a token to be trained on"
                 )
-            trained += mask != -100
-    if not trained:
-        return Line("tokens", "failed", "every token is masked with -100: nothing would be trained on")
-    told = f"{trained} of {sum(map(len, group['tokens']))} would be trained on: those that the model has said"
+            num_trained += mask != -100
+    if not num_trained:
+        return CheckResult("tokens", "failed", "every token is masked with -100: nothing would be trained on")
+    message = f"{num_trained} of {sum(map(len, group['tokens']))} would be trained on: those that the model has said"
     if not group.get("inference_logprobs"):
-        lack = (
+        remark = (
             "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"
         )
-        return Line("tokens", "warned", f"{told}; {lack}")
-    return Line("tokens", "passed", told)
+        return CheckResult("tokens", "warned", f"{message}; {remark}")
+    return CheckResult("tokens", "passed", message)
 
 
-def _round_trip(group: Mapping[str, Any], tokenizer: Any) -> Line:
+def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
     """The first prompt's ids, against those of its text."""
     masks = group["masks"][0]
-    prompt = group["tokens"][0][: next((at for at, mask in enumerate(masks) if mask != -100), len(masks))]
-    again = tokenizer.encode(tokenizer.decode(prompt), add_special_tokens=False)
-    if prompt != again:
-        return Line(
-            "round trip", "warned", f"the prompt has {len(prompt)} ids; its text, tokenised again, has {len(again)}, or others"
+    prompt = group["tokens"][0][: next((position for position, mask in enumerate(masks) if mask != -100), len(masks))]
+    reencoded = tokenizer.encode(tokenizer.decode(prompt), add_special_tokens=False)
+    if prompt != reencoded:
+        return CheckResult(
+            "round trip", "warned", f"the prompt has {len(prompt)} ids; its text, tokenised again, has {len(reencoded)}, or others"
         )
-    return Line("round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text")
+    return CheckResult("round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text")
 
 
-def _stops(group: Mapping[str, Any], eos: int | None) -> Line:
-    ended = sum(_last_trained(masks) == eos for masks in group["masks"])
-    doubled = sum(
-        a == b == eos and (first, second) == (eos, -100)
+def _check_stop_tokens(group: Mapping[str, Any], eos_id: int | None) -> CheckResult:
+    num_ended = sum(_find_last_trained_token(masks) == eos_id for masks in group["masks"])
+    num_doubled = sum(
+        token == next_token == eos_id and (mask, next_mask) == (eos_id, -100)
         for tokens, masks in zip(group["tokens"], group["masks"], strict=True)
-        for a, b, first, second in zip(tokens, tokens[1:], masks, masks[1:], strict=False)
+        for token, next_token, mask, next_mask in zip(tokens, tokens[1:], masks, masks[1:], strict=False)
     )
-    told = f"{ended} of {len(group['masks'])} answers end with the end-of-turn token, which is trained on"
-    if doubled:
-        return Line(
-            "stop tokens", "warned", f"{told}; {doubled} turns end twice, which the trainer mends (take ConversationEnv)"
+    message = f"{num_ended} of {len(group['masks'])} answers end with the end-of-turn token, which is trained on"
+    if num_doubled:
+        return CheckResult(
+            "stop tokens", "warned", f"{message}; {num_doubled} turns end twice, which the trainer mends (take ConversationEnv)"
         )
-    return Line("stop tokens", "passed" if ended else "warned", told)
+    return CheckResult("stop tokens", "passed" if num_ended else "warned", message)
 
 
-def _last_trained(masks: list[int]) -> int | None:
+def _find_last_trained_token(masks: list[int]) -> int | None:
     return next((mask for mask in reversed(masks) if mask != -100), None)
 
 
-def _truncation(tally: Json) -> Line:
-    cut, count = int(tally.get("truncated", 0)), int(tally.get("completions", 0))
-    told = f"{cut} of {count} answers were cut off at their limit of tokens"
-    return Line("truncation", "warned" if count and cut / count >= MANY_CUT else "passed", told)
+def _check_truncation(counts: Json) -> CheckResult:
+    num_truncated, num_completions = int(counts.get("truncated", 0)), int(counts.get("completions", 0))
+    message = f"{num_truncated} of {num_completions} answers were cut off at their limit of tokens"
+    return CheckResult("truncation", "warned" if num_completions and num_truncated / num_completions >= MAX_TRUNCATED_SHARE else "passed", message)

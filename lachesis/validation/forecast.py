@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.config.prices import Prices, TokenCounts
 
-LEAST_WIDTH = 0.2
-LEAST_STEPS = 5
-PARALLEL = 8.0
+MIN_RELATIVE_WIDTH = 0.2
+MIN_COMPARED_STEPS = 5
+MAX_SAMPLING_SPEEDUP = 8.0
 """A run samples many groups at once; a test one after the other. The lower end of a guessed time assumes this speed-up."""
-TRAINING_SHARE = 2.0
+TRAINING_TIME_FACTOR = 2.0
 """The upper end of a guessed time assumes that training takes as long as the sampling of the test."""
 
 
@@ -37,19 +37,19 @@ class Range(BaseModel):
     high: float
 
 
-class Rollouts(BaseModel):
+class GroupUsage(BaseModel):
     """Of one group: rollouts, prompt and sampled tokens, and seconds of sampling. `copies` is how many completions were drawn
     from each prompt that was sent."""
 
     rollouts: int
-    copies: float = 1.0
+    completions_per_prompt: float = 1.0
     prefill: float
     sampled: float
     seconds: float
-    signal: bool = True
+    has_signal: bool = True
 
 
-class Planned(BaseModel):
+class PlannedRun(BaseModel):
     """What a run would make: its training steps, and the rollouts of each."""
 
     total_steps: int
@@ -63,12 +63,12 @@ class Planned(BaseModel):
     """Answers of one evaluation; null when it is not known."""
 
     @property
-    def evaluated(self) -> int:
+    def num_evaluation_answers(self) -> int:
         """The answers of all evaluations, as far as they are known."""
         return self.evaluations * (self.evaluation_answers or 0)
 
     @property
-    def rollouts(self) -> int:
+    def num_rollouts(self) -> int:
         return self.total_steps * self.batch_size
 
 
@@ -77,7 +77,7 @@ class Forecast(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    planned: Planned
+    planned: PlannedRun
     tokens_per_rollout: TokenCounts
     prompt_is_shared: bool = False
     """Whether a prompt is sent once for the whole group."""
@@ -89,7 +89,7 @@ class Forecast(BaseModel):
     """What it was made from."""
 
 
-class Actual(BaseModel):
+class ActualUsage(BaseModel):
     """What a run took until now. `ratio` is actual ÷ expected, scaled to the steps that were made."""
 
     tokens: TokenCounts
@@ -101,108 +101,108 @@ class Actual(BaseModel):
     ratio: dict[str, float] = {}
 
 
-def forecast(
-    groups: Sequence[Rollouts], planned: Planned, prices: Prices | None, *, step_seconds: float | None = None
+def make_forecast(
+    groups: Sequence[GroupUsage], planned: PlannedRun, prices: Prices | None, *, step_seconds: float | None = None
 ) -> Forecast | None:
     """None without a measured group. `step_seconds` is the pace of an earlier run of the same kind."""
-    measured = [one for one in groups if one.rollouts]
-    if not measured:
+    measured_groups = [group for group in groups if group.rollouts]
+    if not measured_groups:
         return None
-    rollouts = sum(one.rollouts for one in measured)
+    num_rollouts = sum(group.rollouts for group in measured_groups)
     # A prompt that several completions share is paid once for all of them, and the run may have other groups than the test.
-    prefill = sum(one.prefill * _sharing(one, planned) for one in measured) / rollouts
-    sampled = sum(one.sampled for one in measured) / rollouts
-    signal = sum(one.rollouts for one in measured if one.signal) / rollouts
-    width = _width([(one.prefill + one.sampled) / one.rollouts for one in measured])
-    length = sum(one.prefill * one.copies + one.sampled for one in measured) / rollouts
-    low = TokenCounts(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=length * (1 - width) * signal)
-    expected = TokenCounts(prefill=prefill, sampled=sampled, trained=length * max(signal, LEAST_WIDTH))
-    high = TokenCounts(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=length * (1 + width))
-    ranges = [_plus_evaluations(_scaled(one, planned.rollouts), one, planned.evaluated) for one in (low, expected, high)]
-    own = f"{rollouts} rollouts in {len(measured)} groups"
-    pace = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
+    prefill = sum(group.prefill * _compute_prompt_sharing(group, planned) for group in measured_groups) / num_rollouts
+    sampled = sum(group.sampled for group in measured_groups) / num_rollouts
+    signal_share = sum(group.rollouts for group in measured_groups if group.has_signal) / num_rollouts
+    width = _compute_relative_width([(group.prefill + group.sampled) / group.rollouts for group in measured_groups])
+    sequence_length = sum(group.prefill * group.completions_per_prompt + group.sampled for group in measured_groups) / num_rollouts
+    low = TokenCounts(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=sequence_length * (1 - width) * signal_share)
+    expected = TokenCounts(prefill=prefill, sampled=sampled, trained=sequence_length * max(signal_share, MIN_RELATIVE_WIDTH))
+    high = TokenCounts(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=sequence_length * (1 + width))
+    token_bounds = [_add_evaluation_tokens(_scale_tokens(per_rollout, planned.num_rollouts), per_rollout, planned.num_evaluation_answers) for per_rollout in (low, expected, high)]
+    measured_text = f"{num_rollouts} rollouts in {len(measured_groups)} groups"
+    pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
     return Forecast(
         planned=planned,
-        tokens_per_rollout=_scaled(expected, 1, digits=2),
-        prompt_is_shared=any(one.copies > 1 for one in measured),
-        tokens=_range([one.total for one in ranges], digits=0),
-        hours=_hours(measured, rollouts, planned, step_seconds),
-        cost_usd=_range([prices.compute_cost(one) for one in ranges], digits=4) if prices else None,
-        basis=f"{own}, {pace}{_without(planned)}"
+        tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
+        prompt_is_shared=any(group.completions_per_prompt > 1 for group in measured_groups),
+        tokens=_make_range([tokens.total for tokens in token_bounds], digits=0),
+        hours=_estimate_hours(measured_groups, num_rollouts, planned, step_seconds),
+        cost_usd=_make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4) if prices else None,
+        basis=f"{measured_text}, {pace_text}{_describe_missing_evaluations(planned)}"
         + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
     )
 
 
-def compare(made: Forecast, *, steps: int, tokens: TokenCounts, training_hours: float, cost_usd: float | None) -> dict[str, float]:
+def compare_with_forecast(forecast: Forecast, *, steps: int, tokens: TokenCounts, training_hours: float, cost_usd: float | None) -> dict[str, float]:
     """What `steps` training steps took, divided by the same share of the forecast. Nothing for a few steps, of which the first
     one waits for the environment."""
-    if steps < LEAST_STEPS:
+    if steps < MIN_COMPARED_STEPS:
         return {}
-    share = steps / made.planned.total_steps
-    expected = {"tokens": made.tokens.expected * share, "hours": made.hours.expected * share}
-    found = {"tokens": tokens.total, "hours": training_hours}
-    if made.cost_usd is not None and cost_usd is not None:
-        expected["cost_usd"], found["cost_usd"] = made.cost_usd.expected * share, cost_usd
-    return {key: round(found[key] / value, 3) for key, value in expected.items() if value > 0}
+    share = steps / forecast.planned.total_steps
+    expected = {"tokens": forecast.tokens.expected * share, "hours": forecast.hours.expected * share}
+    actual = {"tokens": tokens.total, "hours": training_hours}
+    if forecast.cost_usd is not None and cost_usd is not None:
+        expected["cost_usd"], actual["cost_usd"] = forecast.cost_usd.expected * share, cost_usd
+    return {key: round(actual[key] / value, 3) for key, value in expected.items() if value > 0}
 
 
-def rescaled(made: Forecast, planned: Planned) -> Forecast:
+def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
     """The same forecast for a run with other numbers of steps and rollouts, and other groups, whose rollouts share a prompt."""
-    before = made.tokens_per_rollout
-    prefill = before.prefill * (made.planned.group_size / planned.group_size if made.prompt_is_shared else 1.0)
-    tokens = before.model_copy(update={"prefill": round(prefill, 2)})
-    more = planned.rollouts / made.planned.rollouts
-    longer = _total(tokens, planned) / max(_total(before, made.planned), 1e-9)
+    old_tokens = forecast.tokens_per_rollout
+    prefill = old_tokens.prefill * (forecast.planned.group_size / planned.group_size if forecast.prompt_is_shared else 1.0)
+    tokens = old_tokens.model_copy(update={"prefill": round(prefill, 2)})
+    rollout_factor = planned.num_rollouts / forecast.planned.rollouts
+    token_factor = _count_total_tokens(tokens, planned) / max(_count_total_tokens(old_tokens, forecast.planned), 1e-9)
     ranges = {
-        name: Range(**{key: round(getattr(one, key) * factor, 4) for key in ("low", "expected", "high")})
-        for name, factor in (("tokens", longer), ("hours", more), ("cost_usd", longer))
-        if (one := getattr(made, name)) is not None
+        name: Range(**{key: round(getattr(old_range, key) * factor, 4) for key in ("low", "expected", "high")})
+        for name, factor in (("tokens", token_factor), ("hours", rollout_factor), ("cost_usd", token_factor))
+        if (old_range := getattr(forecast, name)) is not None
     }
-    return made.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
+    return forecast.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
 
 
-def _without(planned: Planned) -> str:
+def _describe_missing_evaluations(planned: PlannedRun) -> str:
     """Return what a forecast leaves out, in words."""
     unknown = planned.evaluations and planned.evaluation_answers is None
     return f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
 
 
-def _total(per_rollout: TokenCounts, planned: Planned) -> float:
+def _count_total_tokens(per_rollout: TokenCounts, planned: PlannedRun) -> float:
     """Return the tokens of all rollouts and of all evaluations, which train on nothing."""
-    return planned.rollouts * per_rollout.total + planned.evaluated * (per_rollout.prefill + per_rollout.sampled)
+    return planned.num_rollouts * per_rollout.total + planned.num_evaluation_answers * (per_rollout.prefill + per_rollout.sampled)
 
 
-def _hours(measured: Sequence[Rollouts], rollouts: int, planned: Planned, step_seconds: float | None) -> Range:
+def _estimate_hours(measured: Sequence[GroupUsage], num_rollouts: int, planned: PlannedRun, step_seconds: float | None) -> Range:
     if step_seconds:
         hours = planned.total_steps * step_seconds / 3600
-        return _range([hours * (1 - LEAST_WIDTH), hours, hours * (1 + LEAST_WIDTH)], digits=4)
-    alone = planned.rollouts * sum(one.seconds for one in measured) / rollouts / 3600
-    low, high = alone / PARALLEL, alone * TRAINING_SHARE
-    return _range([low, math.sqrt(low * high), high], digits=4)
+        return _make_range([hours * (1 - MIN_RELATIVE_WIDTH), hours, hours * (1 + MIN_RELATIVE_WIDTH)], digits=4)
+    sequential_hours = planned.num_rollouts * sum(group.seconds for group in measured) / num_rollouts / 3600
+    low, high = sequential_hours / MAX_SAMPLING_SPEEDUP, sequential_hours * TRAINING_TIME_FACTOR
+    return _make_range([low, math.sqrt(low * high), high], digits=4)
 
 
-def _sharing(group: Rollouts, planned: Planned) -> float:
-    return group.rollouts / planned.group_size if group.copies > 1 else 1.0
+def _compute_prompt_sharing(group: GroupUsage, planned: PlannedRun) -> float:
+    return group.rollouts / planned.group_size if group.completions_per_prompt > 1 else 1.0
 
 
-def _width(values: Sequence[float]) -> float:
+def _compute_relative_width(values: Sequence[float]) -> float:
     """Two standard errors of the mean over the mean, at least LEAST_WIDTH."""
     mean = statistics.fmean(values)
     if len(values) < 2 or mean <= 0:
-        return 2 * LEAST_WIDTH
-    return min(0.9, max(LEAST_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
+        return 2 * MIN_RELATIVE_WIDTH
+    return min(0.9, max(MIN_RELATIVE_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
 
 
-def _plus_evaluations(tokens: TokenCounts, per_answer: TokenCounts, answers: int) -> TokenCounts:
+def _add_evaluation_tokens(tokens: TokenCounts, per_answer: TokenCounts, answers: int) -> TokenCounts:
     """Add what evaluations take, which train on nothing."""
     prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
     return tokens.model_copy(update={"prefill": round(tokens.prefill + prefill), "sampled": round(tokens.sampled + sampled)})
 
 
-def _scaled(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenCounts:
+def _scale_tokens(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenCounts:
     return TokenCounts(**{key: round(value * factor, digits) for key, value in tokens.model_dump().items()})
 
 
-def _range(values: Sequence[float], digits: int) -> Range:
+def _make_range(values: Sequence[float], digits: int) -> Range:
     low, expected, high = (round(value, digits) for value in values)
     return Range(low=low, expected=expected, high=high)

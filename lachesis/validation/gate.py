@@ -11,25 +11,25 @@ from lachesis.base.errors import ValidationMissingError
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.store import seconds_between
-from lachesis.validation.forecast import Forecast, Planned, rescaled
-from lachesis.validation.tests import InferenceTest, InferenceTests
+from lachesis.validation.forecast import Forecast, PlannedRun, rescale_forecast
+from lachesis.validation.tests import InferenceTest, InferenceTestStore
 
-FRESH_S = 7 * 86400.0
+MAX_VALIDATION_AGE_S = 7 * 86400.0
 
 
-def planned(config: RunConfig) -> Planned:
+def make_planned_run(config: RunConfig) -> PlannedRun:
     """The run that this configuration makes, as far as a forecast needs it."""
-    return Planned(
+    return PlannedRun(
         total_steps=config.env.total_steps,
         batch_size=config.env.batch_size,
         group_size=config.env.group_size,
         base_model=config.openai.model_name,
         profile=config.profile,
-        evaluations=_evaluations(config),
+        evaluations=_count_evaluations(config),
     )
 
 
-def _evaluations(config: RunConfig) -> int:
+def _count_evaluations(config: RunConfig) -> int:
     """Return how often the run evaluates: at step 0, at each multiple of `steps_per_eval`, and before and after training."""
     every, steps, final = config.env.steps_per_eval, config.env.total_steps, config.tinker.final_evaluation
     scheduled = steps // every + 1 if every > 0 else 0
@@ -38,65 +38,65 @@ def _evaluations(config: RunConfig) -> int:
     return scheduled + 2 - int(every > 0 and steps % every == 0)  # the last one is the one after training
 
 
-def require_validation(tests: InferenceTests, config: RunConfig, files: Mapping[str, str]) -> list[InferenceTest]:
+def require_validation(tests: InferenceTestStore, config: RunConfig, files: Mapping[str, str]) -> list[InferenceTest]:
     """For each environment of the run, whose files are given by name, the newest test that allows it: of the same code and the
     same values of the environment's own fields, at most seven days old, with the verdict `learnable`. Raises
     ValidationMissingError that says what is missing."""
-    return [_allowing(tests, part, files[name]) for name, part in config.build_environment_configs().items()]
+    return [_find_valid_test(tests, part, files[name]) for name, part in config.build_environment_configs().items()]
 
 
-def _allowing(tests: InferenceTests, config: RunConfig, environment_file: str) -> InferenceTest:
-    mine = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
-    own = config.env.model_extra or {}
-    code = compute_fingerprint(Path(environment_file), own)
+def _find_valid_test(tests: InferenceTestStore, config: RunConfig, environment_file: str) -> InferenceTest:
+    environment_tests = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
+    own_values = config.env.model_extra or {}
+    code_fingerprint = compute_fingerprint(Path(environment_file), own_values)
     reasons = []
-    for test in mine:
-        reason = _against(test, code, own)
+    for test in environment_tests:
+        reason = _find_objection(test, code_fingerprint, own_values)
         if reason is None:
             return test
         reasons.append(f"test {test.test_id} {reason}")
-    what = reasons[0] if reasons else "it was never validated"
+    first_reason = reasons[0] if reasons else "it was never validated"
     raise ValidationMissingError(
-        f"{config.environment} has no fresh successful validation: {what}; `lachesis test`, with this "
+        f"{config.environment} has no fresh successful validation: {first_reason}; `lachesis test`, with this "
         "environment and these values, or rl_test_inference makes one",
         environment=config.environment,
-        fingerprint=code,
+        fingerprint=code_fingerprint,
     )
 
 
-def _against(test: InferenceTest, code: str, own: dict[str, object]) -> str | None:
+def _find_objection(test: InferenceTest, code_fingerprint: str, own_values: dict[str, object]) -> str | None:
     """Why this test does not allow the run, or None when it does."""
     if test.status != "completed":
         return f"is {test.status}" + (f": {(test.error or '').splitlines()[0][:200]}" if test.error else "")
     if test.verdict is None:
         return "has no verdict, as no model could be asked"
-    if test.fingerprint != code:
+    if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
-    changed = sorted(key for key in {*own, *test.own_values} if own.get(key) != test.own_values.get(key))
+    changed = sorted(key for key in {*own_values, *test.own_values} if own_values.get(key) != test.own_values.get(key))
     if changed:
         return f"was made with other values of {', '.join(changed[:5])}"
     if test.verdict != "learnable":
-        return f"found it {test.verdict}: {_evidence(test)}"
+        return f"found it {test.verdict}: {_summarize_evidence(test)}"
     age = seconds_between(test.ended_at or test.created_at)
-    return f"is {age / 86400:.0f} days old; the limit is {FRESH_S / 86400:.0f}" if age > FRESH_S else None
+    return f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}" if age > MAX_VALIDATION_AGE_S else None
 
 
-def _evidence(test: InferenceTest) -> str:
-    verdicts = [one.get("verdict") or {} for one in (test.result or {}).get("models_tested", [])]
+def _summarize_evidence(test: InferenceTest) -> str:
+    verdicts = [model_result.get("verdict") or {} for model_result in (test.result or {}).get("models_tested", [])]
     return "; ".join(sentence for verdict in verdicts for sentence in verdict.get("evidence", [])[:1])[:300]
 
 
-def known_forecast(tests: InferenceTests, config: RunConfig, code: str) -> Forecast | None:
+def find_forecast(tests: InferenceTestStore, config: RunConfig, code_fingerprint: str) -> Forecast | None:
     """What the newest test of this code on the run's model expects of such a run, scaled to its steps and rollouts."""
-    wanted = planned(config)
+    planned_run = make_planned_run(config)
     for test in tests.all():
-        made = ((test.result or {}).get("summary") or {}).get("forecast")
-        if made is None or test.fingerprint != code:
+        saved_forecast = ((test.result or {}).get("summary") or {}).get("forecast")
+        if saved_forecast is None or test.fingerprint != code_fingerprint:
             continue
         try:
-            found = Forecast.model_validate(made)
+            forecast = Forecast.model_validate(saved_forecast)
         except ValidationError:
             continue
-        if (found.planned.base_model, found.planned.profile) == (wanted.base_model, wanted.profile):
-            return rescaled(found, wanted.model_copy(update={"evaluation_answers": found.planned.evaluation_answers}))
+        if (forecast.planned.base_model, forecast.planned.profile) == (planned_run.base_model, planned_run.profile):
+            return rescale_forecast(forecast, planned_run.model_copy(update={"evaluation_answers": forecast.planned.evaluation_answers}))
     return None

@@ -26,9 +26,9 @@ from lachesis.base.numbers import is_score
 from lachesis.config.run_config import RunConfig, dump_yaml
 from lachesis.runs.held_out import compute_interval
 from lachesis.runs.store import RunDir, now_iso
-from lachesis.validation.forecast import Forecast, Planned, Rollouts
-from lachesis.validation.verdict import Seen, Verdict
-from lachesis.validation.verdict import best as best_word
+from lachesis.validation.forecast import Forecast, PlannedRun, GroupUsage
+from lachesis.validation.verdict import InferenceCounts, Verdict
+from lachesis.validation.verdict import choose_best_word as best_word
 
 Json = dict[str, Any]
 EMBEDDED = "embedded:"
@@ -82,7 +82,7 @@ class InferenceTest(BaseModel):
     """Of the environment's code as it was tested."""
     own_values: Json = {}
     """The values of the environment's own fields, which are part of what was tested."""
-    planned: Planned | None = None
+    planned: PlannedRun | None = None
     """The run that this test was made for."""
     stages: list[Stage] = []
     status: Literal["pending", "running", "completed", "failed"] = "pending"
@@ -92,7 +92,7 @@ class InferenceTest(BaseModel):
     result: Json | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status in ("completed", "failed")
 
     @property
@@ -103,10 +103,10 @@ class InferenceTest(BaseModel):
         return word if isinstance(word, str) else None
 
 
-OUTPUTS = (".jsonl", ".html", ".json", ".log", ".proxy.log", ".yaml", ".tally.json", ".samples.jsonl")
+OUTPUT_SUFFIXES = (".jsonl", ".html", ".json", ".log", ".proxy.log", ".yaml", ".tally.json", ".samples.jsonl")
 
 
-class InferenceTests:
+class InferenceTestStore:
     """All tests under one home."""
 
     def __init__(self, home: Path | None = None) -> None:
@@ -116,9 +116,9 @@ class InferenceTests:
     def dir(self, test_id: str) -> Path:
         return self.root / test_id
 
-    def create(self, request: InferenceRequest, config_yaml: str, **about: Any) -> InferenceTest:
+    def create(self, request: InferenceRequest, config_yaml: str, **fields: Any) -> InferenceTest:
         """Raises StorageError."""
-        record = InferenceTest(test_id=secrets.token_hex(4), request=request, **about)
+        record = InferenceTest(test_id=secrets.token_hex(4), request=request, **fields)
         with storage_errors(self.root):
             self.dir(record.test_id).mkdir(parents=True, mode=0o700)
         write_private(self.dir(record.test_id) / "config.yaml", config_yaml)
@@ -129,11 +129,11 @@ class InferenceTests:
         """Remove a test that was never submitted."""
         shutil.rmtree(self.dir(test_id), ignore_errors=True)
 
-    def note_flow_run(self, test_id: str, flow_run_id: str) -> None:
+    def save_flow_run_id(self, test_id: str, flow_run_id: str) -> None:
         """Beside the record, which belongs to the flow from here on."""
         write_private(self.dir(test_id) / "flow_run_id", flow_run_id)
 
-    def flow_run(self, test_id: str) -> str | None:
+    def read_flow_run_id(self, test_id: str) -> str | None:
         try:
             return (self.dir(test_id) / "flow_run_id").read_text()
         except OSError:
@@ -146,9 +146,9 @@ class InferenceTests:
         """Raises UnknownTestError, or StorageError for a damaged record."""
         file = self.dir(test_id) / "test.json"
         if not re.fullmatch(r"[0-9a-f]{8}", test_id) or not file.is_file():
-            known = sorted(one.parent.name for one in self.root.glob("*/test.json"))
+            test_ids = sorted(path.parent.name for path in self.root.glob("*/test.json"))
             raise UnknownTestError(
-                f"there is no inference test {test_id[:40]!r}; known: {', '.join(known[:10]) or 'none'}", available=known
+                f"there is no inference test {test_id[:40]!r}; known: {', '.join(test_ids[:10]) or 'none'}", available=test_ids
             )
         with storage_errors(file):
             try:
@@ -158,68 +158,68 @@ class InferenceTests:
 
     def all(self) -> list[InferenceTest]:
         """Every readable test, the newest first."""
-        found = []
+        tests = []
         for file in self.root.glob("*/test.json"):
             with contextlib.suppress(OSError, ValidationError):
-                found.append(InferenceTest.model_validate_json(file.read_bytes()))
-        return sorted(found, key=lambda test: test.created_at, reverse=True)
+                tests.append(InferenceTest.model_validate_json(file.read_bytes()))
+        return sorted(tests, key=lambda test: test.created_at, reverse=True)
 
-    def look(self, test_id: str) -> InferenceTest:
+    def load_and_fail_if_dead(self, test_id: str) -> InferenceTest:
         """The test; ended as failed when its flow is gone, which the file that a living one holds tells."""
         test = self.load(test_id)
-        if test.status == "running" and not self.holder(test_id).is_alive():
+        if test.status == "running" and not self.get_run_dir(test_id).is_alive():
             return self.fail(test_id, "its flow is gone: the runner or the machine was stopped; start it again")
         return test
 
-    def holder(self, test_id: str) -> RunDir:
+    def get_run_dir(self, test_id: str) -> RunDir:
         """Held while the test's flow or one of its processes lives."""
         return RunDir(self.root, test_id)
 
     def fail(self, test_id: str, reason: str) -> InferenceTest:
         """The test, ended with this reason if it has not ended meanwhile."""
         fresh = self.load(test_id)
-        if fresh.ended:
+        if fresh.has_ended:
             return fresh
         failed = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now_iso()})
         self.save(failed)
         return failed
 
-    def output(self, record: InferenceTest, model: str) -> Path:
+    def get_output_file(self, record: InferenceTest, model: str) -> Path:
         """Where this model's groups go; its other files lie beside it. A model that would have the file of an earlier one has
         its number in the name."""
-        names = [re.sub(r"[^A-Za-z0-9._-]", "_", _short(one)) for one in record.request.models]
+        model_names = [re.sub(r"[^A-Za-z0-9._-]", "_", _shorten_model_name(model_name)) for model_name in record.request.models]
         index = record.request.models.index(model)
-        number = f"-{index + 1}" if names[index] in names[:index] else ""
-        return self.dir(record.test_id) / f"test_{record.request.environment}_{names[index]}{number}.jsonl"
+        name_suffix = f"-{index + 1}" if model_names[index] in model_names[:index] else ""
+        return self.dir(record.test_id) / f"test_{record.request.environment}_{model_names[index]}{name_suffix}.jsonl"
 
-    def files(self, record: InferenceTest, model: str) -> list[Path]:
+    def get_output_files(self, record: InferenceTest, model: str) -> list[Path]:
         """Every file that a test of this model writes."""
-        output = self.output(record, model)
-        stems = [output, _own_groups(output)] if record.request.prompts else [output]
-        return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUTS]
+        output = self.get_output_file(record, model)
+        stems = [output, _get_environment_groups_file(output)] if record.request.prompts else [output]
+        return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUT_SUFFIXES]
 
-    def tally(self, record: InferenceTest, model: str) -> Path:
-        return self.output(record, model).with_suffix(".tally.json")
+    def get_counters_file(self, record: InferenceTest, model: str) -> Path:
+        return self.get_output_file(record, model).with_suffix(".tally.json")
 
-    def samples(self, record: InferenceTest, model: str) -> Path:
-        return self.output(record, model).with_suffix(".samples.jsonl")
+    def get_samples_file(self, record: InferenceTest, model: str) -> Path:
+        return self.get_output_file(record, model).with_suffix(".samples.jsonl")
 
-    def groups_done(self, record: InferenceTest) -> int:
+    def count_finished_groups(self, record: InferenceTest) -> int:
         """Groups that all models have answered until now."""
-        return sum(len(_lines(self.output(record, model))) for model in record.request.models)
+        return sum(len(_read_groups(self.get_output_file(record, model))) for model in record.request.models)
 
 
-def model_result(
+def make_model_result(
     output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
     forecast: Forecast | None = None,
 ) -> Json:  # fmt: skip
     """What one model's file says, in the keys of the contract, with the verdict and the forecast beside them."""
-    lines = _lines(output)
-    known = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
-    title, scale = known.get(model, (_short(model), "embedded" if model.startswith(EMBEDDED) else "custom"))
-    steps = [_step(index, [float(one) for one in line["scores"] if is_score(one)]) for index, line in enumerate(lines, 1)]
-    total, correct = sum(one["completions"] for one in steps), sum(one["correct"] for one in steps)
-    good = sum(one["correct"] > 0 for one in steps)
+    lines = _read_groups(output)
+    model_labels = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
+    title, scale = model_labels.get(model, (_shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom"))
+    steps = [_make_step(index, [float(score) for score in line["scores"] if is_score(score)]) for index, line in enumerate(lines, 1)]
+    num_completions, num_correct = sum(step["completions"] for step in steps), sum(step["correct"] for step in steps)
+    num_successful_steps = sum(step["correct"] > 0 for step in steps)
     result: Json = {
         "model": model,
         "name": title,
@@ -229,61 +229,61 @@ def model_result(
         "log_file": str(output.with_suffix(".log")),
         "steps": steps,
         "steps_tested": len(steps),
-        "total_completions": total,
-        "correct_completions": correct,
-        "accuracy": round(correct / total, 3) if total else 0.0,
-        "steps_with_correct": good,
-        "step_success_rate": round(good / len(steps), 3) if steps else 0.0,
-        "accuracy_interval": _interval(sum(one["correct"] / one["completions"] for one in steps if one["completions"]), steps),
-        "step_success_interval": _interval(good, steps),
+        "total_completions": num_completions,
+        "correct_completions": num_correct,
+        "accuracy": round(num_correct / num_completions, 3) if num_completions else 0.0,
+        "steps_with_correct": num_successful_steps,
+        "step_success_rate": round(num_successful_steps / len(steps), 3) if steps else 0.0,
+        "accuracy_interval": _make_group_interval(sum(step["correct"] / step["completions"] for step in steps if step["completions"]), steps),
+        "step_success_interval": _make_group_interval(num_successful_steps, steps),
     }
     if prompts:
-        result["prompts"] = [_prompt(line) for line in lines]
-    told = {"verdict": verdict, "forecast": forecast}
-    result |= {key: one.model_dump(mode="json") for key, one in told.items() if one is not None}
+        result["prompts"] = [_make_answered_prompt(line) for line in lines]
+    reports = {"verdict": verdict, "forecast": forecast}
+    result |= {key: report.model_dump(mode="json") for key, report in reports.items() if report is not None}
     return {**result, **({"error": error} if error else {})}
 
 
-def seen(output: Path, tally: Json | None) -> Seen:
+def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:
     """What one model's test has counted."""
-    counted = tally or {}
-    scores = [[float(score) for score in line["scores"] if is_score(score)] for line in _lines(output)]
-    return Seen(
+    counts = environment_counts or {}
+    scores = [[float(score) for score in line["scores"] if is_score(score)] for line in _read_groups(output)]
+    return InferenceCounts(
         scores_P=scores,
-        empty=int(counted.get("empty", 0)),
-        invalid=int(counted.get("invalid", 0)),
-        completions=int(counted.get("completions", 0)),
-        truncated=int(counted.get("truncated", 0)),
-        errors=counted.get("errors") or {},
+        empty=int(counts.get("empty", 0)),
+        invalid=int(counts.get("invalid", 0)),
+        completions=int(counts.get("completions", 0)),
+        truncated=int(counts.get("truncated", 0)),
+        errors=counts.get("errors") or {},
     )
 
 
-def measured(output: Path, tally: Json | None) -> list[Rollouts]:
+def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupUsage]:
     """What each group took, for a forecast."""
-    scores = [line["scores"] for line in _lines(output)]
-    found = []
-    for index, one in enumerate((tally or {}).get("per_group") or []):
-        differ = index < len(scores) and len(set(scores[index])) > 1
-        copies = max(1.0, one["completions"] / max(1, one["requests"]))
-        numbers = {"prefill": one["prompt_tokens"], "sampled": one["sampled_tokens"], "seconds": one["seconds"]}
-        found.append(Rollouts(rollouts=int(one["rollouts"]), copies=copies, signal=differ, **numbers))
-    return found
+    scores = [line["scores"] for line in _read_groups(output)]
+    usages = []
+    for index, group_counts in enumerate((environment_counts or {}).get("per_group") or []):
+        has_signal = index < len(scores) and len(set(scores[index])) > 1
+        completions_per_prompt = max(1.0, group_counts["completions"] / max(1, group_counts["requests"]))
+        numbers = {"prefill": group_counts["prompt_tokens"], "sampled": group_counts["sampled_tokens"], "seconds": group_counts["seconds"]}
+        usages.append(GroupUsage(rollouts=int(group_counts["rollouts"]), completions_per_prompt=completions_per_prompt, has_signal=has_signal, **numbers))
+    return usages
 
 
 def read_samples(file: Path) -> list[Json]:
     """What was asked and said in the first groups: `prompt`, `responses`, `scores`."""
-    return [one for one in _lines(file) if isinstance(one.get("responses"), list)]
+    return [group for group in _read_groups(file) if isinstance(group.get("responses"), list)]
 
 
-def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
+def make_test_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
     """The contract's answer for all models."""
     request = record.request
-    succeeded = [one for one in models if one["steps_tested"] and "error" not in one]
-    best = max(succeeded, key=lambda one: one["accuracy"], default=None)
+    succeeded = [result for result in models if result["steps_tested"] and "error" not in result]
+    best_result = max(succeeded, key=lambda result: result["accuracy"], default=None)
     per_model = request.num_steps * request.group_size
-    words = [one["verdict"]["word"] for one in models if "verdict" in one]
-    made = (best or {}).get("forecast")
-    judged = {"verdict": best_word(words)} if words else {}
+    words = [result["verdict"]["word"] for result in models if "verdict" in result]
+    forecast = (best_result or {}).get("forecast")
+    verdict_entry = {"verdict": best_word(words)} if words else {}
     return {
         "environment": request.environment,
         "environment_file": request.environment_file,
@@ -298,27 +298,27 @@ def whole_result(record: InferenceTest, models: list[Json], folder: Path) -> Jso
             "steps_requested": request.num_steps,
             "models_tested": len(models),
             "models_succeeded": len(succeeded),
-            "best_model": best["model"] if best else None,
-            "avg_accuracy": round(sum(one["accuracy"] for one in succeeded) / len(succeeded), 3) if succeeded else 0.0,
+            "best_model": best_result["model"] if best_result else None,
+            "avg_accuracy": round(sum(result["accuracy"] for result in succeeded) / len(succeeded), 3) if succeeded else 0.0,
             "environment_working": bool(succeeded),
             "output_directory": str(folder),
-            **judged,
-            **({"forecast": made} if made else {}),
+            **verdict_entry,
+            **({"forecast": forecast} if forecast else {}),
         },
     }
 
 
-def _short(model: str) -> str:
+def _shorten_model_name(model: str) -> str:
     """The model's name; of a folder its last part."""
     name = model.removeprefix(EMBEDDED)
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _step(number: int, scores: list[float]) -> Json:
+def _make_step(number: int, scores: list[float]) -> Json:
     return {"step": number, "completions": len(scores), "correct": sum(score > 0 for score in scores), "scores": scores}
 
 
-def _interval(successes: float, steps: list[Json]) -> Json | None:
+def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
     """Return the 95 % interval of a share over the groups that have answers, or None without any.
 
     Answers to one item are not independent, so the number of groups counts.
@@ -327,28 +327,28 @@ def _interval(successes: float, steps: list[Json]) -> Json | None:
     return compute_interval(successes / len(answered), len(answered)) if answered else None
 
 
-def _prompt(line: Json) -> Json:
+def _make_answered_prompt(line: Json) -> Json:
     responses = [{"text": text, "score": score} for text, score in zip(line["responses"], line["scores"], strict=True)]
     return {"prompt": line["prompt"], "responses": responses, **({"note": line["note"]} if line.get("note") else {})}
 
 
-def _lines(output: Path) -> list[Json]:
+def _read_groups(output: Path) -> list[Json]:
     """The whole groups of a file that may still be written."""
-    return [one for one in read_json_lines(output) if isinstance(one.get("scores"), list)]
+    return [group for group in read_json_lines(output) if isinstance(group.get("scores"), list)]
 
 
-def _own_groups(output: Path) -> Path:
+def _get_environment_groups_file(output: Path) -> Path:
     """Where the environment's own groups go while somebody's prompts are answered: `output` is for the answers to these."""
     return output.with_name(f"groups_{output.name}")
 
 
-def probe_config(
+def make_process_config(
     config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str, *, use_wandb: bool = False
 ) -> str:
     """Return the YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server
     section. With `use_wandb` the environment logs to W&B, which is offline in a test."""
     content = yaml.safe_load(config.to_yaml())
-    groups = _own_groups(output) if request.prompts else output
+    groups = _get_environment_groups_file(output) if request.prompts else output
     content["env"].update(
         total_steps=request.num_steps,
         group_size=request.group_size,
@@ -363,7 +363,7 @@ def probe_config(
     return dump_yaml(content)
 
 
-def remote_endpoint(model: str, base_url: str) -> Json:
+def make_remote_server_section(model: str, base_url: str) -> Json:
     """Return the server section for a model that answers at this address by OpenAI's protocol."""
     return {
         "model_name": model,

@@ -19,19 +19,19 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.intervals import wilson_interval
 from lachesis.env_process.counters import EMPTY_GROUP_MESSAGE
 
-Word = Literal["learnable", "too easy", "too hard", "broken"]
-MOST_INVALID = 0.2
+VerdictWord = Literal["learnable", "too easy", "too hard", "broken"]
+MAX_INVALID_SHARE = 0.2
 """Above this share of rollouts without a usable score the rest says little."""
-LEAST_SIGNAL = 0.2
+MIN_SIGNAL_SHARE = 0.2
 """Below this share of groups with a signal, training mostly waits."""
-MANY_TRUNCATED = 0.5
-FEW_GROUPS = 8
-EQUAL = 1e-6
+MAX_TRUNCATED_SHARE = 0.5
+MIN_GROUPS = 8
+SCORE_TOLERANCE = 1e-6
 """Scores that differ by less, relative to themselves, are the same number rounded differently."""
-ORDER: tuple[Word, ...] = ("learnable", "too easy", "too hard", "broken")
+WORDS_BEST_FIRST: tuple[VerdictWord, ...] = ("learnable", "too easy", "too hard", "broken")
 
 
-class Seen(BaseModel):
+class InferenceCounts(BaseModel):
     """What a test has counted. `scores_P` holds one list of scores per group."""
 
     scores_P: list[list[float]] = []
@@ -51,7 +51,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    word: Word
+    word: VerdictWord
     """learnable, too easy, too hard or broken."""
     evidence: list[str]
     groups: int
@@ -68,92 +68,92 @@ class Verdict(BaseModel):
     """The 95 % interval of each share, by its name; none for a share of nothing."""
 
 
-def judge(seen: Seen, *, error: str | None = None, model_free: Mapping[str, Any] | None = None) -> Verdict:
+def judge_learnability(inference_counts: InferenceCounts, *, error: str | None = None, model_free: Mapping[str, Any] | None = None) -> Verdict:
     """The verdict on one model. `error` is why the test could not be made; `model_free` the result of the check without a
     model, if the environment offers one."""
-    scores = [score for group in seen.scores_P for score in group]
-    groups = [group for group in seen.scores_P if group]
-    rollouts = len(scores) + seen.invalid
-    silent = sum(max(group) - min(group) <= EQUAL * max(map(abs, group)) for group in groups) + seen.empty
-    tried = len(groups) + seen.empty
+    scores = [score for group in inference_counts.scores_P for score in group]
+    groups = [group for group in inference_counts.scores_P if group]
+    rollouts = len(scores) + inference_counts.invalid
+    num_without_signal = sum(max(group) - min(group) <= SCORE_TOLERANCE * max(map(abs, group)) for group in groups) + inference_counts.empty
+    num_tried = len(groups) + inference_counts.empty
     numbers = {
         "groups": len(groups),
-        "reward_mean": _rounded(statistics.fmean(scores)) if scores else None,
-        "reward_std": _rounded(statistics.pstdev(scores)) if scores else None,
-        "reward_spread": _rounded(statistics.fmean(map(statistics.pstdev, groups))) if groups else None,
-        "zero_signal_share": _rounded(silent / tried) if tried else None,
-        "truncation_rate": _rounded(seen.truncated / seen.completions) if seen.completions else None,
-        "invalid_rate": _rounded(seen.invalid / rollouts) if rollouts else 0.0,
+        "reward_mean": _round(statistics.fmean(scores)) if scores else None,
+        "reward_std": _round(statistics.pstdev(scores)) if scores else None,
+        "reward_spread": _round(statistics.fmean(map(statistics.pstdev, groups))) if groups else None,
+        "zero_signal_share": _round(num_without_signal / num_tried) if num_tried else None,
+        "truncation_rate": _round(inference_counts.truncated / inference_counts.completions) if inference_counts.completions else None,
+        "invalid_rate": _round(inference_counts.invalid / rollouts) if rollouts else 0.0,
     }
     counts = {
-        "zero_signal_share": (silent, tried),
-        "truncation_rate": (seen.truncated, seen.completions),
-        "invalid_rate": (seen.invalid, rollouts),
+        "zero_signal_share": (num_without_signal, num_tried),
+        "truncation_rate": (inference_counts.truncated, inference_counts.completions),
+        "invalid_rate": (inference_counts.invalid, rollouts),
     }
-    intervals = _intervals(counts)
-    broken = _faults(seen, groups, rollouts, error, model_free or {})
-    if broken:
-        return Verdict(word="broken", evidence=broken, intervals=intervals, **numbers)
-    word, evidence = _learnability(tried, scores, 1 - silent / tried)
-    evidence += _remarks(seen, groups, rollouts)
+    intervals = _compute_intervals(counts)
+    faults = _find_faults(inference_counts, groups, rollouts, error, model_free or {})
+    if faults:
+        return Verdict(word="broken", evidence=faults, intervals=intervals, **numbers)
+    word, evidence = _choose_word(num_tried, scores, 1 - num_without_signal / num_tried)
+    evidence += _collect_remarks(inference_counts, groups, rollouts)
     return Verdict(word=word, evidence=evidence, intervals=intervals, **numbers)
 
 
-def _faults(
-    seen: Seen, groups: Sequence[list[float]], rollouts: int, error: str | None, model_free: Mapping[str, Any]
+def _find_faults(
+    inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int, error: str | None, model_free: Mapping[str, Any]
 ) -> list[str]:
     """Why nothing could be learned whatever the model does."""
     faults = list(model_free.get("faults", []))
     if error:
         faults.append(error)
-    if rollouts and seen.invalid / rollouts > MOST_INVALID:
-        said = "; ".join(f"{text} ({count} times)" for text, count in sorted(seen.errors.items(), key=lambda one: -one[1])[:3])
-        faults.append(f"{seen.invalid} of {rollouts} rollouts have no usable score{f': {said}' if said else ''}")
+    if rollouts and inference_counts.invalid / rollouts > MAX_INVALID_SHARE:
+        frequent_errors = "; ".join(f"{text} ({count} times)" for text, count in sorted(inference_counts.errors.items(), key=lambda item: -item[1])[:3])
+        faults.append(f"{inference_counts.invalid} of {rollouts} rollouts have no usable score{f': {frequent_errors}' if frequent_errors else ''}")
     if not groups and not faults:
-        faults.append(f"no group came in {seen.empty} tries: {EMPTY_GROUP_MESSAGE}" if seen.empty else "no group came")
+        faults.append(f"no group came in {inference_counts.empty} tries: {EMPTY_GROUP_MESSAGE}" if inference_counts.empty else "no group came")
     values = {score for group in groups for score in group}
-    if len(values) == 1 and 0 < (only := values.pop()) < 1 and rollouts > 1:
-        faults.append(f"every one of {rollouts} rollouts got the score {only:g}, whatever it said: the verifier does not tell")
+    if len(values) == 1 and 0 < (single_score := values.pop()) < 1 and rollouts > 1:
+        faults.append(f"every one of {rollouts} rollouts got the score {single_score:g}, whatever it said: the verifier does not tell")
     return faults
 
 
-def _learnability(groups: int, scores: list[float], signal: float) -> tuple[Word, list[str]]:
-    right = sum(score > 0 for score in scores)
-    share = f"{round(signal * groups)} of {groups} groups have rewards that differ"
-    above = f"{right} of {len(scores)} rollouts score above 0"
-    if signal >= LEAST_SIGNAL:
-        return "learnable", [f"{share}; {above}"]
-    if right / len(scores) >= 0.5:
-        return "too easy", [f"{above}; {share}: nothing is left to learn"]
-    return "too hard", [f"{above}; {share}: there is almost no reward to learn from"]
+def _choose_word(num_groups: int, scores: list[float], signal_share: float) -> tuple[VerdictWord, list[str]]:
+    num_correct = sum(score > 0 for score in scores)
+    signal_text = f"{round(signal_share * num_groups)} of {num_groups} groups have rewards that differ"
+    correct_text = f"{num_correct} of {len(scores)} rollouts score above 0"
+    if signal_share >= MIN_SIGNAL_SHARE:
+        return "learnable", [f"{signal_text}; {correct_text}"]
+    if num_correct / len(scores) >= 0.5:
+        return "too easy", [f"{correct_text}; {signal_text}: nothing is left to learn"]
+    return "too hard", [f"{correct_text}; {signal_text}: there is almost no reward to learn from"]
 
 
-def _remarks(seen: Seen, groups: Sequence[list[float]], rollouts: int) -> list[str]:
+def _collect_remarks(inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int) -> list[str]:
     """What is worth knowing beside the word."""
     remarks = []
-    if seen.completions and seen.truncated / seen.completions >= MANY_TRUNCATED:
-        remarks.append(f"{seen.truncated} of {seen.completions} completions were cut off at their limit of tokens; raise it")
-    if seen.invalid:
-        remarks.append(f"{seen.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(seen.errors)[:3])}")
-    if seen.empty:
-        remarks.append(f"{seen.empty} groups were left out by the environment itself; they count as groups without a signal")
+    if inference_counts.completions and inference_counts.truncated / inference_counts.completions >= MAX_TRUNCATED_SHARE:
+        remarks.append(f"{inference_counts.truncated} of {inference_counts.completions} completions were cut off at their limit of tokens; raise it")
+    if inference_counts.invalid:
+        remarks.append(f"{inference_counts.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(inference_counts.errors)[:3])}")
+    if inference_counts.empty:
+        remarks.append(f"{inference_counts.empty} groups were left out by the environment itself; they count as groups without a signal")
     if rollouts > 1 and len({score for group in groups for score in group}) == 1:
         remarks.append(f"every one of the {rollouts} scores is {groups[0][0]:g}; look whether the verifier tells answers apart")
-    if len(groups) < FEW_GROUPS:
+    if len(groups) < MIN_GROUPS:
         remarks.append(f"from {len(groups)} groups only; more of them make it surer")
     return remarks
 
 
-def best(words: Sequence[str]) -> Word:
+def choose_best_word(words: Sequence[str]) -> VerdictWord:
     """Of several models the most hopeful one: an environment that one model can learn is sound."""
-    return next((word for word in ORDER if word in words), "broken")
+    return next((word for word in WORDS_BEST_FIRST if word in words), "broken")
 
 
-def _intervals(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, float]]:
+def _compute_intervals(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, float]]:
     """Return the 95 % interval of each share that has items, by its name."""
-    known = {name: wilson_interval(*pair) for name, pair in counts.items() if pair[1]}
-    return {name: (_rounded(low), _rounded(high)) for name, (low, high) in known.items()}
+    intervals = {name: wilson_interval(*pair) for name, pair in counts.items() if pair[1]}
+    return {name: (_round(low), _round(high)) for name, (low, high) in intervals.items()}
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return round(value, 4)

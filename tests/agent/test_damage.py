@@ -13,7 +13,7 @@ import pytest
 from lachesis.agent.session import Desk
 from lachesis.agent.tools import TABLE, Call, to_compact_json
 from lachesis.runs.store import RunRecord
-from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTests
+from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTestStore
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]
@@ -116,7 +116,7 @@ def test_a_run_that_was_never_submitted_ends_and_is_in_nobodys_way(ask: Ask, mak
 @pytest.fixture
 def make_test(home: Path) -> Callable[..., InferenceTest]:
     def make(**changes: Any) -> InferenceTest:
-        tests = InferenceTests(home)
+        tests = InferenceTestStore(home)
         request = InferenceRequest(environment="arithmetic", environment_file="a.py", models=["embedded:tiny"])
         test = tests.create(request, "").model_copy(update=changes)
         tests.save(test)

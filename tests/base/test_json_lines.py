@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lachesis.base.json_lines import parse_json_lines, read_json_lines, split_lines
 from lachesis.runs.metrics import MetricsFile
-from lachesis.validation.tests import measured, seen
+from lachesis.validation.tests import measure_groups, collect_inference_counts
 
 SEPARATORS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 """Everything at which `str.splitlines` ends a line."""
@@ -50,8 +50,8 @@ def test_scores_stay_with_their_own_group(tmp_path: Path, separator: str) -> Non
     groups = [{"scores": [0.0, 0.0], "text": f"a{separator}b"}, {"scores": [0.0, 1.0], "text": "c"}]
     output.write_text("".join(json.dumps(group, ensure_ascii=False) + "\n" for group in groups), encoding="utf-8")
     one = {"rollouts": 2, "requests": 1, "completions": 2, "prompt_tokens": 3, "sampled_tokens": 4, "seconds": 1.0}
-    assert seen(output, None).scores_P == [[0.0, 0.0], [0.0, 1.0]]
-    assert [group.signal for group in measured(output, {"per_group": [one, one]})] == [False, True]
+    assert collect_inference_counts(output, None).scores_P == [[0.0, 0.0], [0.0, 1.0]]
+    assert [group.has_signal for group in measure_groups(output, {"per_group": [one, one]})] == [False, True]
 
 
 def test_a_metric_with_such_a_name_is_read(tmp_path: Path) -> None:

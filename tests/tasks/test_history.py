@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunRecord, RunStore
-from lachesis.validation.forecast import Planned
+from lachesis.validation.forecast import PlannedRun
 from tasks.history import LEAST_STEPS, earlier_pace
 
 SIZES: dict[str, Any] = {
@@ -40,4 +40,4 @@ def test_a_run_that_cannot_be_read_is_passed_over(
         return read(metrics)
 
     monkeypatch.setattr(MetricsFile, "read", read_if_allowed)
-    assert earlier_pace(tmp_path, "f", Planned(group_size=4, **SIZES)) == 2.0
+    assert earlier_pace(tmp_path, "f", PlannedRun(group_size=4, **SIZES)) == 2.0

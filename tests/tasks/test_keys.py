@@ -13,7 +13,7 @@ from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
-from lachesis.validation.tests import InferenceRequest, InferenceTests
+from lachesis.validation.tests import InferenceRequest, InferenceTestStore
 from tasks.inference import Bench, ask_model
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables
@@ -36,14 +36,14 @@ def test_in_an_inference_test(nosy: Path, random_model: str, clean_environment: 
     """The environment's process samples at the endpoint all the same, and logs to W&B offline."""
     config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=random_model)
     asked = InferenceRequest(environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4)
-    tests = InferenceTests(clean_environment)
+    tests = InferenceTestStore(clean_environment)
     test = tests.create(asked, config.to_yaml(), class_name="Sums")
     with serving() as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
         lock = os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
         ask_model.fn(Bench(tests, test, config, lock), "right", "run-of-the-test")
         assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
-    assert tests.groups_done(test) == 2
+    assert tests.count_finished_groups(test) == 2
     assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in read_variables(nosy)] == [("offline", "mine")]
     held = [file for file in tests.root.rglob("*") if file.is_file() and b"secret-of" in file.read_bytes()]
     assert held == []

@@ -25,8 +25,8 @@ from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.tiny_model import build as models
-from lachesis.validation.tests import InferenceRequest, InferenceTests, measured, model_result, probe_config, read_samples, seen
-from lachesis.validation.verdict import Seen, judge
+from lachesis.validation.tests import InferenceRequest, InferenceTestStore, measure_groups, make_model_result, make_process_config, read_samples, collect_inference_counts
+from lachesis.validation.verdict import InferenceCounts, judge_learnability
 from tasks import inference
 from tasks.inference import Bench, ask_model
 from tests.endpoint import Endpoint, serving
@@ -51,7 +51,7 @@ def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pyt
     def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> Bench:
         config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
         asked = InferenceRequest(environment="sums", environment_file=str(file), models=[model], num_steps=steps, group_size=8)
-        tests = InferenceTests(tmp_path / kind.replace(" ", "-") / model)
+        tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)
         return Bench(tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR))
 
@@ -74,8 +74,8 @@ def ask(bench: Bench) -> tuple[Any, LachesisError | None]:
         ask_model.fn(bench, model, "run")
     except LachesisError as problem:
         error = problem
-    output = bench.tests.output(bench.test, model)
-    return seen(output, read_counts(bench.tests.tally(bench.test, model))), error
+    output = bench.tests.get_output_file(bench.test, model)
+    return collect_inference_counts(output, read_counts(bench.tests.get_counters_file(bench.test, model))), error
 
 
 def at_once(benches: dict[str, Bench], do: Callable[[Bench], Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
         "leaves out": make("leaves out", model="sometimes", steps=12),
     }
     found = at_once(benches, ask)
-    verdicts = {name: judge(counted, error=error and str(error)) for name, (counted, error) in found.items()}
+    verdicts = {name: judge_learnability(counted, error=error and str(error)) for name, (counted, error) in found.items()}
     assert [verdicts[name].word for name in ("learnable", "too easy", "too hard")] == ["learnable", "too easy", "too hard"]
     assert verdicts["learnable"].zero_signal_share == 0
     assert verdicts["learnable"].reward_mean == 0.5
@@ -114,9 +114,9 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert verdicts["leaves out"].zero_signal_share == 0.6667, "8 of 12 groups were left out, which is no fault"
     learnt = benches["learnable"]
     place = (learnt.test, "sometimes")
-    took = measured(learnt.tests.output(*place), read_counts(learnt.tests.tally(*place)))
-    assert [(one.rollouts, one.prefill, one.sampled, one.copies) for one in took] == [(8, 5, 16, 8.0)] * 4
-    first = read_samples(learnt.tests.samples(*place))[0]
+    took = measure_groups(learnt.tests.get_output_file(*place), read_counts(learnt.tests.get_counters_file(*place)))
+    assert [(one.rollouts, one.prefill, one.sampled, one.completions_per_prompt) for one in took] == [(8, 5, 16, 8.0)] * 4
+    first = read_samples(learnt.tests.get_samples_file(*place))[0]
     assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == ("1+1=", {("2", 1.0), ("3", 0.0)})
 
 
@@ -242,30 +242,30 @@ def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
     output = tmp_path / "test_sums_m.jsonl"
     whole = json.dumps({"scores": [1.0, 0.0]})
     output.write_text(f'{whole}\n{{"scores": [1.0, null, "x", NaN]}}\n{{"scores": [1.0, 0\n')
-    result = model_result(output, "m", "run", error=None, prompts=False)
+    result = make_model_result(output, "m", "run", error=None, prompts=False)
     assert [step["scores"] for step in result["steps"]] == [[1.0, 0.0], [1.0]]
 
 
 def test_two_models_have_two_files(tmp_path: Path) -> None:
     """Also those of the same folder name; and a name that begins like another one is no file of its test."""
-    tests = InferenceTests(tmp_path)
+    tests = InferenceTestStore(tmp_path)
     models = ["z/glm-4", "z/glm-4.7", "embedded:/a/tiny", "embedded:/b/tiny"]
     test = tests.create(
         InferenceRequest(environment="e", environment_file="e.py", models=models, num_steps=1, group_size=1), ""
     )
-    assert len({tests.output(test, model) for model in models}) == 4
-    assert not set(tests.files(test, models[0])) & set(tests.files(test, models[1]))
+    assert len({tests.get_output_file(test, model) for model in models}) == 4
+    assert not set(tests.get_output_files(test, models[0])) & set(tests.get_output_files(test, models[1]))
 
 
 def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     """They are scrubbed of the key and removed before another attempt like all others."""
-    tests = InferenceTests(tmp_path)
+    tests = InferenceTestStore(tmp_path)
     request = InferenceRequest(environment="e", environment_file="e.py", models=["m"], prompts=["p"])
     test = tests.create(request, "")
     config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path))
-    content = yaml.safe_load(probe_config(config, request, tests.output(test, "m"), {}, "run"))
-    assert Path(content["env"]["data_path_to_save_groups"]) in tests.files(test, "m")
-    assert tests.output(test, "m") in tests.files(test, "m")
+    content = yaml.safe_load(make_process_config(config, request, tests.get_output_file(test, "m"), {}, "run"))
+    assert Path(content["env"]["data_path_to_save_groups"]) in tests.get_output_files(test, "m")
+    assert tests.get_output_file(test, "m") in tests.get_output_files(test, "m")
 
 
 def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     ],
 )
 def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], word: str, said: str) -> None:
-    verdict = judge(Seen(scores_P=scores))
+    verdict = judge_learnability(InferenceCounts(scores_P=scores))
     assert verdict.word == word
     assert said in " ".join(verdict.evidence)
     assert not is_score(1.7e308), "sums of such are infinite"

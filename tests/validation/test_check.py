@@ -99,19 +99,19 @@ def group(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str) -> None:
-    line = check._tokens(group(**changes))
+    line = check._check_tokens(group(**changes))
     assert line.status == "failed"
     assert said in line.message
 
 
 def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
     """Nothing comes before it, so its place holds a sentinel; the trainer leaves it out."""
-    line = check._tokens(group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]]))
+    line = check._check_tokens(group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]]))
     assert line.status == "passed"
 
 
 def test_a_group_without_log_probabilities_is_warned_of() -> None:
-    line = check._tokens(group(inference_logprobs=None))
+    line = check._check_tokens(group(inference_logprobs=None))
     assert line.status == "warned"
     assert line.message.startswith(
         "2 of 4 would be trained on: those that the model has said; the group has no inference_logprobs"
@@ -119,11 +119,11 @@ def test_a_group_without_log_probabilities_is_warned_of() -> None:
 
 
 def test_turns_that_end_twice_or_never_are_warned_of() -> None:
-    assert check._stops(group(), eos=9).status == "passed"
-    assert check._stops(group(), eos=7).message.startswith("0 of 1 answers end")
+    assert check._check_stop_tokens(group(), eos_id=9).status == "passed"
+    assert check._check_stop_tokens(group(), eos_id=7).message.startswith("0 of 1 answers end")
     twice = group(tokens=[[1, 9, 9, 5, 9]], masks=[[-100, 9, -100, 5, 9]])
-    assert "1 turns end twice" in check._stops(twice, eos=9).message
-    assert check._truncation({"truncated": 5, "completions": 8}).status == "warned"
+    assert "1 turns end twice" in check._check_stop_tokens(twice, eos_id=9).message
+    assert check._check_truncation({"truncated": 5, "completions": 8}).status == "warned"
 
 
 @pytest.mark.parametrize("name", ["../evil", "Evil", "class", "1st", "", "a" * 65, "a.b", "a/b", "ä"])

@@ -11,20 +11,20 @@ from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config import run_config as run_config
 from lachesis.config.prices import Prices, TokenCounts, find_prices
 from lachesis.runs.store import now_iso
-from lachesis.validation.forecast import Planned, Rollouts, compare, forecast, rescaled
-from lachesis.validation.gate import known_forecast, planned, require_validation
-from lachesis.validation.tests import InferenceRequest, InferenceTests
-from lachesis.validation.verdict import Seen, best, judge
+from lachesis.validation.forecast import PlannedRun, GroupUsage, compare_with_forecast, make_forecast, rescale_forecast
+from lachesis.validation.gate import find_forecast, make_planned_run, require_validation
+from lachesis.validation.tests import InferenceRequest, InferenceTestStore
+from lachesis.validation.verdict import InferenceCounts, choose_best_word, judge_learnability
 
-PLAN = Planned(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")
+PLAN = PlannedRun(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")
 PRICES = Prices(prefill=1.0, sample=2.0, train=3.0, dated="2026-10-07")
 
 
 def test_tokens_and_money_by_hand() -> None:
     """Two groups of 8 rollouts: a prompt of 80 tokens sent once for all 8, and 160 sampled tokens each, half without a
     signal."""
-    groups = [Rollouts(rollouts=8, copies=8, prefill=80, sampled=160, seconds=4, signal=signal) for signal in (True, False)]
-    made = forecast(groups, PLAN, PRICES)
+    groups = [GroupUsage(rollouts=8, completions_per_prompt=8, prefill=80, sampled=160, seconds=4, has_signal=signal) for signal in (True, False)]
+    made = make_forecast(groups, PLAN, PRICES)
     assert made is not None
     # per rollout: 10 tokens of prefill, 20 sampled; trained on 80 + 20 when its group has a signal, which half have
     assert made.tokens_per_rollout == TokenCounts(prefill=10, sampled=20, trained=50)
@@ -37,38 +37,38 @@ def test_tokens_and_money_by_hand() -> None:
 
 
 def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
-    made = forecast([Rollouts(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0)
+    made = make_forecast([GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0)
     assert made is not None
     assert (made.hours.low, made.hours.expected, made.hours.high) == (0.08, 0.1, 0.12)
     assert made.cost_usd is None
     assert "no price known" in made.basis
-    assert forecast([], PLAN, PRICES) is None
+    assert make_forecast([], PLAN, PRICES) is None
 
 
 def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() -> None:
-    made = forecast([Rollouts(rollouts=8, prefill=80, sampled=160, seconds=4)], PLAN, PRICES)
+    made = make_forecast([GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=4)], PLAN, PRICES)
     assert made is not None
-    longer = rescaled(made, PLAN.model_copy(update={"total_steps": 30}))
+    longer = rescale_forecast(made, PLAN.model_copy(update={"total_steps": 30}))
     assert longer.tokens.expected == 3 * made.tokens.expected
-    half = compare(
+    half = compare_with_forecast(
         longer, steps=15, tokens=TokenCounts(sampled=longer.tokens.expected), training_hours=longer.hours.expected / 2, cost_usd=None
     )
     assert half["tokens"] == pytest.approx(2.0, abs=0.01)
     assert half["hours"] == pytest.approx(1.0, abs=0.01)
     assert longer.cost_usd is not None
-    paid = compare(longer, steps=30, tokens=TokenCounts(), training_hours=1.0, cost_usd=longer.cost_usd.expected / 2)
+    paid = compare_with_forecast(longer, steps=30, tokens=TokenCounts(), training_hours=1.0, cost_usd=longer.cost_usd.expected / 2)
     assert paid["cost_usd"] == pytest.approx(0.5, abs=0.01)
-    few = compare(longer, steps=4, tokens=TokenCounts(), training_hours=1.0, cost_usd=None)
+    few = compare_with_forecast(longer, steps=4, tokens=TokenCounts(), training_hours=1.0, cost_usd=None)
     assert few == {}, "the first steps wait for the environment"
 
 
 def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
-    made = forecast([Rollouts(rollouts=16, copies=16, prefill=8, sampled=32, seconds=4)], PLAN, PRICES)
+    made = make_forecast([GroupUsage(rollouts=16, completions_per_prompt=16, prefill=8, sampled=32, seconds=4)], PLAN, PRICES)
     assert made is not None
-    half = rescaled(made, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}))
+    half = rescale_forecast(made, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}))
     assert half.tokens_per_rollout.prefill == pytest.approx(2 * made.tokens_per_rollout.prefill, abs=0.01)
     assert half.tokens.expected - made.tokens.expected == pytest.approx(
-        PLAN.rollouts * made.tokens_per_rollout.prefill, rel=0.05
+        PLAN.num_rollouts * made.tokens_per_rollout.prefill, rel=0.05
     )
 
 
@@ -115,7 +115,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     file = tmp_path / "env.py"
     file.write_text("x = 1\n")
     config = run_config.resolve_run_config("e", "embedded", {"env": {"largest": 9}}, model="m")
-    tests = InferenceTests(tmp_path)
+    tests = InferenceTestStore(tmp_path)
 
     def refused(match: str) -> None:
         with pytest.raises(ValidationMissingError, match=match):
@@ -123,8 +123,8 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
 
     def add(**changes: object) -> None:
         asked = InferenceRequest(environment="e", environment_file=str(file), models=["m"])
-        own = {"fingerprint": compute_fingerprint(file), "own_values": config.env.model_extra, "planned": planned(config), **changes}
-        made = forecast([Rollouts(rollouts=8, prefill=8, sampled=8, seconds=1)], planned(config), None)
+        own = {"fingerprint": compute_fingerprint(file), "own_values": config.env.model_extra, "planned": make_planned_run(config), **changes}
+        made = make_forecast([GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=1)], make_planned_run(config), None)
         summary = {"verdict": changes.pop("verdict", "learnable"), "forecast": made and made.model_dump(mode="json")}
         test = tests.create(asked, "", **{key: value for key, value in own.items() if key != "verdict"})
         models = [{"verdict": {"word": "too hard", "evidence": ["nothing is right"]}}]
@@ -140,7 +140,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("was made with other values of largest")
     add(verdict="too hard")
     refused("found it too hard: nothing is right")
-    assert known_forecast(tests, config, compute_fingerprint(file)) is not None
+    assert find_forecast(tests, config, compute_fingerprint(file)) is not None
     add(ended_at="2026-01-01T00:00:00+00:00")
     refused("days old; the limit is 7")
     add()
@@ -148,35 +148,35 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
 
 
 def test_a_verdict_says_its_evidence() -> None:
-    mixed = judge(Seen(scores_P=[[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], completions=6, truncated=0))
+    mixed = judge_learnability(InferenceCounts(scores_P=[[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], completions=6, truncated=0))
     assert (mixed.word, mixed.zero_signal_share, mixed.reward_spread) == ("learnable", 0.6667, 0.1667)
-    assert judge(Seen(scores_P=[[-1.0, -1.0]])).word == "too hard"
-    assert judge(Seen(scores_P=[[0.9]])).word == "too easy"
-    assert judge(Seen(), error="import: boom").evidence == ["import: boom"]
-    assert judge(Seen(scores_P=[[1.0, 0.0]]), model_free={"faults": ["the wrong answer scores 1"]}).word == "broken"
-    assert best(["broken", "too hard", "learnable"]) == "learnable"
-    assert best([]) == "broken"
+    assert judge_learnability(InferenceCounts(scores_P=[[-1.0, -1.0]])).word == "too hard"
+    assert judge_learnability(InferenceCounts(scores_P=[[0.9]])).word == "too easy"
+    assert judge_learnability(InferenceCounts(), error="import: boom").evidence == ["import: boom"]
+    assert judge_learnability(InferenceCounts(scores_P=[[1.0, 0.0]]), model_free={"faults": ["the wrong answer scores 1"]}).word == "broken"
+    assert choose_best_word(["broken", "too hard", "learnable"]) == "learnable"
+    assert choose_best_word([]) == "broken"
 
 
 def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
     """As many environments do with equal rewards; it is no fault, and too many of them leave nothing to learn."""
-    some = judge(Seen(scores_P=[[0.0, 1.0]] * 3, empty=3))
+    some = judge_learnability(InferenceCounts(scores_P=[[0.0, 1.0]] * 3, empty=3))
     assert (some.word, some.zero_signal_share, some.invalid_rate) == ("learnable", 0.5, 0.0)
     assert "3 groups were left out by the environment" in " ".join(some.evidence)
-    most = judge(Seen(scores_P=[[1.0, 1.0, 1.0, 0.0]], empty=15))
+    most = judge_learnability(InferenceCounts(scores_P=[[1.0, 1.0, 1.0, 0.0]], empty=15))
     assert (most.word, most.zero_signal_share) == ("too easy", 0.9375)
-    none = judge(Seen(empty=8))
+    none = judge_learnability(InferenceCounts(empty=8))
     assert none.word == "broken"
     assert "solves all of them or none" in none.evidence[0]
 
 
 def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
     """Sampled and not trained on: 13 evaluations of 100 answers are as 1300 rollouts without training."""
-    groups = [Rollouts(rollouts=8, prefill=80, sampled=160, seconds=1)] * 4
+    groups = [GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=1)] * 4
     prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
-    without = forecast(groups, PLAN, prices)
+    without = make_forecast(groups, PLAN, prices)
     evaluated = PLAN.model_copy(update={"evaluations": 13, "evaluation_answers": 100})
-    with_them = forecast(groups, evaluated, prices)
+    with_them = make_forecast(groups, evaluated, prices)
     assert without is not None
     assert with_them is not None
     assert with_them.tokens.expected - without.tokens.expected == 1300 * (10 + 20)
@@ -184,9 +184,9 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
     assert without.cost_usd is not None
     assert with_them.cost_usd.expected - without.cost_usd.expected == pytest.approx(1300 * (10 + 200) / 1e6, abs=1e-4)
     assert with_them.hours == without.hours, "no step waits for them"
-    again = rescaled(without, evaluated)
+    again = rescale_forecast(without, evaluated)
     assert again.tokens.expected == pytest.approx(with_them.tokens.expected, rel=1e-3)
-    unknown = forecast(groups, PLAN.model_copy(update={"evaluations": 3}), None)
+    unknown = make_forecast(groups, PLAN.model_copy(update={"evaluations": 3}), None)
     assert unknown is not None
     assert "without 3 evaluations, whose size is not known" in unknown.basis
 
@@ -196,4 +196,4 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
 )
 def test_the_evaluations_of_a_run_are_counted(every: int, final: bool, count: int) -> None:
     edits = {"env": {"total_steps": 30, "steps_per_eval": every}, "tinker": {"final_evaluation": final}}
-    assert planned(run_config.resolve_run_config("arithmetic", "embedded", edits)).evaluations == count
+    assert make_planned_run(run_config.resolve_run_config("arithmetic", "embedded", edits)).evaluations == count
