@@ -36,7 +36,7 @@ def main() -> None:
         os.environ["LACHESIS_ENVIRONMENTS"] = str(make_environments(Path(folder) / "environments"))
         from lachesis.orchestration import launcher
 
-        with launcher.Serving():
+        with launcher.LauncherProcess():
             living = make_runs()
             rows = measure_tools(living, args.repeat)
             rows.append(measure_start())
@@ -64,7 +64,7 @@ def make_runs() -> str:
     from lachesis.runs.store import RunRecord, RunStore
 
     store, api = RunStore(), PrefectApi()
-    deployment = api.deployment("launch-training", "local") or {}
+    deployment = api.read_deployment("launch-training", "local") or {}
     for index in range(RUNS):
         run_id = store.new_id()
         record = RunRecord(

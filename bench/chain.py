@@ -24,7 +24,7 @@ from table import show
 
 from lachesis.cli import watch
 from lachesis.orchestration import launcher
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build
 
 GOAL = 0.85
@@ -43,7 +43,7 @@ def main() -> None:
     found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
-    with launcher.Serving():
+    with launcher.LauncherProcess():
         found["Lachesis, two batches may wait"] = [ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds]
         found["Lachesis"] = [ours(seed) for seed in args.seeds]
     mine = middle(found["Lachesis"])
@@ -63,10 +63,10 @@ RUNS: dict[int, str] = {}
 def ours(seed: int, *edits: tuple[str, object]) -> Times:
     service = Service()
     began = time.time()
-    record = service.start(Launch("arithmetic", edits=(*EDITS, *edits), seed=seed))
+    record = service.start(LaunchRequest("arithmetic", edits=(*EDITS, *edits), seed=seed))
     RUNS[seed] = record.run_id
     record = watch.until_end(service, record.run_id, quiet=True)
-    launcher.wait_gone(service.store, record)
+    launcher.wait_until_gone(service.store, record)
     steps = service.metrics(record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
     reached = next(one for one in steps if one["reward/mean"] >= GOAL)

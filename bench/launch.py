@@ -14,7 +14,7 @@ from table import show
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import seconds_between
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build
 
 OLD_SLEEPS_S = 135.0
@@ -26,7 +26,7 @@ def main() -> None:
     args = parser.parse_args()
     build.ensure_tiny_model(build.TinyModelRecipe())
     started = time.monotonic()
-    with launcher.Serving():
+    with launcher.LauncherProcess():
         serving = time.monotonic() - started
         measured = [one_launch(Service()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
@@ -41,9 +41,9 @@ def main() -> None:
 def one_launch(service: Service) -> dict[str, float]:
     """Launch, wait until healthy, stop; seconds since submission and of every task."""
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
-    record = service.start(Launch("arithmetic", edits=edits))
+    record = service.start(LaunchRequest("arithmetic", edits=edits))
     run_id = record.run_id
-    launcher.wait_for(lambda: service.get(run_id).status == "running" or service.get(run_id).has_ended, timeout_s=120)
+    launcher.wait_until(lambda: service.get(run_id).status == "running" or service.get(run_id).has_ended, timeout_s=120)
     record = service.get(run_id)
     assert record.status == "running", record.error
     assert record.started_at is not None
@@ -53,8 +53,8 @@ def one_launch(service: Service) -> dict[str, float]:
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
     stopped = time.monotonic()
     service.stop(run_id)
-    launcher.wait_for(lambda: service.get(run_id).has_ended, timeout_s=60)
-    launcher.wait_gone(service.store, record)
+    launcher.wait_until(lambda: service.get(run_id).has_ended, timeout_s=60)
+    launcher.wait_until_gone(service.store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times
 
@@ -62,7 +62,7 @@ def one_launch(service: Service) -> dict[str, float]:
 def task_times(flow_run_id: str) -> dict[str, float]:
     """Seconds of each waiting task, as the Prefect server has recorded them."""
     time.sleep(5)  # task states reach the server late
-    tasks = PrefectApi()._ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    tasks = PrefectApi()._request("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
     found = {task["name"]: task["total_run_time"] for task in sorted(tasks, key=lambda task: task["start_time"] or "")}
     return {f"  {name}": seconds for name, seconds in found.items() if name.startswith("wait")}
 

@@ -18,7 +18,7 @@ from lachesis.monitor.course import RunFacts
 from lachesis.monitor.learning import judge
 from lachesis.orchestration import launcher
 from lachesis.runs.store import seconds_between
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build, teach
 
 
@@ -32,16 +32,16 @@ def main() -> None:
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
         model = build.ensure_tiny_model(build.TinyModelRecipe()) if name == "arithmetic" else teach.ensure_environment_model((describe.find_environment(name), {}))
-        with launcher.Serving():
+        with launcher.LauncherProcess():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
         targets = "first <= 0.35, last >= 0.85, training <= 180 s" if name == "arithmetic" else "reward up by 0.3, run <= 300 s"
         show(f"learning {name} (targets: {targets}, never broken)", columns, rows)
 
 
 def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
-    record = service.start(Launch(name, edits=(("data_seed", seed),), model=model, seed=seed))
+    record = service.start(LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed))
     record = watch.until_end(service, record.run_id, quiet=True)
-    launcher.wait_gone(service.store, record)
+    launcher.wait_until_gone(service.store, record)
     results = service.results(record.run_id).payload()
     steps = service.metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)

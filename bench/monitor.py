@@ -21,7 +21,7 @@ from table import show
 
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration.launcher import Serving, wait_for
+from lachesis.orchestration.launcher import LauncherProcess, wait_until
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
 
@@ -113,7 +113,7 @@ def flow_ticks(home: Path, url: str) -> float:
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}
         made = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
-        wait_for(lambda made=made: httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED", 60)
+        wait_until(lambda made=made: httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED", 60)
     return (database(home) - before) / 1024 / TICKS
 
 
@@ -127,7 +127,7 @@ def main() -> None:
         os.environ.update(LACHESIS_HOME=folder, LACHESIS_MONITOR_INTERVAL_S="3600")
         server, port = start_services()
         store, rows, made = RunStore(home), [], 0
-        with Serving():
+        with LauncherProcess():
             url = json.loads((home / "server.json").read_text())["api_url"]
             for count in (25, 50, 100):
                 make_runs(store, url, port, made, count - made)

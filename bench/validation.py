@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home, serving(LATENCY_S) as endpoint:
         os.environ.update(LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key)
         build.ensure_tiny_model(build.TinyModelRecipe())
-        with launcher.Serving():
+        with launcher.LauncherProcess():
             keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []
             for turn in range(args.repeat):
@@ -53,10 +53,10 @@ def main() -> None:
 
 def tested(options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
-    from lachesis.service import Launch, Service
+    from lachesis.service import LaunchRequest, Service
 
     service, started = Service(), time.monotonic()
-    test = service.start_test(Launch("arithmetic"), options)  # type: ignore[arg-type]
+    test = service.start_test(LaunchRequest("arithmetic"), options)  # type: ignore[arg-type]
     while (test := service.test(test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test

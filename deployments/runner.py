@@ -29,7 +29,7 @@ from prefect.states import Cancelled, Crashed
 from deployments.kept_log import keep_log
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
-from lachesis.orchestration.launcher import READY_LINE, monitor_interval_s, own_max_runs
+from lachesis.orchestration.launcher import READY_LINE, read_monitor_interval_s, read_max_runs_setting
 
 log = logging.getLogger("lachesis.runner")
 ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,14 +51,14 @@ def pools() -> list[Pool]:
     """A test need not wait for a training run to end, nor the monitor for either. Raises ConfigError."""
     launch = RunnerDeployment.from_entrypoint("flows.launch.launch", name=NAME)
     validate = RunnerDeployment.from_entrypoint("flows.validate.validate", name=NAME)
-    return [Pool([launch], own_max_runs()), Pool([validate], 2), Pool([_monitor(), _nightly()], None)]
+    return [Pool([launch], read_max_runs_setting()), Pool([validate], 2), Pool([_monitor(), _nightly()], None)]
 
 
 def _monitor() -> RunnerDeployment:
     """One tick at a time: what would start beside another one, or piled up while the host slept, is cancelled without a
     process. With a limit of its own for the pool the piled-up ticks would run one after the other instead. The schedule has a
     fixed slug and anchor, or each start of the runner would make a new one."""
-    schedule = Interval(timedelta(seconds=monitor_interval_s()), anchor_date=ANCHOR, timezone="UTC", slug="tick")
+    schedule = Interval(timedelta(seconds=read_monitor_interval_s()), anchor_date=ANCHOR, timezone="UTC", slug="tick")
     alone = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
     return RunnerDeployment.from_entrypoint(
         "flows.monitor.monitor", name=NAME, parameters=HOME, schedule=schedule, concurrency_limit=alone, tags=["lachesis-tick"]

@@ -28,8 +28,8 @@ from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedErr
 from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.base.secrets import build_child_env
 from lachesis.config.profiles import list_all_keys
-from lachesis.orchestration.launcher import READY_LINE, deployment_name, monitor_interval_s, own_max_runs, running_server
-from lachesis.orchestration.prefect_api import PrefectApi, auth_string, server_file
+from lachesis.orchestration.launcher import READY_LINE, get_deployment_name, read_monitor_interval_s, read_max_runs_setting, find_running_server
+from lachesis.orchestration.prefect_api import PrefectApi, read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import terminate_processes, build_mark, find_processes
 from lachesis.runs.store import now_iso
@@ -96,7 +96,7 @@ class Launcher:
             signal.signal(number, lambda *_: self.stop.set())
         try:
             with self._alone():
-                own_max_runs(), monitor_interval_s()  # a wrong number is told before anything is started
+                read_max_runs_setting(), read_monitor_interval_s()  # a wrong number is told before anything is started
                 try:
                     self._start()
                     self._watch()
@@ -139,7 +139,7 @@ class Launcher:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                running = running_server()
+                running = find_running_server()
                 if running is not None and psutil.pid_exists(running["pid"]):
                     raise RunStateError(f"it is running already: {running['ui_url']}, for {self.home}") from None
                 raise RunStateError(
@@ -154,8 +154,8 @@ class Launcher:
         url = os.environ.get("PREFECT_API_URL")
         if not url:
             url = f"http://127.0.0.1:{self._start_server()}/api"
-        env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": deployment_name(self.home)}
-        if found := auth_string():
+        env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": get_deployment_name(self.home)}
+        if found := read_auth_string():
             env["PREFECT_API_AUTH_STRING"] = found
         log = self.logs / "runner.log"
         command = [sys.executable, "-m", "deployments.runner"]
@@ -173,7 +173,7 @@ class Launcher:
             "ui_url": url.removesuffix("/api"),
             "pid": os.getpid(),
             "pids": {child.name: child.process.pid for child in self.children},
-            "max_runs": own_max_runs(),
+            "max_runs": read_max_runs_setting(),
             "keys": [name for name in list_all_keys() if os.environ.get(name)],
             "started_at": now_iso(),
         }
@@ -190,10 +190,10 @@ class Launcher:
             {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
         )
         own = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
-        if found := auth_string():
+        if found := read_auth_string():
             own["PREFECT_SERVER_API_AUTH_STRING"] = found
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._start_child(Child("server", command, {**env, **own}, 10.0, api.healthy, START_S))
+        self._start_child(Child("server", command, {**env, **own}, 10.0, api.is_healthy, START_S))
         return port
 
     def _spawn(self, child: Child, *, keep_log: bool = False) -> None:

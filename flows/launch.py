@@ -33,9 +33,9 @@ from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.launcher import BY_USER
-from lachesis.orchestration.resuming import is_submission, next_attempt, was_begun
-from lachesis.orchestration.suspension import is_suspended, note_suspended, suspended_error
+from lachesis.orchestration.launcher import STOPPED_BY_USER
+from lachesis.orchestration.resuming import belongs_to_attempt, make_next_attempt_changes, needs_new_attempt
+from lachesis.orchestration.suspension import is_suspended, record_suspension, describe_suspension
 from lachesis.runs import leftovers
 from lachesis.runs.budgets import find_exceeded_budget, compute_budget_usage
 from lachesis.runs.checkpoints import Checkpoints
@@ -69,11 +69,11 @@ def launch(run_id: str, home: str) -> State[Any] | None:
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     store = RunStore(Path(home))
     record = store.load(run_id)
-    by_hand = not is_submission(record, runtime.flow_run.id)
+    by_hand = not belongs_to_attempt(record, runtime.flow_run.id)
     if by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
     with store.dir(run_id).hold_alive_lock(HELD_S) as lock:
-        return _recorded(store, run_id, lock, again=by_hand or was_begun(store.load(run_id)))
+        return _recorded(store, run_id, lock, again=by_hand or needs_new_attempt(store.load(run_id)))
 
 
 def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[Any] | None:
@@ -85,7 +85,7 @@ def _recorded(store: RunStore, run_id: str, lock: int, *, again: bool) -> State[
         _require_validation(store, record)
         phase = _start_to_end(store, record, lock)
     except (SuspendRequested, Pause):  # the latter by a task of Prefect, which looks for itself
-        note_suspended(store, store.load(run_id))
+        record_suspension(store, store.load(run_id))
         _end(store, run_id, "stopped")
         return leave_suspended()
     except StopRequested as request:
@@ -197,7 +197,7 @@ def _begin(store: RunStore, run_id: str, *, again: bool) -> RunRecord:
         "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
         "flow_pid": os.getpid(),
     }
-    return store.update(run_id, **{**(next_attempt(store.load(run_id)) if again else {}), **begun})
+    return store.update(run_id, **{**(make_next_attempt_changes(store.load(run_id)) if again else {}), **begun})
 
 
 def _note_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
@@ -219,8 +219,8 @@ def _end(store: RunStore, run_id: str, status: RunStatusName, error: BaseExcepti
         reason = redact(reason)
     record = store.load(run_id)
     if status == "stopped":
-        asked = suspended_error(run_id) if is_suspended(record) else record.stop_reason or FROM_OUTSIDE
-        reason = "; ".join(filter(None, (None if asked == BY_USER else asked, _unsaved(store.dir(run_id), record)))) or None
+        asked = describe_suspension(run_id) if is_suspended(record) else record.stop_reason or FROM_OUTSIDE
+        reason = "; ".join(filter(None, (None if asked == STOPPED_BY_USER else asked, _unsaved(store.dir(run_id), record)))) or None
     services = mark_services_exited(record.services)  # a second signal may have come before their ends were noted
     ended = {"status": status, "phase": status, "error": reason, "failed_service": service, **_over(record)}
     store.update(run_id, **ended, services=services)

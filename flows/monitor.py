@@ -36,7 +36,7 @@ def prune(deployment_id: str | None, kept: timedelta) -> int:
     deleted = 0
     try:
         for _ in range(MOST_ROUNDS if deployment_id else 0):
-            found = PrefectApi().delete_runs(str(deployment_id), before=(datetime.now(UTC) - kept).isoformat())
+            found = PrefectApi().delete_flow_runs(str(deployment_id), before=(datetime.now(UTC) - kept).isoformat())
             deleted += found
             if not found:
                 break

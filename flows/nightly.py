@@ -10,8 +10,8 @@ from pathlib import Path
 from prefect import flow
 
 from lachesis.base.errors import LachesisError
-from lachesis.orchestration.launch_inputs import TINY
-from lachesis.service import Launch, Service
+from lachesis.orchestration.launch_inputs import TINY_MODEL
+from lachesis.service import LaunchRequest, Service
 from lachesis.validation.tests import TestOptions
 
 log = logging.getLogger("lachesis.nightly")
@@ -24,9 +24,9 @@ def validate_all(home: str) -> list[str]:
     chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
     for name in chosen or [one.name for one in service.environments().environments]:
         try:
-            launch = Launch(name)
+            launch = LaunchRequest(name)
             if service.describe(launch)["problem"]:  # the model of sums tells at least whether it works
-                launch = Launch(name, model=TINY)
+                launch = LaunchRequest(name, model=TINY_MODEL)
             test = service.start_test(launch, TestOptions())
             tests.append(test.test_id)
             log.info("%s: test %s", name, test.test_id)

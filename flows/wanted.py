@@ -14,7 +14,7 @@ from prefect.states import Cancelled
 
 from lachesis.base.errors import ProcessExitedError, ServerDownError
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.suspension import SUSPENDED, WILL_RUN, keep_resumable, note_suspended
+from lachesis.orchestration.suspension import SUSPENDED, WAITING_STATES, remove_pause_timeout, record_suspension
 from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
@@ -48,7 +48,7 @@ def require_wanted(store: RunStore, run_id: str) -> None:
     try:
         _require_own_state(runtime.flow_run.id)
     except SuspendRequested:
-        note_suspended(store, record)
+        record_suspension(store, record)
         raise
 
 
@@ -58,13 +58,13 @@ def _require_own_state(flow_run_id: str | None) -> None:
         return
     try:
         api = PrefectApi()
-        flow_run = api.flow_run(flow_run_id) or {}
+        flow_run = api.read_flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
         if state == "PAUSED":
-            keep_resumable(api, flow_run_id)
+            remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         return
-    if state == "PAUSED" or state in WILL_RUN:  # suspended, or suspended and resumed since the last look
+    if state == "PAUSED" or state in WAITING_STATES:  # suspended, or suspended and resumed since the last look
         raise SuspendRequested(SUSPENDED)
     if state in ("CANCELLING", "CANCELLED"):
         raise StopRequested(str(state).lower())
@@ -94,10 +94,10 @@ def leave_suspended() -> State[Any]:
     flow_run_id = runtime.flow_run.id or "none"
     try:
         api = PrefectApi()
-        flow_run = api.flow_run(flow_run_id) or {}
+        flow_run = api.read_flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
         if state == "PAUSED":  # a task of Prefect may have seen it before our own look
-            keep_resumable(api, flow_run_id)
+            remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         state = "PAUSED"
     if state in ("CANCELLING", "CANCELLED"):

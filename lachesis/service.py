@@ -20,9 +20,9 @@ from lachesis.config.profiles import check_embedded, check_endpoint, check_profi
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import judge_list, judge_shown
 from lachesis.orchestration import launch_inputs, launcher
-from lachesis.orchestration.launch_inputs import Launch as Launch
+from lachesis.orchestration.launch_inputs import LaunchRequest as LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import resubmit
+from lachesis.orchestration.resuming import resubmit_run
 from lachesis.reporting.status import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
 from lachesis.runs import fork
 from lachesis.runs.budgets import find_exceeded_budget, read_spent_file, compute_budget_usage
@@ -66,7 +66,7 @@ class Service:
     def environments(self) -> ScanResult:
         return scan_environments()
 
-    def describe(self, launch: Launch) -> Json:
+    def describe(self, launch: LaunchRequest) -> Json:
         """One environment and its fields, with the value that this launch would have, and why it could not start so."""
         run_config.load_profile_values(launch.profile)
         environment = discovery.find_environment(launch.environment)
@@ -77,7 +77,7 @@ class Service:
             config = self._configure(launch, schema, fields)
             complaints = self._complaints(environment, schema, launch, fields)
             problem = "; ".join(one["message"] for one in complaints) or None
-            problem = problem or launch_inputs.find_problem(launch, config, self.store.home)
+            problem = problem or launch_inputs.find_model_problem(launch, config, self.store.home)
         except ConfigError as error:
             problem = str(error)
             config = self._configure(replace(launch, edits=()), schema, fields)
@@ -108,7 +108,7 @@ class Service:
             "warning": schema.warning,
         }
 
-    def edit(self, launch: Launch, name: str, value: Any) -> tuple[Launch, ConfigField, Any]:
+    def edit(self, launch: LaunchRequest, name: str, value: Any) -> tuple[LaunchRequest, ConfigField, Any]:
         """The launch with one field changed, that field, and its checked value. Raises UnknownFieldError, LockedFieldError or
         FieldValueError; a combination that cannot work is told by `describe` and refused by `resolve`."""
         run_config.load_profile_values(launch.profile)
@@ -125,7 +125,7 @@ class Service:
                 raise FieldValueError(f"{environment.name} refuses it: {one['message']}")
         return changed, field, checked
 
-    def _complaints(self, environment: Environment, schema: EnvironmentSchema, launch: Launch, fields: ConfigFields) -> list[dict[str, str]]:
+    def _complaints(self, environment: Environment, schema: EnvironmentSchema, launch: LaunchRequest, fields: ConfigFields) -> list[dict[str, str]]:
         """What validators of the environment's own class say to the edits; they run in its own process only."""
         edited = [(fields.find(name), value) for name, value in launch.edits]
         own = {field.name: fields.parse_value(field, value) for field, value in edited if field.section == "env"}
@@ -133,28 +133,28 @@ class Service:
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
-    def resolve(self, launch: Launch) -> tuple[Environment, RunConfig]:
+    def resolve(self, launch: LaunchRequest) -> tuple[Environment, RunConfig]:
         """The checked configuration of a launch that can start here, before anything is started."""
-        check_profile(launch.profile, launcher.key_names())
+        check_profile(launch.profile, launcher.read_key_names())
         return self._resolve(launch)[:2]
 
-    def check(self, launch: Launch) -> Checked:
+    def check(self, launch: LaunchRequest) -> Checked:
         """Check a launch without making anything.
 
         Raises what `start` would raise for these values, for a model that cannot be had, for a validation that is missing and
         when no server is known.
         """
-        check_profile(launch.profile, launcher.key_names())
+        check_profile(launch.profile, launcher.read_key_names())
         environment, config, origin = self._resolve(launch)
-        if untaught := launch_inputs.find_problem(launch, config, self.store.home):
+        if untaught := launch_inputs.find_model_problem(launch, config, self.store.home):
             raise ConfigError(untaught)
-        launch_inputs.require_loadable(config.openai.model_name, self.store.home, profile=launch.profile)
+        launch_inputs.require_loadable_model(config.openai.model_name, self.store.home, profile=launch.profile)
         if launch.require_validation:
             gate.require_validation(self.tests, config, mixture.list_environment_files(environment, config))
         PrefectApi()  # raises when no server is known, before anything is made
         return Checked(environment, config, origin)
 
-    def _resolve(self, launch: Launch) -> tuple[Environment, RunConfig, fork.ForkSource | None]:
+    def _resolve(self, launch: LaunchRequest) -> tuple[Environment, RunConfig, fork.ForkSource | None]:
         """Return the environment, its checked configuration, and the checkpoint to begin from, if there is one."""
         environment = discovery.find_environment(launch.environment)
         schema = discovery.load_schema(environment, self.schema_timeout_s)
@@ -168,17 +168,17 @@ class Service:
             raise FieldValueError(f"{environment.name} refuses it: {'; '.join(one['message'] for one in complaints)}")
         return environment, config, origin
 
-    def preview(self, launch: Launch) -> tuple[RunConfig, ServicePlan]:
+    def preview(self, launch: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
         """What a start would do: the configuration, and the services with ports that are free now. Nothing is written. What the
         profile lacks here is not looked at."""
         environment, config, _ = self._resolve(launch)
         record = self._record(launch, environment, config, "RUN_ID")
         return config, make_training_plan(record, self.store.dir(record.run_id), config)
 
-    def _configure(self, launch: Launch, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.ForkSource | None = None) -> RunConfig:
+    def _configure(self, launch: LaunchRequest, schema: EnvironmentSchema, fields: ConfigFields, origin: fork.ForkSource | None = None) -> RunConfig:
         """The profile's and the environment's values with the edits over them; base model and rank are those of `origin` where
         nobody has set them. Raises ConfigError."""
-        model = launch_inputs.base_model(launch, [], origin, self.store.home)
+        model = launch_inputs.find_base_model(launch, [], origin, self.store.home)
         base = run_config.resolve_run_config(launch.environment, launch.profile, {}, defaults=schema.values, model=model)
         edits: dict[str, dict[str, Any]] = {}
         if origin:
@@ -190,19 +190,19 @@ class Service:
             edits.setdefault("tinker", {})["seed"] = launch.seed
         examples = edits.get("tinker", {}).get("supervised_file")
         if examples is not None:
-            edits["tinker"]["supervised_file"] = str(launch_inputs.find_examples(examples))
+            edits["tinker"]["supervised_file"] = str(launch_inputs.resolve_examples_file(examples))
         others = edits.get("env", {}).get("mixture", {})
-        model = launch_inputs.base_model(launch, others, origin, self.store.home)
+        model = launch_inputs.find_base_model(launch, others, origin, self.store.home)
         config = run_config.resolve_run_config(launch.environment, launch.profile, edits, defaults=schema.values, model=model)
         return mixture.complete_mixture(config, self.schema_timeout_s)
 
-    def start(self, launch: Launch, run_id: str | None = None) -> RunRecord:
+    def start(self, launch: LaunchRequest, run_id: str | None = None) -> RunRecord:
         """Create a run and submit it; no run is left behind when this raises. With a `run_id` that exists already, because
         somebody was killed while starting it, that run is submitted."""
         run_id = run_id or self.store.new_id()
         if self.store.dir(run_id).record.is_file():
             record = self.store.load(run_id)
-            return record if record.flow_run_id else launcher.submit(self.store, record)
+            return record if record.flow_run_id else launcher.submit_run(self.store, record)
         checked = self.check(launch)
         config, origin = checked.config, checked.origin
         record = self._record(launch, checked.environment, config, run_id)
@@ -211,17 +211,17 @@ class Service:
             if origin:
                 origin.copy_into(self.store.dir(run_id))
             self.store.create(record, config.to_yaml())
-            return launcher.submit(self.store, record)
+            return launcher.submit_run(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)
             raise
 
     def build_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
         """Make the tiny model, if this configuration needs it, while somebody watches; else the run does it."""
-        if Path(config.openai.model_name) == launch_inputs.tiny_model(self.store.home):
+        if Path(config.openai.model_name) == launch_inputs.get_default_tiny_model_path(self.store.home):
             build.ensure_tiny_model(build.TinyModelRecipe(), self.store.home, progress)
 
-    def _record(self, launch: Launch, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
+    def _record(self, launch: LaunchRequest, environment: Environment, config: RunConfig, run_id: str) -> RunRecord:
         code, parts = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}), config.build_environment_configs()
         expected = None if config.env.mixture else gate.find_forecast(self.tests, config, code)
         others = {name: file for name, file in mixture.list_environment_files(environment, config).items() if name != environment.name}
@@ -247,7 +247,7 @@ class Service:
 
     # --- inference tests --------------------------------------------------------------------------------------------
 
-    def check_test(self, launch: Launch, options: TestOptions) -> tuple[Checked, list[str]]:
+    def check_test(self, launch: LaunchRequest, options: TestOptions) -> tuple[Checked, list[str]]:
         """Return the configuration and the models of an inference test that can start here; nothing is made.
 
         Raises what `start_test` would raise.
@@ -257,18 +257,18 @@ class Service:
         schema = discovery.load_schema(environment, self.schema_timeout_s)
         config = self._configure(launch, schema, launch.fields(schema))
         own = [f"{EMBEDDED}{config.openai.model_name}"] if launch.profile == "embedded" else None
-        if options.models is None and (untaught := launch_inputs.find_problem(launch, config, self.store.home)):
+        if options.models is None and (untaught := launch_inputs.find_model_problem(launch, config, self.store.home)):
             raise ConfigError(untaught)
         named = options.models or own or [name for name, _, _ in DEFAULT_MODELS]
-        named = [launch_inputs.find_tested(name, self.store.home) for name in named]
+        named = [launch_inputs.resolve_tested_model(name, self.store.home) for name in named]
         if any(name.startswith(EMBEDDED) for name in named):
             check_embedded()
         if remote := [name for name in named if not name.startswith(EMBEDDED)]:
-            check_endpoint(remote, launcher.key_names())
+            check_endpoint(remote, launcher.read_key_names())
         PrefectApi()  # raises when no server is known, before anything is made
         return Checked(environment, config, None), named
 
-    def start_test(self, launch: Launch, wanted: TestOptions) -> InferenceTest:
+    def start_test(self, launch: LaunchRequest, wanted: TestOptions) -> InferenceTest:
         """Submit an inference test of the environment, configured as this launch would be."""
         checked, named = self.check_test(launch, wanted)
         environment, config = checked.environment, checked.config
@@ -305,7 +305,7 @@ class Service:
             return record
         if record.status == "completed":
             raise RunStateError(f"run {run_id} has completed its {record.total_steps} steps; begin a new one from it to go on")
-        check_profile(record.profile, launcher.key_names())
+        check_profile(record.profile, launcher.read_key_names())
         folder = self.store.dir(run_id)
         Checkpoints(folder.checkpoints).find_resumable()  # raises where none is whole, before anything changes
         config = RunConfig.from_yaml(folder.config)
@@ -321,7 +321,7 @@ class Service:
         PrefectApi()  # raises when no server is known, before anything is changed
         if limits:
             write_private(folder.config, config.to_yaml())
-        return resubmit(self.store, record, auto_resumes=0)
+        return resubmit_run(self.store, record, auto_resumes=0)
 
     def editable_values(self, record: RunRecord) -> Json:
         """The fields of the run that its profile lets be edited, with their values."""
@@ -329,7 +329,7 @@ class Service:
         return get_editable_values(config)
 
     def get(self, run_id: str) -> RunRecord:
-        return launcher.refresh(self.store, self.store.load(run_id))
+        return launcher.refresh_run(self.store, self.store.load(run_id))
 
     def runs(self) -> list[RunRecord]:
         return self.look_at_runs()[0]
@@ -337,7 +337,7 @@ class Service:
     def look_at_runs(self) -> tuple[list[RunRecord], str | None]:
         """All runs, the newest first, and what keeps their statuses from being up to date, if anything does."""
         records, unreadable = self.store.scan()
-        known, warning = launcher.observe(self.store, records)
+        known, warning = launcher.refresh_runs(self.store, records)
         damaged = (
             unreadable and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
         )
@@ -345,14 +345,14 @@ class Service:
 
     def status(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
-        known, warning = launcher.observe(self.store, [self.store.load(run_id)])
+        known, warning = launcher.refresh_runs(self.store, [self.store.load(run_id)])
         record = judge_shown(self.store, known[0])
         return run_status(
             record,
             self.store.dir(run_id),
             self.metrics(run_id),
-            ui_url=launcher.ui_url(record),
-            queue=launcher.queue_place(self.store, run_id) if record.status == "pending" else None,
+            ui_url=launcher.get_run_url(record),
+            queue=launcher.find_queue_position(self.store, run_id) if record.status == "pending" else None,
             warning=warning,
             words=words,
         )
@@ -367,13 +367,13 @@ class Service:
         ends a stop that takes too long."""
         record = self.get(run_id)
         if record.resume_wanted or (record.status == "failed" and not record.stop_reason):  # or the monitor would resume it
-            self.store.update(run_id, resume_wanted=False, stop_reason=record.stop_reason or launcher.BY_USER)
+            self.store.update(run_id, resume_wanted=False, stop_reason=record.stop_reason or launcher.STOPPED_BY_USER)
         if record.has_ended:
-            launcher.cancel_suspended(self.store, record)
+            launcher.cancel_suspended_run(self.store, record)
             return {"message": f"run {run_id} is not running, and stays so", "run_id": run_id, "status": record.status}
         if now:
             write_private(self.store.dir(run_id).stop_now_file, "")
-        launcher.cancel(self.store, record)
+        launcher.cancel_run(self.store, record)
         return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
 
     def results(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunResults:

@@ -37,8 +37,8 @@ class Progress:
         try:
             data = round(100 * step / total, 1)
             key = f"progress-{self.run_id}"
-            self._artifact = PrefectApi().show(
-                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", known=self._artifact
+            self._artifact = PrefectApi().upsert_artifact(
+                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", artifact_id=self._artifact
             )
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
@@ -53,8 +53,8 @@ def publish_validation(tests: InferenceTestStore, test: InferenceTest, flow_run_
     try:
         api = PrefectApi()
         for kind, data in (
-            ("markdown", artifacts.validation(test, samples)),
-            ("table", json.dumps(artifacts.models_table(test))),
+            ("markdown", artifacts.render_validation(test, samples)),
+            ("table", json.dumps(artifacts.make_model_rows(test))),
         ):
             api.create_artifact(flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data)
     except ServerDownError as error:

@@ -26,7 +26,7 @@ from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.runs.store import RunDir, now_iso
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.validation import check as checking
 
 KEPT = 50
@@ -190,7 +190,7 @@ def main() -> None:
         if check.install:
             requirements.install_requirements(Path(check.environment_file))
         service = Service(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
-        launch = Launch(check.environment, "embedded", model=check.model)
+        launch = LaunchRequest(check.environment, "embedded", model=check.model)
         environment, config = service.resolve(launch)
         service.build_model(config, lambda done, total: None)
         checking.run_environment_checks(environment, config, _folder(check.check_id), tell)

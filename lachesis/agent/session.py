@@ -20,12 +20,12 @@ from lachesis.config.edits import get_editable_values
 from lachesis.config.profiles import list_missing_keys
 from lachesis.config.run_config import PROFILES, load_profile_values, read_env_number
 from lachesis.orchestration import launcher
-from lachesis.orchestration.launch_inputs import describe_default, find_problem
-from lachesis.orchestration.prefect_api import api_url
+from lachesis.orchestration.launch_inputs import describe_default_model, find_model_problem
+from lachesis.orchestration.prefect_api import find_api_url
 from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, run_logs
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.validation.tests import InferenceTest, TestOptions
 
 DUPLICATE_S = 60.0
@@ -59,7 +59,7 @@ class Desk:
     def select(self, name: str, profile: str | None = None, model: str | None = None) -> schemas.Selected:
         draft = Draft(environment=name, profile=profile or default_profile(), model=model)
         found = self.service.describe(_launch(draft))
-        missing = list_missing_keys(draft.profile, launcher.key_names())
+        missing = list_missing_keys(draft.profile, launcher.read_key_names())
         lacking = f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of `lachesis serve`"
         with self.session.change() as state:
             state.draft = draft
@@ -141,7 +141,7 @@ class Desk:
                     self.session.write(state)
                 raise
         if not again:
-            return self._started(record, model=describe_default(_launch(draft), record.base_model))
+            return self._started(record, model=describe_default_model(_launch(draft), record.base_model))
         return self._started(
             self.service.get(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
         )
@@ -162,7 +162,7 @@ class Desk:
         """The answer to a start; `instead` tells why nothing was started, `model` which one was chosen by default."""
         run, call = record.run_id, views.CALLS["status"].format(run=record.run_id)
         folder = self.service.store.dir(run)
-        queue = launcher.queue_place(self.service.store, run) if record.status == "pending" else None
+        queue = launcher.find_queue_position(self.service.store, run) if record.status == "pending" else None
         what = f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
         if instead:
             what = f"({record.status}) {instead}"
@@ -176,7 +176,7 @@ class Desk:
             wandb_run_name=record.wandb_run_name,
             config_path=str(folder.config),
             logs=run_logs(record, folder),
-            ui_url=launcher.ui_url(record),
+            ui_url=launcher.get_run_url(record),
             profile=record.profile,
             next_steps=[f"{call} in some minutes; it goes on by itself"],
             **views.known(queue=QueuePlace(**queue) if queue else None, duplicate=bool(instead)),
@@ -187,9 +187,9 @@ class Desk:
         draft = self._draft(self.session.read()).model_copy(update={"start_from": start_from})
         launch = _launch(draft)
         config, plan = self.service.preview(launch)
-        missing = list_missing_keys(draft.profile, launcher.key_names())
+        missing = list_missing_keys(draft.profile, launcher.read_key_names())
         lacking = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
-        problem = lacking or find_problem(launch, config, self.service.store.home)
+        problem = lacking or find_model_problem(launch, config, self.service.store.home)
         return schemas.Started(
             message="nothing was started; this is what rl_start_training() would start",
             environment=draft.environment,
@@ -335,7 +335,7 @@ class Desk:
 
     def health(self) -> schemas.Health:
         """Whether the parts that a run needs are there. Never raises for a part that is missing."""
-        found = launcher.server_problem(self.service.store.home)
+        found = launcher.find_server_problem(self.service.store.home)
         problems = [found] if found else []
         state = SessionState()
         try:
@@ -346,7 +346,7 @@ class Desk:
         missing: list[str] = []
         try:
             load_profile_values(profile)
-            missing = list_missing_keys(profile, launcher.key_names())
+            missing = list_missing_keys(profile, launcher.read_key_names())
         except ConfigError as error:
             problems.append(str(error))
         scan = self.service.environments()
@@ -356,13 +356,13 @@ class Desk:
             status="degraded" if problems else "ok",
             version=__version__,
             problems=problems,
-            prefect_url=api_url(),
+            prefect_url=find_api_url(),
             profile=profile,
             missing_keys=missing,
             environments_discovered=len(scan.environments),
             current_environment=state.draft.environment if state.draft else None,
             active_runs=[record.run_id for record in self.service.store.all() if not record.has_ended],
-            max_runs=launcher.max_runs(),
+            max_runs=launcher.get_max_runs(),
             session=self.session.name,
             home=str(paths.home()),
         )
@@ -379,8 +379,8 @@ def _news(report: RunStatus | Json) -> tuple[Any, ...]:
     return plain.get("status"), plain.get("phase"), (plain.get("progress") or {}).get("eta_seconds") is None
 
 
-def _launch(draft: Draft) -> Launch:
-    return Launch(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model, start_from=draft.start_from)
+def _launch(draft: Draft) -> LaunchRequest:
+    return LaunchRequest(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model, start_from=draft.start_from)
 
 
 def _earlier(state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool) -> Start | None:

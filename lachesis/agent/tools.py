@@ -255,7 +255,7 @@ def get_missing_keys() -> list[str]:
     profile = default_profile()
     if profile not in PROFILES:
         return []
-    return [key for key in list_missing_keys(profile, launcher.key_names()) if not os.environ.get(key)]
+    return [key for key in list_missing_keys(profile, launcher.read_key_names()) if not os.environ.get(key)]
 
 
 def check_rl_api_keys() -> bool:

@@ -18,14 +18,14 @@ from lachesis.cli import demo, doctor, environments, serve, show, watch
 from lachesis.cli.show import out
 from lachesis.config.edits import parse_assignment
 from lachesis.orchestration import launcher
-from lachesis.orchestration.launch_inputs import describe_default
-from lachesis.orchestration.notifications import remove_notices, set_notices
+from lachesis.orchestration.launch_inputs import describe_default_model
+from lachesis.orchestration.notifications import remove_notifications, set_notifications
 from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, shorten_service_name
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.validation.tests import EMBEDDED, TestOptions
 
 LAST_STEPS = 60
@@ -65,7 +65,7 @@ def demo_command(args: argparse.Namespace) -> int:
 def envs(args: argparse.Namespace) -> None:
     service = Service()
     if args.name:
-        found = service.describe(Launch(register_environment(args.name), args.profile, by_owner=True))
+        found = service.describe(LaunchRequest(register_environment(args.name), args.profile, by_owner=True))
         out(args, found, show.environment(found))
         return
     scan = service.environments()
@@ -82,7 +82,7 @@ def train(args: argparse.Namespace) -> int:
     edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
     if args.others:
         edits.append(("env.mixture", dict(map(_other, args.others))))
-    wanted = Launch(
+    wanted = LaunchRequest(
         register_environment(args.environment),
         args.profile,
         tuple(edits),
@@ -94,7 +94,7 @@ def train(args: argparse.Namespace) -> int:
     )
     config = service.check(wanted).config
     launcher.require_server(service.store.home)  # before a model is built, which takes a minute
-    if taken := describe_default(wanted, config.openai.model_name):
+    if taken := describe_default_model(wanted, config.openai.model_name):
         show.notice(taken)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(config, advance)
@@ -129,7 +129,7 @@ def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> 
         "model": record.base_model,
         "begins_with": record.forked_from or (f"the checkpoint of step {newest.step}" if newest else None),
         "config_path": str(service.store.dir(record.run_id).config),
-        "ui_url": launcher.ui_url(record),
+        "ui_url": launcher.get_run_url(record),
     }
     out(args, answer, show.started(answer))
     return 0
@@ -143,13 +143,13 @@ def test(args: argparse.Namespace) -> int:
     wanted = TestOptions(
         num_steps=args.steps, group_size=args.group_size, models=_tested_models(args), prompts=args.prompt, **prompted
     )
-    launch = Launch(register_environment(args.environment), args.profile, edits, _trained_model(args), by_owner=True)
+    launch = LaunchRequest(register_environment(args.environment), args.profile, edits, _trained_model(args), by_owner=True)
     try:
         config = service.check_test(launch, wanted)[0].config
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{error}; a model at an endpoint is named with --endpoint-model NAME") from error
     launcher.require_server(service.store.home)  # before a model is built, which takes a minute
-    if taken := describe_default(launch, config.openai.model_name):
+    if taken := describe_default_model(launch, config.openai.model_name):
         show.notice(taken)
     with show.steps_bar("building the tiny model", quiet=args.json) as advance:
         service.build_model(config, advance)
@@ -237,7 +237,7 @@ def stop(args: argparse.Namespace) -> None:
     service = Service()
     lived = not service.get(args.run).has_ended
     answer = service.stop(args.run, now=args.now)
-    launcher.wait_for(lambda: service.get(args.run).has_ended, timeout_s=60)
+    launcher.wait_until(lambda: service.get(args.run).has_ended, timeout_s=60)
     answer["status"] = service.get(args.run).status
     saved = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
     where = f"goes on from its checkpoint of step {saved.step}" if saved else "begins it again, as it has no checkpoint"
@@ -300,7 +300,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def notices(args: argparse.Namespace) -> None:
-    names = remove_notices() if args.remove else set_notices(args.webhook)
+    names = remove_notifications() if args.remove else set_notifications(args.webhook)
     done = "removed" if args.remove else f"call {args.webhook}"
     out(args, {"automations": names, "webhook": args.webhook}, f"{', '.join(names) or 'no automation'}: {done}")
 

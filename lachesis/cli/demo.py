@@ -15,7 +15,7 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.cli import show, watch
 from lachesis.orchestration import launcher
 from lachesis.runs.store import RunRecord
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"
@@ -26,7 +26,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
     edits: list[tuple[str, Any]] = [("data_seed", seed)]
     if steps is not None:
         edits.append(("total_steps", steps))
-    wanted = Launch(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
+    wanted = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
     service.resolve(wanted)  # wrong input is told before anything is built
     if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
         show.notice("building a tiny model (about 20 s, once)")
@@ -34,15 +34,15 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
         model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     show.notice(f"model: {model}")
     with contextlib.ExitStack() as stack:
-        server = launcher.running_server()
+        server = launcher.find_running_server()
         if server is None:
             show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s)")
-            stack.enter_context(launcher.Serving())
-            server = launcher.running_server() or {}
+            stack.enter_context(launcher.LauncherProcess())
+            server = launcher.find_running_server() or {}
         show.notice(f"Prefect UI: {server.get('ui_url')}")
         record = service.start(wanted)
         record = _watch(service, record, as_json=as_json)
-        launcher.wait_gone(service.store, record)
+        launcher.wait_until_gone(service.store, record)
     answer = service.results(record.run_id).payload()
     if as_json:
         print(json.dumps(answer, indent=2))
@@ -57,8 +57,8 @@ def _watch(service: Service, record: RunRecord, *, as_json: bool) -> RunRecord:
     except KeyboardInterrupt:
         show.notice(f"stopping run {record.run_id}; it saves a checkpoint first")
         service.stop(record.run_id)
-        launcher.wait_for(lambda: service.get(record.run_id).has_ended, timeout_s=60)
-        launcher.wait_gone(service.store, record)
+        launcher.wait_until(lambda: service.get(record.run_id).has_ended, timeout_s=60)
+        launcher.wait_until_gone(service.store, record)
         raise
 
 
@@ -71,7 +71,7 @@ def _show(service: Service, record: RunRecord, answer: dict[str, Any]) -> None:
         for question, before, after, right in samples:
             table.add_row(question, before, Text(after, style="green" if after == right else "red"), right)
         show.console.print(table)
-    show.console.print(Text(f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.ui_url(record)}", style="dim"))
+    show.console.print(Text(f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.get_run_url(record)}", style="dim"))
     show.console.print(Text(f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums", style="dim"))
     show.console.print(show.results(answer))
 

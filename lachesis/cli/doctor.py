@@ -70,7 +70,7 @@ def _model() -> Check:
 
 
 def _server() -> Check:
-    server = launcher.running_server()
+    server = launcher.find_running_server()
     return Check(
         "Prefect server", server is not None, server["ui_url"] if server else "not running", "lachesis serve", needed=False
     )

@@ -14,7 +14,7 @@ from lachesis.catalog import describe, requirements, scaffold
 from lachesis.cli import show
 from lachesis.config.edits import parse_assignment
 from lachesis.runs import cleanup
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build, teach
 from lachesis.validation import check
 from lachesis.validation.check import CheckResult
@@ -63,7 +63,7 @@ def _new(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """Exit code 1 when a check has failed."""
     service = Service()
-    launch = Launch(
+    launch = LaunchRequest(
         describe.register_environment(args.environment),
         "embedded",
         tuple(parse_assignment(text) for text in args.edits),
@@ -106,7 +106,7 @@ def model(args: argparse.Namespace) -> int:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        found = [Service().resolve(Launch(describe.register_environment(one), "embedded", edits, by_owner=True)) for one in args.environments]
+        found = [Service().resolve(LaunchRequest(describe.register_environment(one), "embedded", edits, by_owner=True)) for one in args.environments]
         taught = [(environment, dict(config.env.model_extra or {})) for environment, config in found]
         with show.steps_bar("teaching a tiny model", quiet=args.json) as advance:
             path = teach.ensure_environment_model(*taught, share=args.share, steps=args.steps, progress=advance)

@@ -15,7 +15,7 @@ from lachesis.orchestration import launcher
 
 def prefect(args: argparse.Namespace) -> int:
     """Becomes the launcher, so that signals reach it."""
-    command = launcher.serve_command(*(["--port", str(args.port)] if args.port is not None else []))
+    command = launcher.make_serve_command(*(["--port", str(args.port)] if args.port is not None else []))
     show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
     os.chdir(paths.checkout_dir())
     os.execv(command[0], command)

@@ -35,7 +35,7 @@ class Publisher:
     def publish(self, seen: Sequence[Watched], records: Sequence[RunRecord]) -> int:
         """The overview, then the runs whose report is oldest; how many of them. Raises LachesisError."""
         until, done = time.monotonic() + MOST_S, 0
-        with PrefectApi().kept_alive() as api:
+        with PrefectApi().reuse_connection() as api:
             self._overview(api, seen, records)
             for one in sorted(seen, key=lambda one: (not one.said, one.memory.published_at)):
                 if time.monotonic() > until and not one.record.has_ended:
@@ -67,13 +67,13 @@ class Publisher:
         }
         for name, (kind, data, what) in content.items():
             known = seen.memory.artifacts.get(name)
-            seen.memory.artifacts[name] = api.show(
+            seen.memory.artifacts[name] = api.upsert_artifact(
                 record.flow_run_id,
                 key=f"{name}-{record.run_id}",
                 kind=kind,
                 data=data,
                 description=f"{what}: {record.environment}, run {record.run_id}",
-                known=known,
+                artifact_id=known,
             )
         seen.published = True
 
@@ -86,7 +86,7 @@ class Publisher:
         known = found if isinstance(found, dict) else {}
         fresh = {one.record.run_id: one.record for one in seen}
         rows = [text.overview_row(fresh.get(record.run_id, record)) for record in records[:MOST_ROWS]]
-        made = api.show(None, key="lachesis-runs", kind="table", data=rows, description="All runs", known=known.get(api.url))
+        made = api.upsert_artifact(None, key="lachesis-runs", kind="table", data=rows, description="All runs", artifact_id=known.get(api.url))
         if known.get(api.url) != made:
             write_private(file, json.dumps({api.url: made}))
 

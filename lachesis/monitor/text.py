@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import read_last_lines
-from lachesis.orchestration.artifacts import cell, curve, table
-from lachesis.orchestration.launcher import ui_url
+from lachesis.orchestration.artifacts import escape_cell, render_curve, render_table
+from lachesis.orchestration.launcher import get_run_url
 from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
 from lachesis.runs.metrics import KEY_METRICS, Step
 from lachesis.runs.store import RunRecord, shorten_service_name
@@ -21,21 +21,21 @@ TAIL_LINES, MAX_HELD_OUT = 8, 12
 def report(seen: Watched, steps: Sequence[Step]) -> str:
     """Health first, then the curve, the last numbers, and the end of each log."""
     record, look = seen.record, seen.look
-    lines = [f"# {cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_headline(seen)}**", ""]
-    lines += [f"- {cell(sentence)}" for sentence in seen.health.evidence]
-    lines += [f"- advice: {cell(sentence)}" for sentence in seen.health.advice]
+    lines = [f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_headline(seen)}**", ""]
+    lines += [f"- {escape_cell(sentence)}" for sentence in seen.health.evidence]
+    lines += [f"- advice: {escape_cell(sentence)}" for sentence in seen.health.advice]
     if record.error:
-        lines += ["", f"> {cell(record.error)}"]
+        lines += ["", f"> {escape_cell(record.error)}"]
     if len(steps) > 1:
-        lines += ["", "## Reward", "", curve([one.get("reward/mean") for one in steps])]
+        lines += ["", "## Reward", "", render_curve([one.get("reward/mean") for one in steps])]
     lines += _held_out(record, steps)
     last = steps[-1] if steps else {}
     known = [[name, last[name]] for name in KEY_METRICS if last.get(name) is not None]
     if known:
-        lines += ["", f"## Step {last['step']} of {record.total_steps}", "", *table(["metric", "value"], known)]
+        lines += ["", f"## Step {last['step']} of {record.total_steps}", "", *render_table(["metric", "value"], known)]
     if seen.budget:
         rows = [[name, f"{share:.1%}"] for name, share in seen.budget.items()]
-        lines += ["", "## Budget", "", *table(["of", "used"], rows)]
+        lines += ["", "## Budget", "", *render_table(["of", "used"], rows)]
     lines += ["", wandb_line(seen)]
     for service in record.services:
         end = read_last_lines(look.folder.get_log_file(service), TAIL_LINES).replace("```", "'''")
@@ -49,8 +49,8 @@ def _held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
     if not points:
         return []
     rows = [[point.step, f"{point.percent_correct:.3f}", point.items, _interval(point)] for point in points[-MAX_HELD_OUT:]]
-    picture = [curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
-    return ["", "## Held-out results", "", *picture, *table(["step", "share correct", "items", "95 % interval"], rows)]
+    picture = [render_curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
+    return ["", "## Held-out results", "", *picture, *render_table(["step", "share correct", "items", "95 % interval"], rows)]
 
 
 def _interval(point: HeldOutPoint) -> str:
@@ -67,8 +67,8 @@ def wandb_line(seen: Watched) -> str:
 
 def _headline(seen: Watched) -> str:
     if seen.stall:
-        return f"Stalled in {cell(seen.stall.part)} since {seen.stall.since}: {cell(seen.stall.evidence)}"
-    return f"Learning: {seen.health.word}. Phase: {cell(seen.record.phase)}"
+        return f"Stalled in {escape_cell(seen.stall.part)} since {seen.stall.since}: {escape_cell(seen.stall.evidence)}"
+    return f"Learning: {seen.health.word}. Phase: {escape_cell(seen.record.phase)}"
 
 
 def status_rows(seen: Watched) -> list[dict[str, Any]]:
@@ -102,5 +102,5 @@ def overview_row(record: RunRecord) -> dict[str, Any]:
         "learning": record.learning,
         "evidence": record.evidence or "",
         "stalled in": stall,
-        "page": ui_url(record) or "",
+        "page": get_run_url(record) or "",
     }

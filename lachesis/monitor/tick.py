@@ -20,7 +20,7 @@ from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.watched import Memory, load_memory, save_memory
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import resubmit
+from lachesis.orchestration.resuming import resubmit_run
 from lachesis.runs import cleanup, leftovers
 from lachesis.runs.budgets import find_exceeded_budget, compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
@@ -65,7 +65,7 @@ class Monitor:
     def tick(self) -> list[Watched]:
         """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done, and
         what goes wrong with one run keeps the others from nothing."""
-        records, warning = launcher.observe(self.store, self.store.scan()[0])
+        records, warning = launcher.refresh_runs(self.store, self.store.scan()[0])
         if warning:
             log.warning("%s", warning)
         mine = [record for record in records if self._matters(record)]
@@ -105,7 +105,7 @@ class Monitor:
         behind. Raises LachesisError."""
         seen = self._judged(look_at(self.store, [self.store.load(run_id)])[0])
         self._write_health(seen)
-        with PrefectApi().kept_alive() as api:
+        with PrefectApi().reuse_connection() as api:
             Publisher(self.store.home).publish_run(api, seen)
         self._remember(seen)
 
@@ -152,7 +152,7 @@ class Monitor:
         self._write_health(seen)
 
     def _stop(self, seen: Watched, reason: str, *, resume: bool = False) -> None:
-        launcher.cancel(self.store, seen.record, reason)
+        launcher.cancel_run(self.store, seen.record, reason)
         if resume:  # after it: a run that could not be asked to end must not be resumed one day
             self.store.update(seen.record.run_id, resume_wanted=True)
         seen.said.append(f"asked to save a checkpoint and end{', then to go on' if resume else ''}: {reason}")
@@ -174,7 +174,7 @@ class Monitor:
         resumes = record.auto_resumes + 1
         newest = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
         where = f"resumed from its checkpoint of step {newest.step}" if newest else "begun again, as it has no checkpoint"
-        resubmit(self.store, record, auto_resumes=resumes)
+        resubmit_run(self.store, record, auto_resumes=resumes)
         seen.said.append(f"{where} (time {resumes} of {MOST_RESUMES} without a person)")
 
     def _unstick(self, seen: Watched) -> None:
@@ -224,8 +224,8 @@ class Monitor:
         }
         related = [{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", "prefect.resource.role": "flow-run"}]
         with contextlib.suppress(ServerDownError):
-            told = {"message": payload, "page": launcher.ui_url(record) or ""}
-            PrefectApi().emit(f"lachesis.run.{what}", resource, related=related, payload=told)
+            told = {"message": payload, "page": launcher.get_run_url(record) or ""}
+            PrefectApi().emit_event(f"lachesis.run.{what}", resource, related=related, payload=told)
 
     def _write_health(self, seen: Watched) -> None:
         found = health_entry(seen.look, seen.health, seen.stall)

@@ -19,16 +19,16 @@ from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import ConfigFields
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import ForkSource
-from lachesis.tiny_model import build as models
+from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.tests import EMBEDDED
 
-TINY = "tiny"
+TINY_MODEL = "tiny"
 """The name of the tiny model that knows sums, where a model is named."""
-KNOWS_SUMS = frozenset({"arithmetic"})
+TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRequest:
     """What somebody wants to train or to test."""
 
     environment: str
@@ -47,7 +47,7 @@ class Launch:
         return ConfigFields(self.profile, schema, is_owner=self.by_owner)
 
 
-def base_model(launch: Launch, others: Iterable[str], origin: ForkSource | None, home: Path) -> str | None:
+def find_base_model(launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path) -> str | None:
     """Return the base model of a launch, or None where the profile's own is taken.
 
     Args:
@@ -57,28 +57,28 @@ def base_model(launch: Launch, others: Iterable[str], origin: ForkSource | None,
         home: Where models are kept.
     """
     if launch.model is not None:
-        return find_place(launch.model, home)
+        return resolve_model(launch.model, home)
     if origin:
         return origin.config.openai.model_name
     if launch.profile != "embedded":
         return None
-    return str(find_taught([launch.environment, *others], home) or tiny_model(home))
+    return str(find_taught_model([launch.environment, *others], home) or get_default_tiny_model_path(home))
 
 
-def find_place(name: str, home: Path) -> str:
+def resolve_model(name: str, home: Path) -> str:
     """Return the folder, or the name on the Hub, of the model that somebody named.
 
     `embedded:` before a name is left out: it is served by the engine of this machine in any case. Raises ModelNotFoundError
     for a folder that holds no model.
     """
     name = name.removeprefix(EMBEDDED)
-    if name == TINY:
-        return str(tiny_model(home))
+    if name == TINY_MODEL:
+        return str(get_default_tiny_model_path(home))
     try:
         folder = Path(name).expanduser()
     except RuntimeError as error:
         raise ModelNotFoundError(f"{shorten(name)} names no folder: {error}") from error
-    if folder == tiny_model(home):
+    if folder == get_default_tiny_model_path(home):
         return name  # built by whoever needs it first
     if not folder.exists() and not name.startswith(("/", ".", "~")):
         return name
@@ -88,33 +88,33 @@ def find_place(name: str, home: Path) -> str:
     return str(folder.resolve())
 
 
-def tiny_model(home: Path) -> Path:
+def get_default_tiny_model_path(home: Path) -> Path:
     """Return the folder of the tiny model that knows sums, which may still have to be built."""
-    return models.get_tiny_model_path(models.TinyModelRecipe(), home)
+    return tiny_model_build.get_tiny_model_path(tiny_model_build.TinyModelRecipe(), home)
 
 
-def find_taught(environments: Sequence[str], home: Path) -> Path | None:
+def find_taught_model(environments: Sequence[str], home: Path) -> Path | None:
     """Return the newest model that was taught on exactly these environments, or None.
 
     Of `arithmetic` it is always None: the model that knows sums is its default.
     """
-    if _knows_sums(environments):
+    if _suits_tiny_model(environments):
         return None
     prefix = f"tiny-{'-'.join(environments)}-"
-    digits = "[0-9a-f]" * models.DIGEST_DIGITS
+    digits = "[0-9a-f]" * tiny_model_build.DIGEST_DIGITS
     folders = [
         folder
         for folder in paths.models_dir(home).glob(f"tiny-*-{digits}")
-        if folder.name[: -models.DIGEST_DIGITS] == prefix and (folder / "config.json").is_file()
+        if folder.name[: -tiny_model_build.DIGEST_DIGITS] == prefix and (folder / "config.json").is_file()
     ]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
-def _knows_sums(environments: Sequence[str]) -> bool:
-    return set(environments) <= KNOWS_SUMS
+def _suits_tiny_model(environments: Sequence[str]) -> bool:
+    return set(environments) <= TINY_MODEL_ENVIRONMENTS
 
 
-def find_problem(launch: Launch, config: RunConfig, home: Path) -> str | None:
+def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> str | None:
     """Return why nobody should train this launch's model, or None.
 
     The default model would stay at reward 0 to the last step where it was not taught the form of the answers.
@@ -122,48 +122,48 @@ def find_problem(launch: Launch, config: RunConfig, home: Path) -> str | None:
     environments = list(config.build_environment_configs())
     if launch.profile != "embedded" or launch.model or launch.start_from:
         return None
-    if _knows_sums(environments) or find_taught(environments, home):
+    if _suits_tiny_model(environments) or find_taught_model(environments, home):
         return None
     words = [get_name_or_file(name) for name in environments]
-    named = [part for word in words for part in ("--for", word)]
-    build = shlex.join(["lachesis", "model", "build", *named])
+    options = [part for word in words for part in ("--for", word)]
+    build_command = shlex.join(["lachesis", "model", "build", *options])
     return (
         f"no model is named, and the tiny model knows sums only: it would stay at reward 0 on {' and '.join(environments)}. "
-        f"`{build}` teaches a tiny model, which is the default from then on; --model FOLDER_OR_NAME (`model` of "
-        f"rl_select_environment) takes any other one, and --model {TINY} the model of sums all the same"
+        f"`{build_command}` teaches a tiny model, which is the default from then on; --model FOLDER_OR_NAME (`model` of "
+        f"rl_select_environment) takes any other one, and --model {TINY_MODEL} the model of sums all the same"
     )
 
 
-def describe_default(launch: Launch, model: str) -> str | None:
+def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
     """Say which model is taken where nobody named one; None for the model of sums and for a model that was named."""
     folder = Path(model)
     if launch.profile != "embedded" or launch.model or launch.start_from or folder.name.count("-") < 2:
         return None
-    return f"nobody named a model, so the one taught on {folder.name[5 : -models.DIGEST_DIGITS - 1]} is taken: {model}"
+    return f"nobody named a model, so the one taught on {folder.name[5 : -tiny_model_build.DIGEST_DIGITS - 1]} is taken: {model}"
 
 
-def require_loadable(model: str, home: Path, *, profile: str = "embedded") -> None:
+def require_loadable_model(model: str, home: Path, *, profile: str = "embedded") -> None:
     """Raise ModelNotFoundError for a model that cannot be loaded here; the tiny one is built when it is needed.
 
     Where training happens elsewhere only its tokenizer is loaded here.
     """
-    if Path(model) != tiny_model(home):
+    if Path(model) != get_default_tiny_model_path(home):
         require_model(model, needs_weights=profile == "embedded")
 
 
-def find_tested(name: str, home: Path) -> str:
+def resolve_tested_model(name: str, home: Path) -> str:
     """Return the name by which a test knows a model.
 
     Raises ModelNotFoundError for one of this machine that cannot be loaded.
     """
     if not name.startswith(EMBEDDED):
         return name
-    place = find_place(name, home)
-    require_loadable(place, home)
-    return f"{EMBEDDED}{place}"
+    resolved_name = resolve_model(name, home)
+    require_loadable_model(resolved_name, home)
+    return f"{EMBEDDED}{resolved_name}"
 
 
-def find_examples(text: str) -> Path:
+def resolve_examples_file(text: str) -> Path:
     """Return the whole path of a file of examples, because the trainer runs in another folder.
 
     Raises FieldValueError when it cannot be read.

@@ -10,23 +10,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lachesis.base.errors import ConfigError, shorten
-from lachesis.orchestration.launcher import FLOW
+from lachesis.orchestration.launcher import TRAINING_FLOW
 from lachesis.orchestration.prefect_api import PrefectApi
 
 Json = dict[str, Any]
-BLOCK = "lachesis-webhook"
-TAG = "lachesis"
-OF_TRAINING = {"prefect.resource.role": "flow", "prefect.resource.name": FLOW}
-_RUN = '"run":{{flow_run.name|default("",true)|tojson}},"message":{{flow_run.state.message|default("",true)|tojson}}'
-_STATE = '{"event":{{flow_run.state.name|tojson}},' + _RUN + ',"page":{{flow_run|ui_url|string|tojson}}}'
-_PAYLOAD = '"message":{{event.payload.message|tojson}},"page":{{event.payload.page|tojson}}}'
-_EVENT = '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},' + _PAYLOAD
+WEBHOOK_BLOCK_NAME = "lachesis-webhook"
+AUTOMATION_TAG = "lachesis"
+TRAINING_FLOW_FILTER = {"prefect.resource.role": "flow", "prefect.resource.name": TRAINING_FLOW}
+_RUN_FIELDS = '"run":{{flow_run.name|default("",true)|tojson}},"message":{{flow_run.state.message|default("",true)|tojson}}'
+_STATE_BODY = '{"event":{{flow_run.state.name|tojson}},' + _RUN_FIELDS + ',"page":{{flow_run|ui_url|string|tojson}}}'
+_PAYLOAD_FIELDS = '"message":{{event.payload.message|tojson}},"page":{{event.payload.page|tojson}}}'
+_EVENT_BODY = '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},' + _PAYLOAD_FIELDS
 
 
-def templates() -> list[Json]:
+def make_automation_templates() -> list[Json]:
     """The automations, without their action."""
 
-    def reactive(name: str, text: str, expect: list[str], match: str, related: Json, payload: str) -> Json:
+    def make_template(name: str, description: str, expect: list[str], match: str, related: Json, payload: str) -> Json:
         trigger = {
             "type": "event",
             "posture": "Reactive",
@@ -39,58 +39,58 @@ def templates() -> list[Json]:
         }
         return {
             "name": f"lachesis: {name}",
-            "description": text,
+            "description": description,
             "enabled": True,
-            "tags": [TAG],
+            "tags": [AUTOMATION_TAG],
             "trigger": trigger,
             "payload": payload,
         }
 
-    flow_run, run = "prefect.flow-run.*", "lachesis.run.*"
+    flow_run_pattern, run_pattern = "prefect.flow-run.*", "lachesis.run.*"
     stopped = ["prefect.flow-run.Cancelled"]
     states = [f"prefect.flow-run.{state}" for state in ("Failed", "Crashed")]
     return [
-        reactive("run failed", "A training run failed or crashed.", states, flow_run, OF_TRAINING, _STATE),
-        reactive(
+        make_template("run failed", "A training run failed or crashed.", states, flow_run_pattern, TRAINING_FLOW_FILTER, _STATE_BODY),
+        make_template(
             "run stopped",
             "A training run was stopped: by somebody, a budget or a policy.",
             stopped,
-            flow_run,
-            OF_TRAINING,
-            _STATE,
+            flow_run_pattern,
+            TRAINING_FLOW_FILTER,
+            _STATE_BODY,
         ),
-        reactive("run finished", "A training run completed.", ["prefect.flow-run.Completed"], flow_run, OF_TRAINING, _STATE),
-        reactive("run stalled", "A part of a run stands still.", ["lachesis.run.stalled"], run, {}, _EVENT),
-        reactive("run broken", "A run learns nothing.", ["lachesis.run.broken"], run, {}, _EVENT),
+        make_template("run finished", "A training run completed.", ["prefect.flow-run.Completed"], flow_run_pattern, TRAINING_FLOW_FILTER, _STATE_BODY),
+        make_template("run stalled", "A part of a run stands still.", ["lachesis.run.stalled"], run_pattern, {}, _EVENT_BODY),
+        make_template("run broken", "A run learns nothing.", ["lachesis.run.broken"], run_pattern, {}, _EVENT_BODY),
     ]
 
 
-def set_notices(url: str) -> list[str]:
+def set_notifications(url: str) -> list[str]:
     """Make the automations call this address, whether they are there already or not; their names. Raises ConfigError, or
     ServerDownError."""
-    if not _is_address(url):
+    if not _is_web_address(url):
         raise ConfigError(f"{shorten(url)!r} is no web address; allowed: http://… or https://…, without spaces and braces")
     names = []
-    with PrefectApi().kept_alive() as api:
-        block = api.webhook_block(BLOCK, url)
-        for template in templates():
+    with PrefectApi().reuse_connection() as api:
+        block_id = api.upsert_webhook_block(WEBHOOK_BLOCK_NAME, url)
+        for template in make_automation_templates():
             payload = template.pop("payload")
-            action = {"type": "call-webhook", "block_document_id": block, "payload": payload}
-            api.put_automation({**template, "actions": [action]})
+            action = {"type": "call-webhook", "block_document_id": block_id, "payload": payload}
+            api.upsert_automation({**template, "actions": [action]})
             names.append(template["name"])
     return names
 
 
-def _is_address(url: str) -> bool:
+def _is_web_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_http_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:  # a port or an IPv6 address that is none
         return False
-    return known and re.search(r"[\s{}]", url) is None  # braces would be a template of the server
+    return is_http_url and re.search(r"[\s{}]", url) is None  # braces would be a template of the server
 
 
-def remove_notices() -> list[str]:
+def remove_notifications() -> list[str]:
     """Delete the automations; the names of those that were there. Raises ServerDownError."""
-    with PrefectApi().kept_alive() as api:
-        return [one["name"] for one in templates() if api.delete_automations(one["name"])]
+    with PrefectApi().reuse_connection() as api:
+        return [template["name"] for template in make_automation_templates() if api.delete_automations(template["name"])]

@@ -29,22 +29,22 @@ READ_TIMEOUT_S = 2.5
 TIMEOUT_S = 8.0
 """For all else; three of these stay below the 30 s that clients wait.
 While several runs start on two cores, the server takes seconds to answer."""
-BUSY_PAUSES_S = (0.1, 0.3, 0.9)
+BUSY_RETRY_PAUSES_S = (0.1, 0.3, 0.9)
 """SQLite takes one writer; a server that meets another one answers 503."""
-MOST_DELETED = 50
+MAX_DELETED_RUNS = 50
 """The server's own limit for one call."""
 MISSING = object()
 """The answer to a question about something that the server does not know."""
 Json = dict[str, Any]
 
 
-def server_note(home: Path | None = None) -> Json | None:
+def read_server_info(home: Path | None = None) -> Json | None:
     """What the launcher of this home has written: `api_url`, `ui_url`, `keys`, `max_runs`, `pids`; None when there is none, or
     nothing that could be one."""
     try:
-        found = json.loads(server_file(home).read_text())
-        ok = isinstance(found["api_url"], str) and isinstance(found["keys"], list) and isinstance(found["max_runs"], int)
-        return found if ok and all(isinstance(key, str) for key in found["keys"]) else None
+        server_info = json.loads(server_file(home).read_text())
+        is_valid = isinstance(server_info["api_url"], str) and isinstance(server_info["keys"], list) and isinstance(server_info["max_runs"], int)
+        return server_info if is_valid and all(isinstance(key, str) for key in server_info["keys"]) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -54,16 +54,16 @@ def server_file(home: Path | None = None) -> Path:
     return (home or paths.home()) / "server.json"
 
 
-def api_url(home: Path | None = None) -> str | None:
+def find_api_url(home: Path | None = None) -> str | None:
     """`$PREFECT_API_URL`, else the address of the launcher that runs in this home; None when there is neither."""
-    named = os.environ.get("PREFECT_API_URL")
-    if named:
-        return named.rstrip("/")
-    note = server_note(home)
-    return None if note is None else str(note["api_url"])
+    configured_url = os.environ.get("PREFECT_API_URL")
+    if configured_url:
+        return configured_url.rstrip("/")
+    server_info = read_server_info(home)
+    return None if server_info is None else str(server_info["api_url"])
 
 
-def auth_string() -> str | None:
+def read_auth_string() -> str | None:
     """NAME:PASSWORD of the server, from $PREFECT_API_AUTH_STRING or the setting of the server itself; None when it asks for
     none."""
     return os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or None
@@ -73,19 +73,19 @@ class PrefectApi:
     """One server. Every method raises ServerDownError when it does not answer in time."""
 
     def __init__(self, url: str | None = None) -> None:
-        found = url or api_url()
-        if found is None:
+        server_url = url or find_api_url()
+        if server_url is None:
             raise ServerDownError(
                 "no Prefect server is known: start one with `lachesis serve` and wait until it says `ready`, or set "
                 "PREFECT_API_URL"
             )
-        self.url = found
-        user, _, password = (auth_string() or "").partition(":")
+        self.url = server_url
+        user, _, password = (read_auth_string() or "").partition(":")
         self._auth = (user, password) if user else None
         self._client: httpx.Client | None = None
 
     @contextlib.contextmanager
-    def kept_alive(self) -> Iterator[Self]:
+    def reuse_connection(self) -> Iterator[Self]:
         """One connection for many calls; a new one for each costs five times as much."""
         with httpx.Client(trust_env=False, verify=get_tls_context()) as self._client:
             try:
@@ -93,23 +93,23 @@ class PrefectApi:
             finally:
                 self._client = None
 
-    def require(self) -> None:
+    def require_healthy(self) -> None:
         """Raises ServerDownError unless the server answers."""
-        self._ask("GET", "/health", timeout_s=READ_TIMEOUT_S)
+        self._request("GET", "/health", timeout_s=READ_TIMEOUT_S)
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         try:
-            self.require()
+            self.require_healthy()
         except ServerDownError:
             return False
         return True
 
-    def deployment(self, flow: str, name: str) -> Json | None:
+    def read_deployment(self, flow: str, name: str) -> Json | None:
         """The deployment, or None when it is not registered."""
-        found = self._ask("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
-        return None if found is MISSING else found
+        deployment = self._request("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
+        return None if deployment is MISSING else deployment
 
-    def create_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
+    def create_flow_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
         """Schedule a flow run for now; the same `key` gives the same run."""
         body = {
             "name": name,
@@ -120,70 +120,70 @@ class PrefectApi:
         }
         path = f"/deployments/{deployment_id}/create_flow_run"
         try:
-            return self._ask("POST", path, body) or {}
+            return self._request("POST", path, body) or {}
         except ServerDownError:  # it may have been accepted all the same; the key makes asking again harmless
-            return self._ask("POST", path, body) or {}
+            return self._request("POST", path, body) or {}
 
-    def flow_run(self, flow_run_id: str) -> Json | None:
-        found = self._ask("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
-        return None if found is MISSING else found
+    def read_flow_run(self, flow_run_id: str) -> Json | None:
+        flow_run = self._request("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
+        return None if flow_run is MISSING else flow_run
 
-    def flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
+    def read_flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
         """Those that the server knows, by id."""
-        found: dict[str, Json] = {}
-        asked = [one for one in flow_run_ids if _is_uuid(one)]  # it refuses all of them for one that is none
-        for start in range(0, len(asked), 200):  # the server's own limit for one answer
-            body = {"flow_runs": {"id": {"any_": asked[start : start + 200]}}}
-            for one in self._ask("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []:
-                found[one["id"]] = one
-        return found
+        flow_runs: dict[str, Json] = {}
+        valid_ids = [flow_run_id for flow_run_id in flow_run_ids if _is_uuid(flow_run_id)]  # it refuses all of them for one that is none
+        for start in range(0, len(valid_ids), 200):  # the server's own limit for one answer
+            body = {"flow_runs": {"id": {"any_": valid_ids[start : start + 200]}}}
+            for flow_run in self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []:
+                flow_runs[flow_run["id"]] = flow_run
+        return flow_runs
 
     def cancel(self, flow_run_id: str, message: str) -> Json:
         """Ask the runner to end the run; a run that has not started ends at once."""
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
-        return self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
+        return self._request("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
 
     def suspend(self, flow_run_id: str, message: str) -> None:
         """Write that the flow run is suspended, without a time limit, whatever its state is."""
         details = {"pause_reschedule": True}
         state = {"type": "PAUSED", "name": "Suspended", "message": message, "state_details": details}
         body = {"state": state, "force": True}
-        self._ask("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+        self._request("POST", f"/flow_runs/{flow_run_id}/set_state", body)
 
     def resume(self, flow_run_id: str) -> bool:
         """Schedule a suspended flow run again; False when it is not suspended any more."""
-        answer = self._ask("POST", f"/flow_runs/{flow_run_id}/resume")
-        return (answer or {}).get("status") == "ACCEPT"
+        result = self._request("POST", f"/flow_runs/{flow_run_id}/resume")
+        return (result or {}).get("status") == "ACCEPT"
 
-    def show(
-        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str, known: str | None = None
+    def upsert_artifact(
+        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str, artifact_id: str | None = None
     ) -> str:
         """Change the artifact in place, `known` or the newest of that key and flow run, or make it. Its id."""
-        shown = json.dumps(data) if kind == "table" else data
-        known = known or self._newest(key, flow_run_id)
-        if known is not None and self.update_artifact(known, shown):
-            return known
-        return self.create_artifact(flow_run_id, key=key, kind=kind, data=shown, description=description)
+        encoded_data = json.dumps(data) if kind == "table" else data
+        artifact_id = artifact_id or self._find_newest_artifact(key, flow_run_id)
+        if artifact_id is not None and self.update_artifact(artifact_id, encoded_data):
+            return artifact_id
+        return self.create_artifact(flow_run_id, key=key, kind=kind, data=encoded_data, description=description)
 
-    def _newest(self, key: str, flow_run_id: str | None) -> str | None:
+    def _find_newest_artifact(self, key: str, flow_run_id: str | None) -> str | None:
         """By a filter: the route for the latest of a key answers with the id of the key's history, which cannot be changed."""
-        wanted: Json = {"key": {"any_": [key]}}
+        artifact_filter: Json = {"key": {"any_": [key]}}
         if flow_run_id is not None:
-            wanted["flow_run_id"] = {"any_": [flow_run_id]}
-        found = self._ask("POST", "/artifacts/filter", {"artifacts": wanted, "sort": "CREATED_DESC", "limit": 1})
-        return str(found[0]["id"]) if found else None
+            artifact_filter["flow_run_id"] = {"any_": [flow_run_id]}
+        artifacts = self._request("POST", "/artifacts/filter", {"artifacts": artifact_filter, "sort": "CREATED_DESC", "limit": 1})
+        return str(artifacts[0]["id"]) if artifacts else None
 
     def create_artifact(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = "") -> str:
         """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without a flow run it stands
         alone."""
         body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": flow_run_id}
-        return str((self._ask("POST", "/artifacts/", body) or {}).get("id"))
+        return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
     def update_artifact(self, artifact_id: str, data: Any) -> bool:
         """Change it in place, which keeps the database as large as it is. False when the server does not know it (any more)."""
-        return self._ask("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True) is not MISSING
+        return self._request("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True) is not MISSING
 
-    def emit(self, event: str, resource: Json, *, related: list[Json], payload: Json) -> None:
+    def emit_event(self, event: str, resource: Json, *, related: list[Json], payload: Json) -> None:
         """Tell the server that something happened, which automations can wait for."""
         body = {
             "id": str(uuid.uuid4()),
@@ -193,57 +193,57 @@ class PrefectApi:
             "related": related,
             "payload": payload,
         }
-        self._ask("POST", "/events", [body])
+        self._request("POST", "/events", [body])
 
-    def webhook_block(self, name: str, url: str) -> str:
+    def upsert_webhook_block(self, name: str, url: str) -> str:
         """The id of the block document of that name, which calls this address by POST with JSON."""
-        found = self._ask("GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True)
+        block_document = self._request("GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True)
         data = {"url": url, "method": "POST", "headers": {"Content-Type": "application/json"}}
-        if found is not MISSING:
-            self._ask("PATCH", f"/block_documents/{found['id']}", {"data": data, "merge_existing_data": True})
-            return str(found["id"])
-        kind = self._ask("GET", "/block_types/slug/webhook")["id"]
-        wanted = {"block_schemas": {"block_type_id": {"any_": [kind]}}, "limit": 1}
-        schema = self._ask("POST", "/block_schemas/filter", wanted)[0]["id"]
-        body = {"name": name, "block_type_id": kind, "block_schema_id": schema, "data": data}
-        return str(self._ask("POST", "/block_documents/", body)["id"])
+        if block_document is not MISSING:
+            self._request("PATCH", f"/block_documents/{block_document['id']}", {"data": data, "merge_existing_data": True})
+            return str(block_document["id"])
+        block_type_id = self._request("GET", "/block_types/slug/webhook")["id"]
+        schema_filter = {"block_schemas": {"block_type_id": {"any_": [block_type_id]}}, "limit": 1}
+        schema = self._request("POST", "/block_schemas/filter", schema_filter)[0]["id"]
+        body = {"name": name, "block_type_id": block_type_id, "block_schema_id": schema, "data": data}
+        return str(self._request("POST", "/block_documents/", body)["id"])
 
-    def put_automation(self, automation: Json) -> None:
+    def upsert_automation(self, automation: Json) -> None:
         """Make the automation, or replace the one of that name; names are not unique in the server."""
-        known = self._automations(automation["name"])
-        if known:
-            self._ask("PUT", f"/automations/{known[0]}", automation)
+        automation_ids = self._find_automation_ids(automation["name"])
+        if automation_ids:
+            self._request("PUT", f"/automations/{automation_ids[0]}", automation)
         else:
-            self._ask("POST", "/automations/", automation)
+            self._request("POST", "/automations/", automation)
 
     def delete_automations(self, name: str) -> int:
         """How many there were of that name."""
-        known = self._automations(name)
-        for one in known:
-            self._ask("DELETE", f"/automations/{one}")
-        return len(known)
+        automation_ids = self._find_automation_ids(name)
+        for automation_id in automation_ids:
+            self._request("DELETE", f"/automations/{automation_id}")
+        return len(automation_ids)
 
-    def _automations(self, name: str) -> list[str]:
-        found = self._ask("POST", "/automations/filter", {"automations": {"name": {"any_": [name]}}})
-        return [str(one["id"]) for one in found or []]
+    def _find_automation_ids(self, name: str) -> list[str]:
+        automations = self._request("POST", "/automations/filter", {"automations": {"name": {"any_": [name]}}})
+        return [str(automation["id"]) for automation in automations or []]
 
-    def delete_runs(self, deployment_id: str, *, before: str) -> int:
+    def delete_flow_runs(self, deployment_id: str, *, before: str) -> int:
         """Delete the ended flow runs of a deployment that ended before that time, at most fifty; how many there were."""
         ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
-        wanted = {"deployment_id": {"any_": [deployment_id]}, "state": ended, "end_time": {"before_": before}}
-        answer = self._ask("POST", "/flow_runs/bulk_delete", {"flow_runs": wanted, "limit": MOST_DELETED})
-        return len((answer or {}).get("deleted", []))
+        flow_run_filter = {"deployment_id": {"any_": [deployment_id]}, "state": ended, "end_time": {"before_": before}}
+        result = self._request("POST", "/flow_runs/bulk_delete", {"flow_runs": flow_run_filter, "limit": MAX_DELETED_RUNS})
+        return len((result or {}).get("deleted", []))
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: Any = None, *, missing_ok: bool = False, timeout_s: float | None = None
     ) -> Any:
-        limit = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
-            for pause in (*BUSY_PAUSES_S, 0.0):
-                answer = self._send(method, path, body, limit)
-                if answer.status_code != 503 or not pause:
+            for pause_s in (*BUSY_RETRY_PAUSES_S, 0.0):
+                response = self._send_request(method, path, body, timeout)
+                if response.status_code != 503 or not pause_s:
                     break
-                time.sleep(pause)
+                time.sleep(pause_s)
         except httpx.ReadTimeout as error:
             raise ServerDownError(
                 f"the Prefect server at {self.url} accepts calls and has not answered in {timeout_s or TIMEOUT_S:g} s; it is "
@@ -253,22 +253,22 @@ class PrefectApi:
             raise ServerDownError(
                 f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"
             ) from error
-        if answer.status_code == 404 and missing_ok:
+        if response.status_code == 404 and missing_ok:
             return MISSING
-        if answer.status_code == 401:
+        if response.status_code == 401:
             raise ServerDownError(
                 f"the Prefect server at {self.url} asks for a name and a password: set PREFECT_API_AUTH_STRING to "
                 "NAME:PASSWORD, as it was given to `lachesis serve`"
             )
-        if answer.status_code >= 400:
-            raise ServerDownError(f"the Prefect server answered {path} with HTTP {answer.status_code}: {answer.text[:500]}")
+        if response.status_code >= 400:
+            raise ServerDownError(f"the Prefect server answered {path} with HTTP {response.status_code}: {response.text[:500]}")
         try:
-            return answer.json() if answer.content else None
+            return response.json() if response.content else None
         except ValueError as error:
-            raise ServerDownError(f"what answers at {self.url} is no Prefect server: {answer.text[:100]!r}") from error
+            raise ServerDownError(f"what answers at {self.url} is no Prefect server: {response.text[:100]!r}") from error
 
-    def _send(self, method: str, path: str, body: Any, limit: httpx.Timeout) -> httpx.Response:
-        options: Json = {"json": body, "timeout": limit, "auth": self._auth, "follow_redirects": True}
+    def _send_request(self, method: str, path: str, body: Any, timeout: httpx.Timeout) -> httpx.Response:
+        options: Json = {"json": body, "timeout": timeout, "auth": self._auth, "follow_redirects": True}
         if self._client is not None:
             return self._client.request(method, self.url + path, **options)
         return httpx.request(method, self.url + path, trust_env=False, verify=get_tls_context(), **options)

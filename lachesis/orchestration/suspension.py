@@ -13,9 +13,9 @@ from lachesis.runs.store import RunRecord, RunStore
 
 SUSPENDED = "suspended in Prefect"
 """The stop reason of a run whose flow run waits to be resumed."""
-WILL_RUN = frozenset({"SCHEDULED", "PENDING"})
+WAITING_STATES = frozenset({"SCHEDULED", "PENDING"})
 """Types of the states in which a flow run waits for its process."""
-_MESSAGE = "training stops with a checkpoint; Resume goes on from it"
+_SUSPENDED_MESSAGE = "training stops with a checkpoint; Resume goes on from it"
 Json = dict[str, Any]
 
 
@@ -24,12 +24,12 @@ def is_suspended(record: RunRecord) -> bool:
     return record.stop_reason == SUSPENDED
 
 
-def suspended_error(run_id: str) -> str:
+def describe_suspension(run_id: str) -> str:
     """Return what the record of a suspended run gives as the reason of its end."""
     return f"{SUSPENDED}; Resume on its page, or `lachesis resume {run_id}`, goes on with it"
 
 
-def note_suspended(store: RunStore, record: RunRecord) -> RunRecord:
+def record_suspension(store: RunStore, record: RunRecord) -> RunRecord:
     """Write into the record that this attempt was suspended, unless it had a reason to end before."""
     if record.stop_reason is not None:
         return record
@@ -37,14 +37,14 @@ def note_suspended(store: RunStore, record: RunRecord) -> RunRecord:
     return store.update(record.run_id, if_attempt=record.attempt, **changes)
 
 
-def note_unsuspended(store: RunStore, record: RunRecord, reason: str) -> RunRecord:
+def record_not_resumable(store: RunStore, record: RunRecord, reason: str) -> RunRecord:
     """Write into the record of a suspended run that its flow run cannot be resumed any more, and why."""
-    ours = suspended_error(record.run_id)
-    error = (record.error or ours).replace(ours, reason)
+    suspension_text = describe_suspension(record.run_id)
+    error = (record.error or suspension_text).replace(suspension_text, reason)
     return store.update(record.run_id, if_attempt=record.attempt, stop_reason=reason, error=error)
 
 
-def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
+def remove_pause_timeout(api: PrefectApi, flow_run_id: str) -> bool:
     """Let a flow run that is paused now stay suspended until somebody resumes it.
 
     The dialog in Prefect gives every suspension a time limit, 5 minutes if nobody changes it, after
@@ -58,16 +58,16 @@ def keep_resumable(api: PrefectApi, flow_run_id: str) -> bool:
     Raises:
         ServerDownError: The server does not answer.
     """
-    state = (api.flow_run(flow_run_id) or {}).get("state") or {}
+    state = (api.read_flow_run(flow_run_id) or {}).get("state") or {}
     if state.get("type") != "PAUSED":
         return False
     details = state.get("state_details") or {}
     if details.get("pause_timeout") or not details.get("pause_reschedule"):
-        api.suspend(flow_run_id, _MESSAGE)
+        api.suspend(flow_run_id, _SUSPENDED_MESSAGE)
     return True
 
 
-def flow_run_to_resume(record: RunRecord) -> Json | None:
+def find_flow_run_to_resume(record: RunRecord) -> Json | None:
     """Return the run's flow run when a resume goes on with it, or None when it needs a new one.
 
     A flow run that was stopped first and suspended then is cancelled: Prefect's runner may be at its
@@ -77,13 +77,13 @@ def flow_run_to_resume(record: RunRecord) -> Json | None:
         ServerDownError: It cannot be asked about.
     """
     api = PrefectApi()
-    flow_run = api.flow_run(record.flow_run_id) if record.flow_run_id else None
+    flow_run = api.read_flow_run(record.flow_run_id) if record.flow_run_id else None
     state = ((flow_run or {}).get("state") or {}).get("type")
     if state == "PAUSED" and record.stop_reason and not is_suspended(record):
         api.cancel(str(record.flow_run_id), record.stop_reason)
         return None
-    resumed = state in WILL_RUN or (state == "RUNNING" and is_suspended(record))
-    return flow_run if resumed or state == "PAUSED" else None
+    is_resumed = state in WAITING_STATES or (state == "RUNNING" and is_suspended(record))
+    return flow_run if is_resumed or state == "PAUSED" else None
 
 
 def resume_flow_run(flow_run: Json) -> bool:
@@ -91,8 +91,8 @@ def resume_flow_run(flow_run: Json) -> bool:
     if flow_run["state"]["type"] != "PAUSED":
         return True  # somebody else has resumed it
     api = PrefectApi()
-    keep_resumable(api, str(flow_run["id"]))
+    remove_pause_timeout(api, str(flow_run["id"]))
     if api.resume(str(flow_run["id"])):
         return True
-    state = ((api.flow_run(str(flow_run["id"])) or {}).get("state") or {}).get("type")
-    return state in WILL_RUN or state == "RUNNING"
+    state = ((api.read_flow_run(str(flow_run["id"])) or {}).get("state") or {}).get("type")
+    return state in WAITING_STATES or state == "RUNNING"

@@ -12,7 +12,7 @@ from typing import Any
 from lachesis.base.errors import ConfigError
 from lachesis.catalog import describe
 from lachesis.catalog.scan import Environment
-from lachesis.tiny_model import build as models
+from lachesis.tiny_model import build as tiny_model_build
 
 NUM_EXAMPLES = 4000
 MAX_BATCH_TOKENS = 8_192
@@ -25,7 +25,7 @@ def ensure_environment_model(
     share: float = RIGHT_SHARE,
     steps: int = NUM_STEPS,
     home: Path | None = None,
-    progress: models.ProgressCallback = lambda done, total: None,
+    progress: tiny_model_build.ProgressCallback = lambda done, total: None,
 ) -> Path:
     """The model's folder; built at the first call, then found again. `taught` are environments with their fields, each of which
     gives as many examples. Raises ConfigError, EnvironmentLoadError for one that has none, and what `models.build` raises."""
@@ -34,10 +34,10 @@ def ensure_environment_model(
     num_examples = NUM_EXAMPLES // len(environments)
     conversations = [conversation for environment_and_values in environments for conversation in describe.collect_examples(*environment_and_values, count=num_examples, share=share)]
     longest = max(sum(len(message["content"].encode()) + 2 for message in conversation) for conversation in conversations)
-    recipe = models.TinyModelRecipe(
+    recipe = tiny_model_build.TinyModelRecipe(
         steps=steps,
         accuracy=share,
-        context=max(models.TinyModelRecipe.context, 2 * longest),
-        batch=max(8, min(models.TinyModelRecipe.batch, MAX_BATCH_TOKENS // longest)),
+        context=max(tiny_model_build.TinyModelRecipe.context, 2 * longest),
+        batch=max(8, min(tiny_model_build.TinyModelRecipe.batch, MAX_BATCH_TOKENS // longest)),
     )
-    return models.ensure_tiny_model(recipe, home, progress, models.ExampleConversations("-".join(environment.name for environment, _ in environments), conversations))
+    return tiny_model_build.ensure_tiny_model(recipe, home, progress, tiny_model_build.ExampleConversations("-".join(environment.name for environment, _ in environments), conversations))

@@ -28,8 +28,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ids.append(record.run_id)
         return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
 
-    monkeypatch.setattr(launcher, "submit", submit)
-    monkeypatch.setattr("lachesis.orchestration.resuming.flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr(launcher, "submit_run", submit)
+    monkeypatch.setattr("lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return ids
 
@@ -78,7 +78,7 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     desk.select("arithmetic")
     with monkeypatch.context() as patched:
         patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
-        patched.setattr(launcher, "submit", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(launcher, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             desk.start()
     (left,) = desk.service.store.all()

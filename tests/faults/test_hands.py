@@ -51,12 +51,12 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
     run = world.take("running")
     run.reach("running")
     api = PrefectApi()
-    deployment = api.deployment("launch-training", "local")
+    deployment = api.read_deployment("launch-training", "local")
     assert deployment is not None
     parameters = {"run_id": run.run_id, "home": str(world.home)}
-    second = api.create_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
+    second = api.create_flow_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
     state = world.wait(
-        lambda: (one := (api.flow_run(second["id"]) or {})["state"])["type"] in ("CANCELLED", "FAILED", "CRASHED") and one,
+        lambda: (one := (api.read_flow_run(second["id"]) or {})["state"])["type"] in ("CANCELLED", "FAILED", "CRASHED") and one,
         90,
         "its end",
     )
@@ -65,7 +65,7 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
     run.advances()
     assert run.record.flow_run_id != second["id"]
     attempt = run.stop().attempt
-    third = api.create_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
+    third = api.create_flow_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
     world.wait(lambda: run.record.flow_run_id == third["id"] and run.record.resumed, 120, "the resume by hand")
     run.advances()
     assert run.record.attempt == attempt + 1
@@ -87,7 +87,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     world.strike(run.pid("trainer"), signal.SIGKILL)
     assert run.ended().status == "failed"
     kept = run.kept()
-    ended = lambda: (PrefectApi().flow_run(flow_run_id or "") or {})["state"]["type"] == "FAILED"  # noqa: E731
+    ended = lambda: (PrefectApi().read_flow_run(flow_run_id or "") or {})["state"]["type"] == "FAILED"  # noqa: E731
     world.wait(ended, 30, "the end of the flow run, which comes after the run's")
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now_iso()}}
     again = {"state": state, "force": True}

@@ -149,7 +149,7 @@ def test_the_database_is_lost(world: World, row: Row) -> None:
     for file in (world.home / "prefect").glob("prefect.db*"):
         file.unlink()
     world.strike(world.part("server"), signal.SIGKILL)
-    world.wait(lambda: psutil.pid_exists(world.part("server")) and PrefectApi().healthy(), 90, "a new server", 0.5)
+    world.wait(lambda: psutil.pid_exists(world.part("server")) and PrefectApi().is_healthy(), 90, "a new server", 0.5)
     run.advances()
     assert run.seen().status == "running"
     record = run.stop()

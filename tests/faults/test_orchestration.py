@@ -92,7 +92,7 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     second = next(pid for pid, one in world.processes().items() if "deployments.server" in one and pid != first)
     world.strike(second, KILL)
     time.sleep(4)
-    world.wait(lambda: PrefectApi().healthy(), 60, "the new server", poll_s=0.2)
+    world.wait(lambda: PrefectApi().is_healthy(), 60, "the new server", poll_s=0.2)
     time.sleep(10)
     run.advances(1)
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")

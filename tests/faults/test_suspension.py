@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.orchestration.prefect_api import api_url
+from lachesis.orchestration.prefect_api import find_api_url
 from lachesis.orchestration.suspension import SUSPENDED
 from lachesis.runs.store import RunRecord
 from tests.faults.world import Run, World
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def post(run: Run, action: str, body: Json | None = None) -> Json:
-    url = f"{api_url()}/flow_runs/{run.record.flow_run_id}/{action}"
+    url = f"{find_api_url()}/flow_runs/{run.record.flow_run_id}/{action}"
     send = lambda: httpx.post(url, json=body, timeout=20, trust_env=False)  # noqa: E731
     is_written = lambda: (answer := send()).status_code != 503 and answer  # noqa: E731
     answer = run.world.wait(is_written, 30, "a place to write in SQLite", 0.2)
@@ -50,14 +50,14 @@ def resume(run: Run) -> str:
 
 
 def state_of(run: Run) -> Json:
-    url = f"{api_url()}/flow_runs/{run.record.flow_run_id}"
+    url = f"{find_api_url()}/flow_runs/{run.record.flow_run_id}"
     return dict(httpx.get(url, timeout=20, trust_env=False).json()["state"])
 
 
 def flow_runs(run: Run) -> int:
     """How many flow runs this run has had."""
     body = {"flow_runs": {"tags": {"all_": [f"run:{run.run_id}"]}}}
-    url = f"{api_url()}/flow_runs/filter"
+    url = f"{find_api_url()}/flow_runs/filter"
     return len(httpx.post(url, json=body, timeout=20, trust_env=False).json())
 
 

@@ -22,7 +22,7 @@ from lachesis.runs import cleanup
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.supervision.restart_policy import RESTART_RULES
 from lachesis.tiny_model import build
@@ -103,7 +103,7 @@ class World:
 
     def start(self, *, start_from: str | None = None, **edits: Any) -> Run:
         values = tuple({**EDITS, **edits}.items())
-        record = self.service.start(Launch("steady", "embedded", values, self.model, seed=0, start_from=start_from))
+        record = self.service.start(LaunchRequest("steady", "embedded", values, self.model, seed=0, start_from=start_from))
         return Run(self, record.run_id)
 
     def take(self, phase: Phase, part: str = "") -> Run:

@@ -25,7 +25,7 @@ from lachesis.monitor.watched import Memory
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
-from lachesis.service import Launch, Service
+from lachesis.service import LaunchRequest, Service
 from lachesis.tiny_model import build
 
 RUN = "0123abcd"
@@ -121,12 +121,12 @@ def require_works(command: str, service: Service) -> None:
         assert service.report(run)
         WORKED.add(command)
     elif args.command == "test":
-        launch = Launch(describe.register_environment(args.environment), args.profile, model=(args.model or [None])[0])
+        launch = LaunchRequest(describe.register_environment(args.environment), args.profile, model=(args.model or [None])[0])
         assert service.describe(launch)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
         edits = tuple(parse_assignment(text) for text in args.edits)
-        service.preview(Launch(describe.register_environment(args.environment), args.profile, edits, args.model, start_from=args.start_from))
+        service.preview(LaunchRequest(describe.register_environment(args.environment), args.profile, edits, args.model, start_from=args.start_from))
     elif args.command == "model":
         assert [describe.find_environment(name) for name in args.environments]
     else:

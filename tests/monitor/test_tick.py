@@ -43,14 +43,14 @@ def store(tmp_path: Path) -> RunStore:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
     found: Asked = []
-    monkeypatch.setattr(launcher, "cancel", lambda store, record, reason: found.append((record.run_id, reason)))
+    monkeypatch.setattr(launcher, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason)))
     return found
 
 
 def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a resume of a run whose flow run has ended do everything but submit it."""
-    monkeypatch.setattr(resuming, "flow_run_to_resume", lambda record: None)
-    monkeypatch.setattr(launcher, "submit", lambda store, record: record)
+    monkeypatch.setattr(resuming, "find_flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr(launcher, "submit_run", lambda store, record: record)
 
 
 @pytest.fixture
@@ -482,7 +482,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
 
     make(limits={"on_stall": "resume"})
     frozen(store, "0123abcd")
-    monkeypatch.setattr(launcher, "cancel", refuses)
+    monkeypatch.setattr(launcher, "cancel_run", refuses)
     (seen,) = Monitor(store).tick()
     assert "not done: away" in seen.said
     assert store.load("0123abcd").resume_wanted is False

@@ -23,7 +23,7 @@ from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import launch_inputs
-from lachesis.orchestration.launch_inputs import Launch
+from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
 from lachesis.service import Service
@@ -121,7 +121,7 @@ def test_the_command_that_the_refusal_names_helps(own: Path, refused: Refused, c
     said = capsys.readouterr().err
     assert "server_down" in said, "everything that is checked before the server is asked has passed"
     home = Path(os.environ["LACHESIS_HOME"])
-    assert launch_inputs.base_model(Launch("own"), [], None, home) == built
+    assert launch_inputs.find_base_model(LaunchRequest("own"), [], None, home) == built
 
 
 @pytest.mark.parametrize("model", ["tiny", "embedded:tiny"])
@@ -144,7 +144,7 @@ def test_without_a_server_nothing_is_built(refused: Refused, monkeypatch: pytest
 
 def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(tmp_path: Path) -> None:
     def default(*environments: str) -> str | None:
-        return launch_inputs.base_model(Launch(environments[0]), environments[1:], None, tmp_path)
+        return launch_inputs.find_base_model(LaunchRequest(environments[0]), environments[1:], None, tmp_path)
 
     sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
     assert default("own") == default("arithmetic") == sums
@@ -155,12 +155,12 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
     assert default("own") == str(newer)
     assert default("own", "other") == str(other)
     assert default("other") == default("arithmetic") == sums
-    assert launch_inputs.base_model(Launch("own", "tinker"), [], None, tmp_path) is None
-    assert launch_inputs.describe_default(Launch("own"), str(newer)) == (
+    assert launch_inputs.find_base_model(LaunchRequest("own", "tinker"), [], None, tmp_path) is None
+    assert launch_inputs.describe_default_model(LaunchRequest("own"), str(newer)) == (
         f"nobody named a model, so the one taught on own is taken: {newer}"
     )
-    assert launch_inputs.describe_default(Launch("own", model=str(newer)), str(newer)) is None
-    assert launch_inputs.describe_default(Launch("arithmetic"), sums) is None
+    assert launch_inputs.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer)) is None
+    assert launch_inputs.describe_default_model(LaunchRequest("arithmetic"), sums) is None
 
 
 def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +202,9 @@ def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
 
 def test_a_name_in_a_test_means_what_it_means_in_train(random_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for the forecast, which is for the run that `train` would make."""
-    seen: list[tuple[Launch, TestOptions]] = []
+    seen: list[tuple[LaunchRequest, TestOptions]] = []
 
-    def check(self: Service, launch: Launch, options: TestOptions) -> Any:
+    def check(self: Service, launch: LaunchRequest, options: TestOptions) -> Any:
         seen.append((launch, options))
         raise ServerDownError("enough")
 
@@ -229,9 +229,9 @@ def test_a_name_in_a_test_means_what_it_means_in_train(random_model: str, monkey
 def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
     service = Service()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
-        service.check_test(Launch("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
+        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
     with pytest.raises(ModelNotFoundError, match="holds no model"):
-        service.check_test(Launch("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
+        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
 
 
 # --- examples to imitate ----------------------------------------------------------------------------------------------
@@ -244,15 +244,15 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
     service = Service()
     edits = (("supervised_file", "FILE.jsonl"),)
     for profile in ("embedded", "tinker"):
-        config, plan = service.preview(Launch("arithmetic", profile, edits, by_owner=True))
+        config, plan = service.preview(LaunchRequest("arithmetic", profile, edits, by_owner=True))
         assert config.tinker.supervised_file == str(file), "the trainer runs in another folder"
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
         read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
         assert len(supervised.read_examples(Path(str(read_by_trainer)), build.build_tokenizer(), max_tokens=99)) == 1
         with pytest.raises(LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"):
-            service.preview(Launch("arithmetic", profile, edits))
-    described = service.describe(Launch("arithmetic", by_owner=True))
+            service.preview(LaunchRequest("arithmetic", profile, edits))
+    described = service.describe(LaunchRequest("arithmetic", by_owner=True))
     assert [one["locked"] for one in described["fields"] if one["name"] == "supervised_file"] == [None]
 
 
@@ -270,7 +270,7 @@ def test_an_agent_cannot_name_a_file(own: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FieldValueError, match="allowed: a JSONL file that can be read"):
-        launch_inputs.find_examples(name)
+        launch_inputs.resolve_examples_file(name)
 
 
 # --- from an earlier run ----------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def earlier(random_model: str) -> str:
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     service = Service()
-    environment, _ = service.resolve(Launch("arithmetic"))
+    environment, _ = service.resolve(LaunchRequest("arithmetic"))
     config = run_config.resolve_run_config("arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model)
     record = RunRecord(
         run_id=run_id, environment="arithmetic", environment_file=environment.file_path, profile="embedded", base_model=model,
@@ -298,7 +298,7 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
 
 
 def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
-    config, _ = Service().preview(Launch("arithmetic", start_from=f"{earlier}@4"))
+    config, _ = Service().preview(LaunchRequest("arithmetic", start_from=f"{earlier}@4"))
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
     assert config.env.tokenizer_name == random_model
 
@@ -362,6 +362,6 @@ def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> 
 
 def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
     """What is kept of a draft may be a text where a number is meant."""
-    config, _ = Service().preview(Launch("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5"))))
+    config, _ = Service().preview(LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5"))))
     assert isinstance(config, RunConfig)
     assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

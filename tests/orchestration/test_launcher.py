@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
-from lachesis.orchestration.resuming import next_attempt
+from lachesis.orchestration.resuming import make_next_attempt_changes
 from lachesis.reporting.status import run_status
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
@@ -38,10 +38,10 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
     """Somebody looks, another one writes the end and resumes the run, and the first one goes on with what it saw."""
     seen = store.load(RUN)
     store.mark_ended(RUN, "stopped")
-    store.update(RUN, **next_attempt(store.load(RUN)))
+    store.update(RUN, **make_next_attempt_changes(store.load(RUN)))
     cancelled = {"state": {"type": "CANCELLED"}}
-    assert launcher._as_served(store, seen, "u", cancelled).status == "pending"
-    assert launcher._as_served(store, store.load(RUN), "u", cancelled).status == "pending"
+    assert launcher._refresh_from_server(store, seen, "u", cancelled).status == "pending"
+    assert launcher._refresh_from_server(store, store.load(RUN), "u", cancelled).status == "pending"
     assert store.load(RUN).attempt == 2
 
 
@@ -57,7 +57,7 @@ def test_without_a_server_only_who_holds_the_run_is_told(store: RunStore, sleepe
     """The system may have given the flow's number to somebody else, while the reaper still ends the services."""
     store.update(RUN, flow_pid=sleeper.pid)
     with store.dir(RUN).hold_alive_lock(), pytest.raises(ServerDownError):
-        launcher.cancel(store, store.load(RUN))
+        launcher.cancel_run(store, store.load(RUN))
     assert sleeper.poll() is None
     assert store.load(RUN).stop_reason is None, "nobody was asked"
 
@@ -69,9 +69,9 @@ def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
         assert flow.stdout is not None
         assert flow.stdout.readline() == b"open\n"
         store.update(RUN, flow_pid=flow.pid)
-        launcher.cancel(store, store.load(RUN))
+        launcher.cancel_run(store, store.load(RUN))
         assert flow.wait(10) == -15
-    assert store.load(RUN).stop_reason == launcher.BY_USER
+    assert store.load(RUN).stop_reason == launcher.STOPPED_BY_USER
 
 
 def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:

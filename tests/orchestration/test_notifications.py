@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import ConfigError
-from lachesis.orchestration.notifications import set_notices
+from lachesis.orchestration.notifications import set_notifications
 from lachesis.runs.evaluation import read_evaluation
 
 
@@ -17,7 +17,7 @@ from lachesis.runs.evaluation import read_evaluation
 )
 def test_an_address_that_cannot_work_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no web address; allowed"):
-        set_notices(url)
+        set_notifications(url)
 
 
 def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:

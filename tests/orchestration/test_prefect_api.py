@@ -45,7 +45,7 @@ def test_a_busy_server_is_asked_again(server: Busy) -> None:
     """SQLite lets one write at a time; Prefect answers the others with 503."""
     api = PrefectApi(f"http://127.0.0.1:{server.server_address[1]}/api")
     server.refusals = 2
-    assert api.healthy()
+    assert api.is_healthy()
     server.refusals = 100
     with pytest.raises(ServerDownError, match="503"):
-        api.require()
+        api.require_healthy()

@@ -17,8 +17,8 @@ from deployments.up import SETTINGS
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import is_submission, resubmit, was_begun
-from lachesis.orchestration.suspension import SUSPENDED, keep_resumable, note_suspended, suspended_error
+from lachesis.orchestration.resuming import belongs_to_attempt, resubmit_run, needs_new_attempt
+from lachesis.orchestration.suspension import SUSPENDED, remove_pause_timeout, record_suspension, describe_suspension
 from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Service
 from lachesis.supervision.process import reserve_free_ports
@@ -39,12 +39,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)
-    while not api.healthy():
+    while not api.is_healthy():
         assert process.poll() is None, (home / "log").read_text()
         assert time.monotonic() < until
         time.sleep(0.2)
-    flow = api._ask("POST", "/flows/", {"name": launcher.FLOW})
-    api._ask("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
+    flow = api._request("POST", "/flows/", {"name": launcher.TRAINING_FLOW})
+    api._request("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
     yield api.url
     process.terminate()
     process.wait(60)
@@ -58,7 +58,7 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     store = RunStore()
     record = RunRecord.model_validate({"run_id": f"{time.time_ns():x}"[-8:], **VALUES})
     store.create(record)
-    launcher.submit(store, record)
+    launcher.submit_run(store, record)
     return store
 
 
@@ -68,12 +68,12 @@ def record_of(store: RunStore) -> RunRecord:
 
 def seen(store: RunStore) -> RunRecord:
     """As `lachesis status` shows it."""
-    return launcher.refresh(store, record_of(store))
+    return launcher.refresh_run(store, record_of(store))
 
 
 def set_state(store: RunStore, state_type: str, **state: Any) -> None:
     path = f"/flow_runs/{record_of(store).flow_run_id}/set_state"
-    PrefectApi()._ask("POST", path, {"state": {"type": state_type, **state}, "force": True})
+    PrefectApi()._request("POST", path, {"state": {"type": state_type, **state}, "force": True})
 
 
 def suspend(store: RunStore) -> None:
@@ -83,7 +83,7 @@ def suspend(store: RunStore) -> None:
 
 
 def state_of(store: RunStore) -> dict[str, Any]:
-    flow_run = PrefectApi().flow_run(record_of(store).flow_run_id or "")
+    flow_run = PrefectApi().read_flow_run(record_of(store).flow_run_id or "")
     assert flow_run is not None
     return dict(flow_run["state"])
 
@@ -94,9 +94,9 @@ def end_suspended(store: RunStore) -> RunRecord:
     set_state(store, "RUNNING")
     store.update(record.run_id, status="running", started_at=now_iso())
     suspend(store)
-    note_suspended(store, record_of(store))
-    keep_resumable(PrefectApi(), record.flow_run_id or "")
-    return store.update(record.run_id, status="stopped", error=suspended_error(record.run_id), ended_at=now_iso(), took_s=1.0)
+    record_suspension(store, record_of(store))
+    remove_pause_timeout(PrefectApi(), record.flow_run_id or "")
+    return store.update(record.run_id, status="stopped", error=describe_suspension(record.run_id), ended_at=now_iso(), took_s=1.0)
 
 
 @pytest.mark.parametrize("pause", [True, False])
@@ -106,12 +106,12 @@ def test_a_suspension_loses_its_time_limit(store: RunStore, pause: bool) -> None
     if not pause:
         suspend(store)
     flow_run_id = record_of(store).flow_run_id or ""
-    assert keep_resumable(PrefectApi(), flow_run_id)
+    assert remove_pause_timeout(PrefectApi(), flow_run_id)
     state = state_of(store)
     assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
     assert state["state_details"]["pause_timeout"] is None
     assert state["state_details"]["pause_reschedule"] is True
-    assert keep_resumable(PrefectApi(), flow_run_id)
+    assert remove_pause_timeout(PrefectApi(), flow_run_id)
     assert state_of(store)["id"] == state["id"], "it is not written again"
 
 
@@ -123,14 +123,14 @@ def test_a_resume_since_the_last_look_is_not_overwritten(
 ) -> None:
     """Somebody resumes it after it was found suspended, and before the run is ended."""
     suspend(store)
-    flow_runs = PrefectApi.flow_runs
+    flow_runs = PrefectApi.read_flow_runs
 
     def then_resumed(api: PrefectApi, flow_run_ids: list[str]) -> dict[str, Any]:
         before = flow_runs(api, flow_run_ids)
         set_state(store, state)
         return before
 
-    monkeypatch.setattr(PrefectApi, "flow_runs", then_resumed)
+    monkeypatch.setattr(PrefectApi, "read_flow_runs", then_resumed)
     seen(store)
     assert state_of(store)["type"] == state
     record = record_of(store)
@@ -141,10 +141,10 @@ def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:
     suspend(store)
     record = seen(store)
     assert (record.status, record.stop_reason) == ("stopped", SUSPENDED)
-    assert record.error == suspended_error(record.run_id)
+    assert record.error == describe_suspension(record.run_id)
     assert state_of(store)["state_details"]["pause_timeout"] is None
-    assert was_begun(record), "the flow that begins now makes a new attempt"
-    assert not was_begun(record.model_copy(update={"stop_reason": None}))
+    assert needs_new_attempt(record), "the flow that begins now makes a new attempt"
+    assert not needs_new_attempt(record.model_copy(update={"stop_reason": None}))
     assert seen(store).status == "stopped"
 
 
@@ -166,23 +166,23 @@ def test_a_resume_in_prefect_is_seen_before_the_flow_begins(store: RunStore) -> 
     assert (waiting.status, waiting.error) == ("pending", None)
     assert Service().resume(record.run_id).status == "pending"
     assert record_of(store).attempt == 1, "its flow makes the attempt"
-    assert is_submission(record_of(store), record.flow_run_id)
-    assert was_begun(record_of(store))
+    assert belongs_to_attempt(record_of(store), record.flow_run_id)
+    assert needs_new_attempt(record_of(store))
     set_state(store, "RUNNING")
     assert seen(store).status == "pending"
-    assert resubmit(store, record).attempt == 1
+    assert resubmit_run(store, record).attempt == 1
 
 
 def test_resumes_at_once_make_one_attempt_of_the_same_flow_run(store: RunStore) -> None:
     record = end_suspended(store)
     with ThreadPoolExecutor(4) as pool:
-        resumed = list(pool.map(lambda _: resubmit(store, record, auto_resumes=7), range(4)))
+        resumed = list(pool.map(lambda _: resubmit_run(store, record, auto_resumes=7), range(4)))
     assert {one.flow_run_id for one in resumed} == {record.flow_run_id}
     now_queued = record_of(store)
     assert (now_queued.attempt, now_queued.status, now_queued.auto_resumes) == (2, "pending", 7)
     assert now_queued.stop_reason is None
-    assert not was_begun(now_queued), "its attempt is made"
-    assert is_submission(now_queued, record.flow_run_id)
+    assert not needs_new_attempt(now_queued), "its attempt is made"
+    assert belongs_to_attempt(now_queued, record.flow_run_id)
     assert state_of(store)["name"] == "Resuming"
 
 
@@ -193,9 +193,9 @@ def test_a_flow_run_that_is_gone_is_followed_by_another(store: RunStore, ended_a
     set_state(store, ended_as)
     known = seen(store)
     assert known.error == known.stop_reason == f"{SUSPENDED}, where its flow run is {ended_as.lower()} by now"
-    resumed = resubmit(store, known)
+    resumed = resubmit_run(store, known)
     assert resumed.flow_run_id not in (None, record.flow_run_id)
-    assert not is_submission(resumed, record.flow_run_id), "that one is started by hand"
+    assert not belongs_to_attempt(resumed, record.flow_run_id), "that one is started by hand"
     assert state_of(store)["type"] == "SCHEDULED"
 
 
@@ -203,14 +203,14 @@ def test_a_flow_run_that_ends_at_the_last_moment_is_followed_by_another(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = end_suspended(store)
-    monkeypatch.setattr("lachesis.orchestration.resuming.flow_run_to_resume", lambda *_: _then_cancelled(store, record))
-    resumed = resubmit(store, record)
+    monkeypatch.setattr("lachesis.orchestration.resuming.find_flow_run_to_resume", lambda *_: _then_cancelled(store, record))
+    resumed = resubmit_run(store, record)
     assert resumed.flow_run_id not in (None, record.flow_run_id)
     assert state_of(store)["type"] == "SCHEDULED"
 
 
 def _then_cancelled(store: RunStore, record: RunRecord) -> dict[str, Any] | None:
-    flow_run = PrefectApi().flow_run(record.flow_run_id or "")
+    flow_run = PrefectApi().read_flow_run(record.flow_run_id or "")
     set_state(store, "CANCELLED")
     return flow_run
 
@@ -219,10 +219,10 @@ def test_a_server_that_goes_leaves_the_record_as_it_was(store: RunStore, monkeyp
     record = end_suspended(store)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     with pytest.raises(ServerDownError):
-        resubmit(store, record)
+        resubmit_run(store, record)
     assert record_of(store) == record
     with pytest.raises(ServerDownError):
-        launcher.cancel_suspended(store, record)
+        launcher.cancel_suspended_run(store, record)
     assert record_of(store) == record
     assert seen(store) == record
 
@@ -244,13 +244,13 @@ def test_a_stop_of_a_run_that_was_resumed_in_prefect(store: RunStore) -> None:
     assert PrefectApi().resume(record.flow_run_id or "")
     Service().stop(record.run_id)
     assert state_of(store)["type"] == "CANCELLED"
-    assert record_of(store).stop_reason == launcher.BY_USER
+    assert record_of(store).stop_reason == launcher.STOPPED_BY_USER
     assert seen(store).status == "stopped"
 
 
 def test_the_first_reason_to_end_stays(store: RunStore) -> None:
     record = store.update(record_of(store).run_id, stop_reason="budget")
-    assert note_suspended(store, record).stop_reason == "budget"
+    assert record_suspension(store, record).stop_reason == "budget"
 
 
 def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(store: RunStore) -> None:
@@ -259,9 +259,9 @@ def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(stor
     set_state(store, "RUNNING")
     suspend(store)
     stopped = {"status": "stopped", "stop_reason": "stopped by its user", "started_at": now_iso(), "ended_at": now_iso()}
-    resumed = resubmit(store, store.update(record.run_id, took_s=1.0, **stopped))
+    resumed = resubmit_run(store, store.update(record.run_id, took_s=1.0, **stopped))
     assert (resumed.attempt, resumed.status) == (2, "pending")
     assert resumed.flow_run_id not in (None, record.flow_run_id)
-    earlier = PrefectApi().flow_run(record.flow_run_id or "")
+    earlier = PrefectApi().read_flow_run(record.flow_run_id or "")
     assert earlier is not None
     assert earlier["state"]["type"] == "CANCELLED"

@@ -24,7 +24,7 @@ from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
-from lachesis.tiny_model import build as models
+from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.tests import InferenceRequest, InferenceTestStore, measure_groups, make_model_result, make_process_config, read_samples, collect_inference_counts
 from lachesis.validation.verdict import InferenceCounts, judge_learnability
 from tasks import inference
@@ -275,7 +275,7 @@ def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypa
     monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
     inference.build_missing_model(bench)
     assert not built
-    tiny = models.get_tiny_model_path(models.TinyModelRecipe(), bench.tests.home)
+    tiny = tiny_model_build.get_tiny_model_path(tiny_model_build.TinyModelRecipe(), bench.tests.home)
     inference.build_missing_model(replace(bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))))
     assert built == [bench.tests.home]
 
