@@ -132,7 +132,7 @@ def measure_start() -> list[object]:
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        answer = TABLE["rl_start_training"].run(call, {"allow_duplicate": True}).payload()
+        answer = TABLE["rl_start_training"].run(call, {"allow_duplicate": True}).to_payload()
         times.append(time.perf_counter() - started)
         TABLE["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
     return ["rl_start_training until the run id (s)", *seconds(times, TARGET_START_S)]

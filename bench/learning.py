@@ -42,7 +42,7 @@ def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
     record = service.start(LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed))
     record = watch.until_end(service, record.run_id, quiet=True)
     launcher.wait_until_gone(service.store, record)
-    results = service.results(record.run_id).payload()
+    results = service.results(record.run_id).to_payload()
     steps = service.metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
     said = collections.Counter(judge(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))

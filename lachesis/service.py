@@ -23,7 +23,7 @@ from lachesis.orchestration import launch_inputs, launcher
 from lachesis.orchestration.launch_inputs import LaunchRequest as LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit_run
-from lachesis.reporting.status import COMMANDS, RunResults, RunStatus, run_logs, run_results, run_status
+from lachesis.reporting.status import NEXT_STEP_COMMANDS, RunResults, RunStatus, find_log_files, build_run_results, build_run_status
 from lachesis.runs import fork
 from lachesis.runs.budgets import find_exceeded_budget, read_spent_file, compute_budget_usage
 from lachesis.runs.checkpoints import Checkpoints
@@ -343,18 +343,18 @@ class Service:
         )
         return judge_list(self.store, known), "; ".join(one for one in (warning, damaged) if one) or None
 
-    def status(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunStatus:
+    def status(self, run_id: str, words: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
         known, warning = launcher.refresh_runs(self.store, [self.store.load(run_id)])
         record = judge_shown(self.store, known[0])
-        return run_status(
+        return build_run_status(
             record,
             self.store.dir(run_id),
             self.metrics(run_id),
             ui_url=launcher.get_run_url(record),
             queue=launcher.find_queue_position(self.store, run_id) if record.status == "pending" else None,
             warning=warning,
-            words=words,
+            next_step_templates=words,
         )
 
     def metrics(self, run_id: str) -> list[Json]:
@@ -376,10 +376,10 @@ class Service:
         launcher.cancel_run(self.store, record)
         return {"message": f"run {run_id} is being stopped", "run_id": run_id, "status": self.get(run_id).status}
 
-    def results(self, run_id: str, words: Mapping[str, str] = COMMANDS) -> RunResults:
+    def results(self, run_id: str, words: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunResults:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
         record = judge_shown(self.store, self.get(run_id))
-        return run_results(record, self.store.dir(run_id), self.metrics(run_id), words=words)
+        return build_run_results(record, self.store.dir(run_id), self.metrics(run_id), next_step_templates=words)
 
     def report(self, run_id: str, to: Path | None = None) -> list[Path]:
         """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
@@ -391,7 +391,7 @@ class Service:
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """The file, its last lines, and the position to read on from. `service` is a short name, as in a status. Raises
         ConfigError for one that the run has not."""
-        known = run_logs(self.store.load(run_id), self.store.dir(run_id))
+        known = find_log_files(self.store.load(run_id), self.store.dir(run_id))
         if service not in known:
             raise ConfigError(f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: {', '.join(known)}")
         path = Path(known[service])

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from lachesis.agent.session import Desk, Tell
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError, error_to_payload, to_compact_json
 from lachesis.config.run_config import format_validation_error
-from lachesis.reporting.status import Report
+from lachesis.reporting.status import ResponseModel
 
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -46,9 +46,9 @@ class Call:
 class Tool:
     """One tool. `preview`, where there is one, tells what a call would do on a profile that may cost money."""
 
-    function: Callable[..., Report]
+    function: Callable[..., ResponseModel]
     hints: Hints
-    preview: Callable[..., Report | None] | None = None
+    preview: Callable[..., ResponseModel | None] | None = None
 
     @property
     def name(self) -> str:
@@ -79,11 +79,11 @@ class Tool:
 
     @functools.cached_property
     def output_schema(self) -> Json:
-        answer: type[Report] = get_type_hints(self.function)["return"]
+        answer: type[ResponseModel] = get_type_hints(self.function)["return"]
         schema: Json = answer.model_json_schema(mode="serialization")
         return schema
 
-    def run(self, call: Call, arguments: Json | None, *, preview: bool = False) -> Report:
+    def run(self, call: Call, arguments: Json | None, *, preview: bool = False) -> ResponseModel:
         """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
         given = {} if arguments is None else arguments
         if not isinstance(given, dict) or not _is_text(given):
@@ -100,11 +100,11 @@ class Tool:
 
     def call(self, call: Call, arguments: Json | None, *, preview: bool = False) -> tuple[Json, LachesisError | None]:
         """The answer as JSON and None, or an error as JSON and that error. Never raises."""
-        return told(lambda: self.run(call, arguments, preview=preview).payload())
+        return told(lambda: self.run(call, arguments, preview=preview).to_payload())
 
     def text(self, session: str, arguments: Json | None) -> str:
         """As `call`, as JSON text for a named session. Never raises."""
-        return to_compact_json(told(lambda: self.run(Call(Desk(session)), arguments).payload())[0])
+        return to_compact_json(told(lambda: self.run(Call(Desk(session)), arguments).to_payload())[0])
 
 
 def told(answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
@@ -137,10 +137,10 @@ TABLE: dict[str, Tool] = {}
 JsonText = Callable[..., Coroutine[Any, Any, str]]
 
 
-def tool(hints: Hints, preview: Callable[..., Report | None] | None = None) -> Callable[[Callable[..., Report]], JsonText]:
+def tool(hints: Hints, preview: Callable[..., ResponseModel | None] | None = None) -> Callable[[Callable[..., ResponseModel]], JsonText]:
     """Put a function into the table; what is left in its place is the async function that gives JSON text."""
 
-    def register(function: Callable[..., Report]) -> JsonText:
+    def register(function: Callable[..., ResponseModel]) -> JsonText:
         made = Tool(function, hints, preview)
         TABLE[made.name] = made
         names = list(made.arguments.model_fields)

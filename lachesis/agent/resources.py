@@ -70,7 +70,7 @@ def read(desk: Desk, uri: str) -> tuple[str, str]:
     if path == "skill":
         return skill_file().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
-        return to_compact_json(desk.current_config().payload()), "application/json"
+        return to_compact_json(desk.current_config().to_payload()), "application/json"
     found = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
     if found is None:
         allowed = ", ".join(one.uri for one in (*STATIC, *TEMPLATES))

@@ -45,7 +45,7 @@ from lachesis.base.errors import (
     error_to_payload,
 )
 from lachesis.base.http_guard import ASGIApp, HttpGuard
-from lachesis.reporting.status import Report, RunResults, RunStatus
+from lachesis.reporting.status import ResponseModel, RunResults, RunStatus
 
 _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),
@@ -68,14 +68,14 @@ _STATUS: tuple[tuple[type[LachesisError], int], ...] = (
 """The first that fits; what is left is a fault of ours."""
 
 
-class ErrorBody(Report):
+class ErrorBody(ResponseModel):
     """What every status but 200 has as its body."""
 
     error: str
     code: str
 
 
-class Entrance(Report):
+class Entrance(ResponseModel):
     """What the address by itself answers, without a token."""
 
     name: str
@@ -176,7 +176,7 @@ def routes() -> FastAPI:
 
     @app.get("/environments", response_model=list[schemas.EnvironmentEntry], **shown("rl_list_environments", "environments"))
     def environments(call: Caller) -> Any:
-        return _told(lambda: call.desk.environments().payload()["environments"])
+        return _told(lambda: call.desk.environments().to_payload()["environments"])
 
     @app.post("/environments/{name}/select", response_model=schemas.Selected, **shown("rl_select_environment", "environments"))
     def select(call: Caller, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
@@ -203,7 +203,7 @@ def routes() -> FastAPI:
 
     @app.get("/runs/{run_id}", response_model=RunStatus, **shown("rl_check_status", "runs"))
     def status(call: Caller, run_id: RunId) -> Any:
-        return _told(lambda: call.desk.live_status(run_id).payload())
+        return _told(lambda: call.desk.live_status(run_id).to_payload())
 
     @app.post("/runs/{run_id}/stop", response_model=schemas.Stopped, **shown("rl_stop_training", "runs"))
     def stop(call: Caller, run_id: RunId) -> Any:
@@ -235,7 +235,7 @@ def _given(body: Any) -> Json:
 
 
 def _answer(tool: str, call: Call, arguments: Json | None = None) -> JSONResponse:
-    return _told(lambda: TABLE[tool].run(call, arguments).payload())
+    return _told(lambda: TABLE[tool].run(call, arguments).to_payload())
 
 
 def _told(answer: Callable[[], Any]) -> JSONResponse:

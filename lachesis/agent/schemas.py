@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.reporting.status import Json, QueuePlace, Report, RunStatus
+from lachesis.reporting.status import Json, QueuePlace, ResponseModel, RunStatus
 from lachesis.validation.forecast import Forecast
 from lachesis.validation.tests import Stage
 from lachesis.validation.verdict import Verdict
 
 
-class EnvironmentEntry(Report):
+class EnvironmentEntry(ResponseModel):
     name: str
     class_name: str
     file_path: str
@@ -18,7 +18,7 @@ class EnvironmentEntry(Report):
     """The first line of the environment's docstring."""
 
 
-class EnvironmentList(Report):
+class EnvironmentList(ResponseModel):
     environments: list[EnvironmentEntry]
     count: int
     tips: list[str]
@@ -28,7 +28,7 @@ class EnvironmentList(Report):
     """Environments that go by another name than their own because it was taken, with the reason."""
 
 
-class FieldView(Report):
+class FieldView(ResponseModel):
     name: str
     section: str
     """env, tinker or openai."""
@@ -42,7 +42,7 @@ class FieldView(Report):
     """What a run would have if it were started now."""
 
 
-class LockedFieldView(Report):
+class LockedFieldView(ResponseModel):
     name: str
     section: str
     type: str
@@ -56,7 +56,7 @@ class LockedFieldView(Report):
     """Why it is locked."""
 
 
-class Selected(Report):
+class Selected(ResponseModel):
     message: str
     environment: str
     file_path: str
@@ -68,7 +68,7 @@ class Selected(Report):
     """The name under which this choice is kept."""
 
 
-class CurrentConfig(Report):
+class CurrentConfig(ResponseModel):
     environment: str
     profile: str
     model: str
@@ -81,7 +81,7 @@ class CurrentConfig(Report):
     warning: str | None = None
 
 
-class Edited(Report):
+class Edited(ResponseModel):
     message: str
     field: str
     value: Any
@@ -91,7 +91,7 @@ class Edited(Report):
     """Why a run could not start with these values together; edit another field to mend it."""
 
 
-class PlannedService(Report):
+class PlannedService(ResponseModel):
     name: str
     port: int | None
     """Free now; chosen again at the start. Null when it does not listen."""
@@ -99,7 +99,7 @@ class PlannedService(Report):
     log: str
 
 
-class Started(Report):
+class Started(ResponseModel):
     """A run that was started, or what a start would do (`dry_run`, or a preview that waits for `confirm`)."""
 
     message: str
@@ -140,7 +140,7 @@ class CheckedStatus(RunStatus):
     reported_seconds_ago: int | None = None
 
 
-class Stopped(Report):
+class Stopped(ResponseModel):
     message: str
     run_id: str
     status: str
@@ -148,7 +148,7 @@ class Stopped(Report):
     """True when nothing was done yet; call again with confirm=true."""
 
 
-class TestedStep(Report):
+class TestedStep(ResponseModel):
     step: int
     completions: int
     correct: int
@@ -156,19 +156,19 @@ class TestedStep(Report):
     scores: list[float]
 
 
-class Response(Report):
+class Response(ResponseModel):
     text: str | None
     score: float | None
     """Null when the verifier had nothing to compare with."""
 
 
-class AnsweredPrompt(Report):
+class AnsweredPrompt(ResponseModel):
     prompt: str
     responses: list[Response]
     note: str | None = None
 
 
-class TestedModel(Report):
+class TestedModel(ResponseModel):
     model: str
     name: str
     scale: str
@@ -198,14 +198,14 @@ class TestedModel(Report):
     """Why this model's test is not complete."""
 
 
-class TestConfig(Report):
+class TestConfig(ResponseModel):
     num_steps: int
     group_size: int
     rollouts_per_model: int
     total_rollouts: int
 
 
-class TestSummary(Report):
+class TestSummary(ResponseModel):
     steps_requested: int
     models_tested: int
     models_succeeded: int
@@ -219,7 +219,7 @@ class TestSummary(Report):
     """With the best model."""
 
 
-class TestReport(Report):
+class TestReport(ResponseModel):
     """An inference test, or how far it is."""
 
     __test__ = False  # no test class of pytest
@@ -241,7 +241,7 @@ class TestReport(Report):
     next_steps: list[str]
 
 
-class CheckLine(Report):
+class CheckLine(ResponseModel):
     name: str
     status: str
     """passed, warned, failed, or not offered."""
@@ -249,7 +249,7 @@ class CheckLine(Report):
     seconds: float
 
 
-class EnvironmentCheck(Report):
+class EnvironmentCheck(ResponseModel):
     """What a check of an environment has found, or how far it is."""
 
     check_id: str
@@ -266,7 +266,7 @@ class EnvironmentCheck(Report):
     next_steps: list[str]
 
 
-class RunEntry(Report):
+class RunEntry(ResponseModel):
     run_id: str
     environment: str
     status: str
@@ -280,7 +280,7 @@ class RunEntry(Report):
     """The first evidence for that word."""
 
 
-class RunList(Report):
+class RunList(ResponseModel):
     runs: list[RunEntry]
     """The newest first."""
     count: int
@@ -289,7 +289,7 @@ class RunList(Report):
     """What keeps the statuses from being up to date."""
 
 
-class Health(Report):
+class Health(ResponseModel):
     status: str
     """ok, or degraded with its `problems`."""
     version: str

@@ -22,7 +22,7 @@ from lachesis.config.run_config import PROFILES, load_profile_values, read_env_n
 from lachesis.orchestration import launcher
 from lachesis.orchestration.launch_inputs import describe_default_model, find_model_problem
 from lachesis.orchestration.prefect_api import find_api_url
-from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, run_logs
+from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, find_log_files
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
 from lachesis.service import LaunchRequest, Service
@@ -175,7 +175,7 @@ class Desk:
             wandb_project=record.wandb_project,
             wandb_run_name=record.wandb_run_name,
             config_path=str(folder.config),
-            logs=run_logs(record, folder),
+            logs=find_log_files(record, folder),
             ui_url=launcher.get_run_url(record),
             profile=record.profile,
             next_steps=[f"{call} in some minutes; it goes on by itself"],
@@ -226,15 +226,15 @@ class Desk:
         always reported."""
         report = self.live_status(run_id)  # an unknown id is told before the limit is touched
         if report.status in ("completed", "failed", "stopped"):
-            return schemas.CheckedStatus(**report.payload())
+            return schemas.CheckedStatus(**report.to_payload())
         with self.session.change() as state:
             last = state.checks.get(run_id)
             left = 0.0 if last is None else last.at + status_interval_s() - time.time()
             if last is not None and left > 0 and _news(report) == _news(last.report):
                 with contextlib.suppress(ValidationError):  # a report of another version
                     return views.limited(last, left)
-            state.checks[run_id] = Check(at=time.time(), report=report.payload())
-        return schemas.CheckedStatus(**report.payload())
+            state.checks[run_id] = Check(at=time.time(), report=report.to_payload())
+        return schemas.CheckedStatus(**report.to_payload())
 
     def live_status(self, run_id: str) -> RunStatus:
         """As `status`, without its limit."""
@@ -375,7 +375,7 @@ class Desk:
 
 def _news(report: RunStatus | Json) -> tuple[Any, ...]:
     """What is told at once when it changes: the status, what the run is doing, and when its end can be foreseen."""
-    plain = report.payload() if isinstance(report, RunStatus) else report
+    plain = report.to_payload() if isinstance(report, RunStatus) else report
     return plain.get("status"), plain.get("phase"), (plain.get("progress") or {}).get("eta_seconds") is None
 
 

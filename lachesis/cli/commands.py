@@ -118,7 +118,7 @@ def _followed(args: argparse.Namespace, service: Service, record: RunRecord) -> 
     """Show where the run is, or with --watch what it does until it ends."""
     if args.watch:
         record = watch.until_end(service, record.run_id, quiet=args.json)
-        answer = service.results(record.run_id).payload()
+        answer = service.results(record.run_id).to_payload()
         out(args, answer, show.results(answer))
         return 0 if record.status == "completed" else 1
     newest = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
@@ -228,7 +228,7 @@ def _newest_held_out(service: Service, record: RunRecord) -> dict[str, Any] | No
 
 
 def status(args: argparse.Namespace) -> None:
-    answer = Service().status(args.run).payload()
+    answer = Service().status(args.run).to_payload()
     out(args, answer, show.status(answer))
 
 
@@ -246,7 +246,7 @@ def stop(args: argparse.Namespace) -> None:
 
 
 def results(args: argparse.Namespace) -> None:
-    answer = Service().results(args.run).payload()
+    answer = Service().results(args.run).to_payload()
     out(args, answer, show.results(answer))
 
 

@@ -43,7 +43,7 @@ def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int
         record = service.start(wanted)
         record = _watch(service, record, as_json=as_json)
         launcher.wait_until_gone(service.store, record)
-    answer = service.results(record.run_id).payload()
+    answer = service.results(record.run_id).to_payload()
     if as_json:
         print(json.dumps(answer, indent=2))
     else:

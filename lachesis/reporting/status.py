@@ -26,17 +26,17 @@ PACE_STEPS = 20
 """The time that is left is estimated from the pace of this many last steps."""
 
 
-class Report(BaseModel):
+class ResponseModel(BaseModel):
     """A typed answer. What is not known is absent from its JSON; null says that there is no value."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
-    def payload(self) -> Json:
+    def to_payload(self) -> Json:
         """The answer as plain JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Progress(Report):
+class RunProgress(ResponseModel):
     step: int
     """Training steps done."""
     total: int
@@ -45,7 +45,7 @@ class Progress(Report):
     """Estimated seconds to the last step; null before the second step and after the end."""
 
 
-class QueuePlace(Report):
+class QueuePlace(ResponseModel):
     place: int
     """1 is the next to start."""
     running: int
@@ -54,7 +54,7 @@ class QueuePlace(Report):
     """Most runs at once on this host."""
 
 
-class LastError(Report):
+class LastError(ResponseModel):
     message: str
     service: str | None
     """The process that died first, when one did."""
@@ -64,7 +64,7 @@ class LastError(Report):
     """The last lines of that log."""
 
 
-class StatusMetrics(Report):
+class StatusMetrics(ResponseModel):
     step: int
     reward_mean: float | None
     """Mean score of the last step's rollouts."""
@@ -78,7 +78,7 @@ class StatusMetrics(Report):
     """The status of the run, as in `status`."""
 
 
-class RunStatus(Report):
+class RunStatus(ResponseModel):
     """How a run is doing."""
 
     run_id: str
@@ -91,7 +91,7 @@ class RunStatus(Report):
     running_time_minutes: float
     processes: dict[str, str]
     """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running or exited (code)."""
-    progress: Progress
+    progress: RunProgress
     queue: QueuePlace | None = None
     """While the run waits for a free place on this host."""
     wandb_project: str
@@ -127,7 +127,7 @@ class RunStatus(Report):
     """What keeps this report from being up to date."""
 
 
-class RunResults(Report):
+class RunResults(ResponseModel):
     """What came of a run."""
 
     run_id: str
@@ -167,7 +167,7 @@ class RunResults(Report):
     next_steps: list[str]
 
 
-COMMANDS = {
+NEXT_STEP_COMMANDS = {
     "status": "lachesis status {run}",
     "logs": "lachesis logs {run} {service}",
     "stop": "lachesis stop {run}",
@@ -179,27 +179,27 @@ COMMANDS = {
 """How a person does what comes next; another surface has its own words for the same keys."""
 
 
-def run_status(
+def build_run_status(
     record: RunRecord,
-    folder: RunDir,
+    run_dir: RunDir,
     steps: list[Step],
     *,
     ui_url: str | None,
     queue: Mapping[str, int] | None,
     warning: str | None,
-    words: Mapping[str, str] = COMMANDS,
+    next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
 ) -> RunStatus:
-    checkpoints = [one.step for one in Checkpoints(folder.checkpoints).list_intact()]
-    steps = _of_this_attempt(record, steps, checkpoints)
-    last, curve = steps[-1] if steps else {}, build_run_curve(record, folder, steps)
+    checkpoints = [manifest.step for manifest in Checkpoints(run_dir.checkpoints).list_intact()]
+    steps = _select_attempt_steps(record, steps, checkpoints)
+    last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
     minutes = (get_attempt_duration_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
-    known: Json = {
+    optional_fields: Json = {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
         "dead_environments": record.dead_environments,
-        "last_error": _last_error(record, folder),
-        "rollouts": _rollouts(record, folder),
-        "evaluation": summarize_failures(folder),
+        "last_error": _build_last_error(record, run_dir),
+        "rollouts": _summarize_rollouts(record, run_dir),
+        "evaluation": summarize_failures(run_dir),
         "warning": warning,
     }
     return RunStatus(
@@ -209,47 +209,47 @@ def run_status(
         environment=record.environment,
         profile=record.profile,
         running_time_minutes=round(minutes, 2),
-        processes=_processes(record),
-        progress=Progress(step=last.get("step", 0), total=record.total_steps, eta_seconds=_eta(record, steps)),
+        processes=_list_process_states(record),
+        progress=RunProgress(step=last_step.get("step", 0), total=record.total_steps, eta_seconds=_estimate_eta_s(record, steps)),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         checkpoints=checkpoints,
-        logs=run_logs(record, folder),
-        metrics=_status_metrics(record, last, curve),
+        logs=find_log_files(record, run_dir),
+        metrics=_build_status_metrics(record, last_step, curve),
         held_out_curve=curve,
         health=record.health,
         ui_url=ui_url,
-        next_steps=_next_steps(record, words),
-        **{key: value for key, value in known.items() if value},
+        next_steps=_list_next_steps(record, next_step_templates),
+        **{key: value for key, value in optional_fields.items() if value},
     )
 
 
-def _status_metrics(record: RunRecord, last: Step, curve: list[HeldOutPoint]) -> StatusMetrics:
+def _build_status_metrics(record: RunRecord, last_step: Step, curve: list[HeldOutPoint]) -> StatusMetrics:
     """Return the numbers of the contract."""
     return StatusMetrics(
-        step=last.get("step", 0),
-        reward_mean=last.get("reward/mean"),
-        percent_correct=last.get("train/percent_correct"),
+        step=last_step.get("step", 0),
+        reward_mean=last_step.get("reward/mean"),
+        percent_correct=last_step.get("train/percent_correct"),
         eval_percent_correct=find_newest_accuracy(curve),
-        loss=last.get("train/loss"),
+        loss=last_step.get("train/loss"),
         state=record.status,
     )
 
 
-def _of_this_attempt(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
+def _select_attempt_steps(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
     """Without those after the checkpoint that the attempt begins with, until it makes them again."""
-    again = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
-    return [one for one in steps if one["step"] <= max(checkpoints, default=0)] if again else steps
+    has_stale_steps = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
+    return [step for step in steps if step["step"] <= max(checkpoints, default=0)] if has_stale_steps else steps
 
 
-def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: Mapping[str, str] = COMMANDS) -> RunResults:
-    known: Json = {
-        **_forecast(record, folder, steps),
+def build_run_results(record: RunRecord, run_dir: RunDir, steps: list[Step], *, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunResults:
+    optional_fields: Json = {
+        **_build_forecast_fields(record, run_dir, steps),
         "health": record.health,
-        "rollouts": _rollouts(record, folder),
-        "evaluation": summarize_failures(folder),
+        "rollouts": _summarize_rollouts(record, run_dir),
+        "evaluation": summarize_failures(run_dir),
         "wandb_url": record.wandb_url,
-        "wandb_dir": _offline_run(folder) if not record.wandb_url else None,
+        "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
         "error": record.error,
     }
     return RunResults(
@@ -259,43 +259,43 @@ def run_results(record: RunRecord, folder: RunDir, steps: list[Step], *, words: 
         base_model=record.base_model,
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
-        reward=_first_and_last_reward(steps),
+        reward=_compute_first_and_last_reward(steps),
         held_out=read_accuracies(record),
         held_out_intervals=read_accuracy_intervals(record),
-        held_out_curve=build_run_curve(record, folder, steps),
-        weights=find_weights(folder),
+        held_out_curve=build_run_curve(record, run_dir, steps),
+        weights=find_weights(run_dir),
         final_metrics=steps[-1] if steps else {},
-        history=[select_key_metrics(one) for one in sample_history(steps)],
-        metrics_file=str(folder.metrics),
-        next_steps=[one for one in _next_steps(record, words) if one != words.get("results", "").format(run=record.run_id)],
-        **{key: value for key, value in known.items() if value},
+        history=[select_key_metrics(step) for step in sample_history(steps)],
+        metrics_file=str(run_dir.metrics),
+        next_steps=[next_step for next_step in _list_next_steps(record, next_step_templates) if next_step != next_step_templates.get("results", "").format(run=record.run_id)],
+        **{key: value for key, value in optional_fields.items() if value},
     )
 
 
-def _offline_run(folder: RunDir) -> str | None:
+def _find_offline_wandb_run(run_dir: RunDir) -> str | None:
     """The newest of W&B's offline folders; `wandb sync` sends it."""
-    found = sorted((folder.path / "wandb").glob("offline-run-*"))
-    return str(found[-1]) if found else None
+    folders = sorted((run_dir.path / "wandb").glob("offline-run-*"))
+    return str(folders[-1]) if folders else None
 
 
-def _forecast(record: RunRecord, folder: RunDir, steps: list[Step]) -> Json:
+def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]) -> Json:
     """The forecast that the run was started with, and what came of it."""
-    last, end = steps[-1] if steps else {}, read_spent_file(folder.spent)  # the evaluations before and after come after the last step
-    tokens = TokenCounts(**{kind: max(last.get(f"tokens/{kind}_total") or 0, end.get(kind, 0)) for kind in TOKEN_KINDS})
-    took = compute_budget_usage(record, last, saved=end)
-    training = sum(one.get("time/step") or 0.0 for one in steps) / 3600
-    actual = ActualUsage(tokens=tokens, hours=took.hours, training_hours=round(training, 4), cost_usd=took.cost_usd)
+    last_step, usage_at_end = steps[-1] if steps else {}, read_spent_file(run_dir.spent)  # the evaluations before and after come after the last step
+    tokens = TokenCounts(**{kind: max(last_step.get(f"tokens/{kind}_total") or 0, usage_at_end.get(kind, 0)) for kind in TOKEN_KINDS})
+    usage = compute_budget_usage(record, last_step, saved=usage_at_end)
+    training_hours = sum(step.get("time/step") or 0.0 for step in steps) / 3600
+    actual = ActualUsage(tokens=tokens, hours=usage.hours, training_hours=round(training_hours, 4), cost_usd=usage.cost_usd)
     try:
-        made = Forecast.model_validate(record.forecast) if record.forecast else None
+        forecast = Forecast.model_validate(record.forecast) if record.forecast else None
     except ValidationError:
-        made = None
-    if made is None or not steps:
+        forecast = None
+    if forecast is None or not steps:
         return {"actual": actual.model_dump(mode="json")} if steps else {}
-    actual.ratio = compare_with_forecast(made, steps=last["step"], tokens=tokens, training_hours=training, cost_usd=took.cost_usd)
+    actual.ratio = compare_with_forecast(forecast, steps=last_step["step"], tokens=tokens, training_hours=training_hours, cost_usd=usage.cost_usd)
     return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
 
 
-def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
+def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) -> list[str]:
     """What is worth doing with the run now, as the commands or calls in `words`."""
     if record.status == "completed":
         keys = ["results", "report", "weights"]
@@ -304,34 +304,34 @@ def _next_steps(record: RunRecord, words: Mapping[str, str]) -> list[str]:
     else:
         keys = ["status", "logs", "stop"]
     service = shorten_service_name(record.failed_service or "trainer")
-    return [words[key].format(run=record.run_id, service=service) for key in keys if key in words]
+    return [next_step_templates[key].format(run=record.run_id, service=service) for key in keys if key in next_step_templates]
 
 
-def _processes(record: RunRecord) -> dict[str, str]:
+def _list_process_states(record: RunRecord) -> dict[str, str]:
     """The contract's three from the first moment on."""
     states = {shorten_service_name(name): service.state for name, service in record.services.items()}
     return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
 
 
-def run_logs(record: RunRecord, folder: RunDir) -> dict[str, str]:
+def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
     """The contract's three from the first moment on, and those of what else is started."""
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
-    return {shorten_service_name(name): str(folder.get_log_file(name)) for name in names}
+    return {shorten_service_name(name): str(run_dir.get_log_file(name)) for name in names}
 
 
-def _rollouts(record: RunRecord, folder: RunDir) -> Json | None:
-    counted = read_all_counts(folder.counters_files, since=record.attempt_start_unix_s) or {}
-    reasons = {"invalid_reasons": counted.get("errors") or {}, "zero_reasons": counted.get("zeros") or {}}
+def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
+    counts = read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
+    reasons = {"invalid_reasons": counts.get("errors") or {}, "zero_reasons": counts.get("zeros") or {}}
     if not any(reasons.values()):
         return None
-    return {"scored": int(counted.get("rollouts", 0)), "invalid": int(counted.get("invalid", 0)), **reasons}
+    return {"scored": int(counts.get("rollouts", 0)), "invalid": int(counts.get("invalid", 0)), **reasons}
 
 
-def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
+def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
     if record.error is None:
         return None
-    log = folder.get_log_file(record.failed_service) if record.failed_service else None
+    log = run_dir.get_log_file(record.failed_service) if record.failed_service else None
     return LastError(
         message=(record.error.splitlines() or ["no reason was given"])[0],
         service=shorten_service_name(record.failed_service) if record.failed_service else None,
@@ -340,23 +340,23 @@ def _last_error(record: RunRecord, folder: RunDir) -> LastError | None:
     )
 
 
-def _eta(record: RunRecord, steps: list[Step]) -> float | None:
-    begun = iso_to_unix_s(record.started_at or record.created_at)
-    recent = [one for one in steps[-PACE_STEPS:] if (one.get("time") or 0.0) >= begun]  # not those before a resume
-    if record.status != "running" or len(recent) < 2 or recent[-1]["step"] >= record.total_steps:
+def _estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
+    attempt_start = iso_to_unix_s(record.started_at or record.created_at)
+    recent_steps = [step for step in steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start]  # not those before a resume
+    if record.status != "running" or len(recent_steps) < 2 or recent_steps[-1]["step"] >= record.total_steps:
         return None
-    made = recent[-1]["step"] - recent[0]["step"]
-    pace = (recent[-1]["time"] - recent[0]["time"]) / max(1, made)
-    return round(float(max(0, record.total_steps - recent[-1]["step"]) * pace), 1)
+    num_steps = recent_steps[-1]["step"] - recent_steps[0]["step"]
+    seconds_per_step = (recent_steps[-1]["time"] - recent_steps[0]["time"]) / max(1, num_steps)
+    return round(float(max(0, record.total_steps - recent_steps[-1]["step"]) * seconds_per_step), 1)
 
 
-def _first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
+def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
     if not steps:
         return {}
     count = max(1, min(REWARD_STEPS, len(steps) // 2))  # no step is in both
-    return {"first": _mean_reward(steps[:count]), "last": _mean_reward(steps[-count:])}
+    return {"first": _compute_mean_reward(steps[:count]), "last": _compute_mean_reward(steps[-count:])}
 
 
-def _mean_reward(steps: list[Step]) -> float | None:
-    known = [one["reward/mean"] for one in steps if one.get("reward/mean") is not None]
-    return round(sum(known) / len(known), 4) if known else None
+def _compute_mean_reward(steps: list[Step]) -> float | None:
+    rewards = [step["reward/mean"] for step in steps if step.get("reward/mean") is not None]
+    return round(sum(rewards) / len(rewards), 4) if rewards else None

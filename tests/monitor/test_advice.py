@@ -227,7 +227,7 @@ def test_next_steps_work(store: RunStore, status: str) -> None:
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     write_steps(store, {})
     service = Service(store.home)
-    answers = (service.status(RUN).payload(), service.results(RUN).payload())
+    answers = (service.status(RUN).to_payload(), service.results(RUN).to_payload())
     for command in {command for answer in answers for command in answer["next_steps"]}:
         args = parser().parse_args(shlex.split(command)[1:])
         if args.command in ("stop", "logs", "report"):

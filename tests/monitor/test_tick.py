@@ -356,7 +356,7 @@ def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
     make(alive=False, status=status, ended_at=now_iso(), error="the model could not be loaded")
     for step in range(1, steps + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
-    answer = Service(store.home).status("0123abcd").payload()
+    answer = Service(store.home).status("0123abcd").to_payload()
     assert (answer["health"]["word"], answer["health"]["evidence"][0]) == (word, evidence)
     record = store.load("0123abcd")
     assert (record.learning, (record.health or {})["final"]) == (word, True)
@@ -379,7 +379,7 @@ def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: M
     """It called every run healthy that had not been judged."""
     before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now_iso()}
     make(alive=False, status="failed", ended_at=now_iso(), error="gone", health=before)
-    assert Service(store.home).results("0123abcd").payload()["health"]["word"] == "unknown"
+    assert Service(store.home).results("0123abcd").to_payload()["health"]["word"] == "unknown"
 
 
 def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunStore, make: Make) -> None:

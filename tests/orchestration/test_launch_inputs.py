@@ -168,12 +168,12 @@ def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
     desk = Desk("s")
-    assert "knows sums only" in str(desk.select("own").payload()["warning"])
-    assert "knows sums only" in str(desk.preview().payload()["problem"])
+    assert "knows sums only" in str(desk.select("own").to_payload()["warning"])
+    assert "knows sums only" in str(desk.preview().to_payload()["problem"])
     with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
         desk.start()
     taught(desk.service.store.home, "own")
-    assert "warning" not in desk.select("own").payload()
+    assert "warning" not in desk.select("own").to_payload()
     with pytest.raises(ServerDownError):
         desk.start()
 

@@ -15,7 +15,7 @@ import pytest
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
 from lachesis.orchestration.resuming import make_next_attempt_changes
-from lachesis.reporting.status import run_status
+from lachesis.reporting.status import build_run_status
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
@@ -81,7 +81,7 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
     steps = [{"step": step, "time": time.time() - 100 + step, "reward/mean": 0.5} for step in range(1, 49)]
 
     def step_of(record: RunRecord) -> int:
-        return run_status(record, folder, steps, ui_url=None, queue=None, warning=None).progress.step
+        return build_run_status(record, folder, steps, ui_url=None, queue=None, warning=None).progress.step
 
     first = store.load(RUN)
     assert step_of(first) == 48

@@ -17,7 +17,7 @@ from lachesis.cli import show, watch
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
 from lachesis.monitor import text
-from lachesis.reporting.status import run_status
+from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import Service
@@ -89,7 +89,7 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
     counted = {"at": time.time() - 60, "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     record = store.load(RUN)
-    answer = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None).payload()
+    answer = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None).to_payload()
     assert answer.get("rollouts") is None
     (row,) = answers(capsys, "runs")["runs"]
     assert (row["learning"], row["evidence"]) == ("too early", "0 of at least 5 steps")
@@ -119,7 +119,7 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     assert len(lines) == 3, "a head, and two lines per run"
     assert "\x1b[31mbroken" in lines[1]
     assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
-    for view in (show.status(service.status(RUN).payload()), show.results(service.results(RUN).payload())):
+    for view in (show.status(service.status(RUN).to_payload()), show.results(service.results(RUN).to_payload())):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
         assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
@@ -138,7 +138,7 @@ def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, wor
     shown = printed(watch._learning(service.look_at_runs()[0][0]))
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
-    assert (f"\x1b[32m{word}" in printed(show.status(service.status(RUN).payload()))) is green
+    assert (f"\x1b[32m{word}" in printed(show.status(service.status(RUN).to_payload()))) is green
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

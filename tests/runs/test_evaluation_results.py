@@ -18,7 +18,7 @@ from lachesis.cli import show, watch
 from lachesis.monitor import text
 from lachesis.monitor.learning import Health
 from lachesis.reporting.html import write_report
-from lachesis.reporting.status import run_results, run_status
+from lachesis.reporting.status import build_run_results, build_run_status
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.held_out import describe_point, build_held_out_curve, find_accuracy, to_point, build_whole_curve, compute_interval
 from lachesis.runs.metrics import MetricsFile
@@ -154,7 +154,7 @@ def full(*_: Any) -> None:
 
 def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     steps = MetricsFile(folder.metrics).read()
-    status = run_status(make_record(), folder, steps, ui_url=None, queue=None, warning=None).payload()
+    status = build_run_status(make_record(), folder, steps, ui_url=None, queue=None, warning=None).to_payload()
     assert status["metrics"] == {
         "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7, "loss": 0.5, "state": "running",
     }  # fmt: skip
@@ -164,7 +164,7 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     ended = make_record(
         status="completed", evaluation=evaluation, mixture={"words": AdditionalEnvironment(environment_file="w", fingerprint="f")}
     )
-    results = run_results(ended, folder, steps).payload()
+    results = build_run_results(ended, folder, steps).to_payload()
     assert results["held_out"] == {"before": 0.1, "after": 0.8, "words before": None, "words after": 0.25}
     assert results["held_out_intervals"] == {
         "before": {"items": 20, "low": 0.0279, "high": 0.301}, "after": {"items": 20, "low": 0.584, "high": 0.9193},
@@ -180,13 +180,13 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
     file = MetricsFile(folder.metrics)
     file.append(31, {f"tokens/{kind}_total": 100 for kind in ("prefill", "sampled", "trained")} | {"cost/total": 1.0})
     folder.spent.write_text(json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost": 1.5}))
-    actual = run_results(make_record(status="completed"), folder, file.read()).payload()["actual"]
+    actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()["actual"]
     assert actual["tokens"] == {"prefill": 120, "sampled": 150, "trained": 100}
     assert actual["cost_usd"] == 1.5
 
 
 def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
-    status = run_status(make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None).payload()
+    status = build_run_status(make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None).to_payload()
     assert (status["held_out_curve"], "evaluation" in status) == ([], False)
     assert status["metrics"]["eval_percent_correct"] is None
     assert find_newest_result(make_record(), [{"step": 1}]) is None
@@ -201,11 +201,11 @@ def printed(view: Any) -> str:
 def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
-    status = run_status(record, folder, steps, ui_url=None, queue=None, warning=None).payload()
+    status = build_run_status(record, folder, steps, ui_url=None, queue=None, warning=None).to_payload()
     page = printed(show.status(status))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
-    assert newest in printed(show.results(run_results(record, folder, steps).payload()))
+    assert newest in printed(show.results(build_run_results(record, folder, steps).to_payload()))
     watched = printed(watch._panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
     rows = [
@@ -218,7 +218,7 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:
     """The HTML report, and the report in the Prefect UI."""
     steps, record = MetricsFile(folder.metrics).read(), make_record()
-    files = write_report(record, folder, run_results(record, folder, steps), tmp_path / "report")
+    files = write_report(record, folder, build_run_results(record, folder, steps), tmp_path / "report")
     page = files[0].read_text()
     assert "<td>10</td><td>0.300</td><td>20</td><td>0.145 to 0.519</td>" in page
     assert "held out: 0.100 to 0.700" in page, "the legend of the picture"

@@ -20,7 +20,7 @@ from flows.groups_watch import GroupsWatch
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.cli import show
 from lachesis.orchestration.suspension import SUSPENDED
-from lachesis.reporting.status import run_status
+from lachesis.reporting.status import build_run_status
 from lachesis.runs.store import RunRecord, RunStore, now_iso
 from tests.patience import POLL_S
 
@@ -197,7 +197,7 @@ def test_one_dead_environment_of_two_is_named_once(
     ]
     record = store.load(RUN)
     assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
-    report = run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
+    report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
     show.out(Namespace(json=False), {}, show.status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
