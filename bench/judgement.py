@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.monitor.course import GRAVITY, RunFacts
-from lachesis.monitor.learning import judge
+from lachesis.monitor.run_history import SEVERITY, RunFacts
+from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
@@ -127,7 +127,7 @@ def looks(steps: list[Step]) -> Iterator[tuple[int, str, str]]:
         end = round(look * len(steps) / LOOKS)
         trend.add(steps[seen:end])
         trend, seen = Trend.model_validate_json(trend.model_dump_json()) if look % 10 == 0 else trend, end
-        health = judge(steps[max(0, end - 60) : end], first=steps[: min(WINDOW, end)], trend=trend, facts=facts)
+        health = judge_learning(steps[max(0, end - 60) : end], first_steps=steps[: min(WINDOW, end)], trend=trend, facts=facts)
         yield end, health.word, health.evidence[0]
 
 
@@ -165,7 +165,7 @@ def simulate(kind: str, runs: int, seed: int = 0, lengths: tuple[int, ...] = LEN
         missing = [end for end, word in words if word == "not learning"]
         tally.runs += 1
         tally.ever.update({word for _, word in words})
-        tally.worse += any(GRAVITY[word] > GRAVITY["suspect"] for _, word in words)
+        tally.worse += any(SEVERITY[word] > SEVERITY["suspect"] for _, word in words)
         tally.missing_by_half += any(end < total / 2 for end in missing)
         tally.missing_before += any(end <= curve.event for end in missing)
         tally.missing_after += any(end > curve.event + total / 5 for end in missing)

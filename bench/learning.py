@@ -14,8 +14,8 @@ from table import show
 
 from lachesis.catalog import describe
 from lachesis.cli import watch
-from lachesis.monitor.course import RunFacts
-from lachesis.monitor.learning import judge
+from lachesis.monitor.run_history import RunFacts
+from lachesis.monitor.learning import judge_learning
 from lachesis.orchestration import launcher
 from lachesis.runs.store import seconds_between
 from lachesis.service import LaunchRequest, Service
@@ -45,7 +45,7 @@ def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
     results = service.results(record.run_id).to_payload()
     steps = service.metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
-    said = collections.Counter(judge(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))
+    said = collections.Counter(judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))
     good = next((one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None)
     return [
         seed,

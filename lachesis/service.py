@@ -18,7 +18,7 @@ from lachesis.config import run_config as run_config
 from lachesis.config.edits import TOP_SECTION, ConfigField, ConfigFields, describe_allowed, get_editable_values, replace_limits
 from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.monitor.judgement import judge_list, judge_shown
+from lachesis.monitor.judgement import refresh_newest_health, refresh_health
 from lachesis.orchestration import launch_inputs, launcher
 from lachesis.orchestration.launch_inputs import LaunchRequest as LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -341,12 +341,12 @@ class Service:
         damaged = (
             unreadable and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
         )
-        return judge_list(self.store, known), "; ".join(one for one in (warning, damaged) if one) or None
+        return refresh_newest_health(self.store, known), "; ".join(one for one in (warning, damaged) if one) or None
 
     def status(self, run_id: str, words: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
         known, warning = launcher.refresh_runs(self.store, [self.store.load(run_id)])
-        record = judge_shown(self.store, known[0])
+        record = refresh_health(self.store, known[0])
         return build_run_status(
             record,
             self.store.dir(run_id),
@@ -378,14 +378,14 @@ class Service:
 
     def results(self, run_id: str, words: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunResults:
         """Final metrics, a history of ten samples, held-out evaluation and the weights under typed names."""
-        record = judge_shown(self.store, self.get(run_id))
+        record = refresh_health(self.store, self.get(run_id))
         return build_run_results(record, self.store.dir(run_id), self.metrics(run_id), next_step_templates=words)
 
     def report(self, run_id: str, to: Path | None = None) -> list[Path]:
         """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
         from lachesis.reporting.html import write_report
 
-        folder, record = self.store.dir(run_id), judge_shown(self.store, self.get(run_id))
+        folder, record = self.store.dir(run_id), refresh_health(self.store, self.get(run_id))
         return write_report(record, folder, self.results(run_id), to or folder.path / "report")
 
     def log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:

@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import ServerDownError
-from lachesis.monitor.judgement import judge_ended
+from lachesis.monitor.judgement import judge_ended_run
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import artifacts
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -63,13 +63,13 @@ def publish_validation(tests: InferenceTestStore, test: InferenceTest, flow_run_
 
 def judge_at_end(store: RunStore, run_id: str) -> None:
     """Write the judgement of a run that has just ended into its record; no server is needed for it."""
-    judge_ended(store, store.load(run_id))
+    judge_ended_run(store, store.load(run_id))
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE)
 def publish_report(store: RunStore, run_id: str) -> None:
     """The report of a run that has ended."""
     try:
-        Monitor(store).last_report(run_id)
+        Monitor(store).publish_final_report(run_id)
     except ServerDownError as error:
         log.warning("no report published: %s", error)

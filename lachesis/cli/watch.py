@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.cli import show
-from lachesis.monitor.judgement import judge_shown
+from lachesis.monitor.judgement import refresh_health
 from lachesis.runs.held_out import describe_point, build_held_out_curve
 from lachesis.runs.store import RunRecord, seconds_between
 from lachesis.service import Service
@@ -40,10 +40,10 @@ def until_end(service: Service, run_id: str, *, quiet: bool = False) -> RunRecor
             time.sleep(REFRESH_S)
             raise_if_interrupted()
             if time.monotonic() - asked > ASK_SERVER_S:
-                asked, record = time.monotonic(), judge_shown(service.store, service.get(run_id))
+                asked, record = time.monotonic(), refresh_health(service.store, service.get(run_id))
             else:
                 record = service.store.load(run_id).model_copy(update={"health": record.health})
-        record = judge_shown(service.store, record)
+        record = refresh_health(service.store, record)
         draw(service, record)
     return record
 

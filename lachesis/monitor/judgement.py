@@ -15,116 +15,116 @@ from typing import Any
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
 from lachesis.config.edits import ConfigFields
-from lachesis.monitor.course import Health, RunFacts, Step
-from lachesis.monitor.learning import judge
-from lachesis.monitor.observe import Look, look_at_files
+from lachesis.monitor.run_history import RunHealth, RunFacts, Step
+from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.observe import Observation, observe_files
 from lachesis.monitor.stalls import Stall
-from lachesis.monitor.watched import Memory, follow, load_memory, save_memory
+from lachesis.monitor.monitor_memory import MonitorMemory, update_trend, load_memory, save_memory
 from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.store import RunRecord, RunStore, now_iso, seconds_between
 
 log = logging.getLogger(__name__)
-ADVISED = ("learning_rate", "max_batches_offpolicy", "loss_fn", "max_token_length", "group_size")
+ADVISABLE_FIELDS = ("learning_rate", "max_batches_offpolicy", "loss_fn", "max_token_length", "group_size")
 """The fields that an advice may set."""
-MOST_JUDGED = 50
+MAX_JUDGED_RUNS = 50
 """The newest runs of a list, which are judged anew where that is due."""
-FRESH_S = 180.0
+MAX_HEALTH_AGE_S = 180.0
 """A living run whose judgement is older than this is judged anew when it is shown; a tick comes
 every minute."""
 
 
-def judge_look(look: Look, memory: Memory) -> Health:
+def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHealth:
     """Judge a run by what a look has found, and bring the sums in its memory up to date."""
-    memory.trend = follow(memory.trend, look.folder, look.record)
-    return judge(judged_steps(look), first=look.first, trend=memory.trend, facts=facts_of(look))
+    memory.trend = update_trend(memory.trend, observation.run_dir, observation.record)
+    return judge_learning(select_judged_steps(observation), first_steps=observation.first_steps, trend=memory.trend, facts=collect_facts(observation))
 
 
-def judged_steps(look: Look) -> list[Step]:
+def select_judged_steps(observation: Observation) -> list[Step]:
     """Return the steps that a judgement looks at. A resumed run is judged by those of its attempt,
     as what was wrong with the attempt before may be mended; once it has ended, by all."""
-    if look.record.ended or look.record.attempt == 1:
-        return look.steps
-    return [step for step in look.steps if (step.get("time") or 0.0) >= look.record.attempt_since]
+    if observation.record.ended or observation.record.attempt == 1:
+        return observation.last_steps
+    return [step for step in observation.last_steps if (step.get("time") or 0.0) >= observation.record.attempt_since]
 
 
-def judge_ended(store: RunStore, record: RunRecord) -> RunRecord:
+def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
     """Judge a run that has ended, unless that was done, and return its record with the judgement in
     it. What keeps the judgement from being made or written is logged."""
     if not record.has_ended or (record.health or {}).get("final"):
         return record
     try:
-        health = _judged(store, record, keep=True)
+        health = _judge_files(store, record, should_save=True)
         return store.update(record.run_id, if_attempt=record.attempt, health=health)
     except Exception as error:  # a disk that is full, or damage: neither may hide the run
         log.warning("run %s was not judged at its end: %s", record.run_id, error)
         return record
 
 
-def judge_shown(store: RunStore, record: RunRecord) -> RunRecord:
+def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
     """Return the record with a judgement that is up to date, for whoever is shown the run. That of
     a living run is not written: it is the monitor's."""
     if record.has_ended:
-        return judge_ended(store, record)
-    looked_at = (record.health or {}).get("at")
-    if looked_at is not None and seconds_between(looked_at) < FRESH_S:
+        return judge_ended_run(store, record)
+    judged_at = (record.health or {}).get("at")
+    if judged_at is not None and seconds_between(judged_at) < MAX_HEALTH_AGE_S:
         return record
     try:
-        return record.model_copy(update={"health": _judged(store, record, keep=False)})
+        return record.model_copy(update={"health": _judge_files(store, record, should_save=False)})
     except Exception as error:
         log.warning("run %s was not judged: %s", record.run_id, error)
         return record
 
 
-def judge_list(store: RunStore, records: list[RunRecord]) -> list[RunRecord]:
+def refresh_newest_health(store: RunStore, records: list[RunRecord]) -> list[RunRecord]:
     """Return the records, those of the newest `MOST_JUDGED` runs as `judge_shown` returns them."""
-    return [*(judge_shown(store, record) for record in records[:MOST_JUDGED]), *records[MOST_JUDGED:]]
+    return [*(refresh_health(store, record) for record in records[:MAX_JUDGED_RUNS]), *records[MAX_JUDGED_RUNS:]]
 
 
-def _judged(store: RunStore, record: RunRecord, *, keep: bool) -> dict[str, Any]:
-    look = look_at_files(store, record)
-    memory = load_memory(look.folder, record)
-    health = judge_look(look, memory)
-    if keep:
-        save_memory(look.folder, memory)
-    return health_entry(look, health)
+def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> dict[str, Any]:
+    observation = observe_files(store, record)
+    memory = load_memory(observation.run_dir, record)
+    health = judge_observation(observation, memory)
+    if should_save:
+        save_memory(observation.run_dir, memory)
+    return build_health_entry(observation, health)
 
 
-def health_entry(look: Look, health: Health, stall: Stall | None = None) -> dict[str, Any]:
+def build_health_entry(observation: Observation, health: RunHealth, stall: Stall | None = None) -> dict[str, Any]:
     """Return what the record keeps of a judgement. `final` marks that of a run which has ended."""
-    last = look.steps[-1] if look.steps else {}
-    held_out = find_newest_result(look.record, look.steps)
+    last_step = observation.last_steps[-1] if observation.last_steps else {}
+    held_out = find_newest_result(observation.record, observation.last_steps)
     return {
         **health.model_dump(),
-        "step": last.get("step"),
-        "reward": last.get("reward/mean"),
+        "step": last_step.get("step"),
+        "reward": last_step.get("reward/mean"),
         "held_out": held_out.percent_correct if held_out else None,
         "stalled": stall.model_dump() if stall else None,
-        "budget": compute_budget_shares(look.limits, look.spent),
-        "spent": look.spent.model_dump(),
+        "budget": compute_budget_shares(observation.limits, observation.budget_usage),
+        "spent": observation.budget_usage.model_dump(),
         "at": now_iso(),
-        "final": look.record.ended,
+        "final": observation.record.ended,
     }
 
 
-def facts_of(look: Look) -> RunFacts:
+def collect_facts(observation: Observation) -> RunFacts:
     """Return what is known about the run beside its steps."""
-    record, config = look.record, look.config
-    known = look.folder.checkpoints
+    record, config = observation.record, observation.config
+    checkpoints_folder = observation.run_dir.checkpoints
     facts: dict[str, Any] = {
         "run_id": record.run_id,
-        "environment": _environment(record.environment, record.environment_file),
+        "environment": _format_environment(record.environment, record.environment_file),
         "profile": record.profile,
         "total_steps": record.total_steps,
         "batch_size": record.batch_size,
-        "ended": record.ended,
+        "has_ended": record.ended,
         "status": record.status,
         "error": record.error,
-        "checkpoints": tuple(manifest.step for manifest in Checkpoints(known).list_intact()),
-        "tunable": _tunable(record.profile),
-        "tiny_model": Path(record.base_model).parent == look.folder.path.parent.parent / "models",
-        "counts": look.tally or {},
+        "checkpoints": tuple(manifest.step for manifest in Checkpoints(checkpoints_folder).list_intact()),
+        "tunable_fields": _find_tunable_fields(record.profile),
+        "tiny_model": Path(record.base_model).parent == observation.run_dir.path.parent.parent / "models",
+        "environment_counts": observation.environment_counts or {},
     }
     if config is not None:
         facts |= {
@@ -132,8 +132,8 @@ def facts_of(look: Look) -> RunFacts:
             "group_size": config.env.group_size,
             "learning_rate": config.tinker.learning_rate,
             "max_token_length": config.env.max_token_length,
-            "others": tuple(
-                f"{_environment(name, code.environment_file)}={config.env.mixture.get(name, {}).get('weight', 1)}"
+            "additional_environments": tuple(
+                f"{_format_environment(name, code.environment_file)}={config.env.mixture.get(name, {}).get('weight', 1)}"
                 for name, code in record.mixture.items()
             ),
         }
@@ -142,15 +142,15 @@ def facts_of(look: Look) -> RunFacts:
     return RunFacts(**facts)
 
 
-def _environment(name: str, file: str) -> str:
+def _format_environment(name: str, file: str) -> str:
     """Return the environment's name if it lies among the others, else its file."""
     return name if Path(file).parent in paths.environment_dirs() else file
 
 
 @functools.cache
-def _tunable(profile: str) -> frozenset[str]:
+def _find_tunable_fields(profile: str) -> frozenset[str]:
     try:
         fields = ConfigFields(profile)
-        return frozenset(name for name in ADVISED if fields.find(name).lock_reason is None)
+        return frozenset(name for name in ADVISABLE_FIELDS if fields.find(name).lock_reason is None)
     except (LachesisError, KeyError):
         return frozenset()

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lachesis.monitor.course import GRAVITY, LEAST_STEPS, Course, Finding, Health, RunFacts, Step, mean
-from lachesis.monitor.signs import SIGNS, invalid_since_last_step, reasons, what_gives_a_signal
+from lachesis.monitor.run_history import SEVERITY, MIN_JUDGED_STEPS, RunHistory, Finding, RunHealth, RunFacts, Step, compute_recent_mean
+from lachesis.monitor.detectors import DETECTORS, count_invalid_since_last_step, describe_invalid_reasons, advise_more_signal
 from lachesis.monitor.trend import WINDOW, Trend
 
-BATCHES = 3
+MIN_WASTED_BATCHES = 3
 """Before the first step, so many batches' worth of rollouts without a use are a sign."""
 
 
-def judge(
+def judge_learning(
     steps: Sequence[Step],
     *,
-    first: Sequence[Step] | None = None,
+    first_steps: Sequence[Step] | None = None,
     trend: Trend | None = None,
     facts: RunFacts | None = None,
-) -> Health:
+) -> RunHealth:
     """Judge a run by its last steps and by the sums over all of them.
 
     Args:
@@ -37,71 +37,71 @@ def judge(
     if trend is None:
         trend = Trend()
         trend.add(steps)
-    course = Course(steps, first or steps[:WINDOW], trend, facts or RunFacts())
-    if len(steps) < LEAST_STEPS:
-        return _without_steps(course)
-    findings = [finding for sign in SIGNS if (finding := sign(course)) is not None]
+    history = RunHistory(steps, first_steps or steps[:WINDOW], trend, facts or RunFacts())
+    if len(steps) < MIN_JUDGED_STEPS:
+        return _judge_few_steps(history)
+    findings = [finding for detector in DETECTORS if (finding := detector(history)) is not None]
     if not findings:
-        return Health(word="healthy", evidence=[_summary(steps)])
-    return _health(findings)
+        return RunHealth(word="healthy", evidence=[_summarize_steps(steps)])
+    return _combine_findings(findings)
 
 
-def _health(findings: list[Finding]) -> Health:
+def _combine_findings(findings: list[Finding]) -> RunHealth:
     """Return the judgement with the gravest finding first, else in their order."""
-    ordered = sorted(findings, key=lambda finding: -GRAVITY[finding.word])
-    return Health(
+    ordered = sorted(findings, key=lambda finding: -SEVERITY[finding.word])
+    return RunHealth(
         word=ordered[0].word,
         evidence=[finding.evidence for finding in ordered],
         advice=[finding.advice for finding in ordered],
     )
 
 
-def _without_steps(course: Course) -> Health:
+def _judge_few_steps(history: RunHistory) -> RunHealth:
     """Judge a run with too few steps by what its environments have counted."""
-    findings = [finding for sign in (all_invalid, all_alike) if (finding := sign(course)) is not None]
+    findings = [finding for detector in (find_only_invalid_rollouts, find_only_dropped_groups) if (finding := detector(history)) is not None]
     if findings:
-        return _health(findings)
-    facts, made = course.facts, len(course.last)
-    invalid = invalid_since_last_step(course)[0]
-    parts = [f"{made} of at least {LEAST_STEPS} steps"]
-    parts += [f"{invalid:.0f} rollouts had no usable score{reasons(course)}"] if invalid else []
-    if not facts.ended:
-        return Health(word="too early", evidence=["; ".join(parts)])
-    how = f"it {'was stopped' if facts.status == 'stopped' else facts.status} after {'; '.join(parts)}"
-    cause = (facts.error or "").strip().splitlines()
-    return Health(word="unknown", evidence=[how, *cause[:1]])
+        return _combine_findings(findings)
+    facts, num_steps = history.facts, len(history.last_steps)
+    invalid = count_invalid_since_last_step(history)[0]
+    parts = [f"{num_steps} of at least {MIN_JUDGED_STEPS} steps"]
+    parts += [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"] if invalid else []
+    if not facts.has_ended:
+        return RunHealth(word="too early", evidence=["; ".join(parts)])
+    ending = f"it {'was stopped' if facts.status == 'stopped' else facts.status} after {'; '.join(parts)}"
+    error_lines = (facts.error or "").strip().splitlines()
+    return RunHealth(word="unknown", evidence=[ending, *error_lines[:1]])
 
 
-def all_invalid(course: Course) -> Finding | None:
+def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
     """Find an environment whose rollouts have no usable score, so that no batch is made."""
-    invalid, share = invalid_since_last_step(course)
-    if not course.facts.batch_size or invalid < BATCHES * course.facts.batch_size or share < 0.8:
+    invalid, share = count_invalid_since_last_step(history)
+    if not history.facts.batch_size or invalid < MIN_WASTED_BATCHES * history.facts.batch_size or share < 0.8:
         return None
     return Finding(
         word="broken",
-        evidence=f"{share:.0%} of {invalid / share:,.0f} rollouts had no usable score{reasons(course)}",
-        advice=f"{course.facts.stop()}look in {course.facts.logs('env')} for what the environment raises, "
-        f"and check it: `lachesis env check {course.facts.environment}`",
+        evidence=f"{share:.0%} of {invalid / share:,.0f} rollouts had no usable score{describe_invalid_reasons(history)}",
+        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('env')} for what the environment raises, "
+        f"and check it: `lachesis env check {history.facts.environment}`",
     )
 
 
-def all_alike(course: Course) -> Finding | None:
+def find_only_dropped_groups(history: RunHistory) -> Finding | None:
     """Find an environment that leaves out all groups, so that no batch is made."""
-    facts = course.facts
-    dropped = float(facts.counts.get("dropped") or 0)
-    if course.last or not facts.batch_size or dropped < BATCHES * facts.batch_size:
+    facts = history.facts
+    dropped = float(facts.environment_counts.get("dropped") or 0)
+    if history.last_steps or not facts.batch_size or dropped < MIN_WASTED_BATCHES * facts.batch_size:
         return None
     return Finding(
         word="suspect",
         evidence=f"no step was made: the environment has left out {dropped:,.0f} rollouts, which make "
         f"{dropped / facts.batch_size:.0f} batches, as the rewards of a group were equal (or for their length)",
-        advice=what_gives_a_signal(course),
+        advice=advise_more_signal(history),
     )
 
 
-def _summary(steps: Sequence[Step]) -> str:
+def _summarize_steps(steps: Sequence[Step]) -> str:
     """Return what a run without a sign of trouble is judged by."""
-    reward, silent = mean(steps, "reward/mean"), mean(steps, "batch/zero_signal_share")
+    reward, zero_signal_share = compute_recent_mean(steps, "reward/mean"), compute_recent_mean(steps, "batch/zero_signal_share")
     parts = [] if reward is None else [f"mean reward {reward:.3f} over the last {min(WINDOW, len(steps))} steps"]
-    parts += [] if silent is None else [f"{silent:.0%} of groups without a signal"]
+    parts += [] if zero_signal_share is None else [f"{zero_signal_share:.0%} of groups without a signal"]
     return ", ".join(parts) or "nothing unusual"

@@ -13,85 +13,85 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
-from lachesis.monitor import text
+from lachesis.monitor import artifact_content
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.metrics import MetricsFile, Step, sample_history
 from lachesis.runs.store import RunRecord
 
 if TYPE_CHECKING:
-    from lachesis.monitor.tick import Watched
+    from lachesis.monitor.tick import WatchedRun
 
 Json = dict[str, Any]
-MOST_S = 2.5
+MAX_PUBLISH_S = 2.5
 """Seconds that one tick spends on publishing; runs that find no place are the first of the next tick."""
-MOST_POINTS = 200
-MOST_ROWS = 200
+MAX_CURVE_POINTS = 200
+MAX_OVERVIEW_ROWS = 200
 
 
 class Publisher:
     def __init__(self, home: Path) -> None:
         self.home = home
 
-    def publish(self, seen: Sequence[Watched], records: Sequence[RunRecord]) -> int:
+    def publish(self, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]) -> int:
         """The overview, then the runs whose report is oldest; how many of them. Raises LachesisError."""
-        until, done = time.monotonic() + MOST_S, 0
+        deadline, num_published = time.monotonic() + MAX_PUBLISH_S, 0
         with PrefectApi().reuse_connection() as api:
-            self._overview(api, seen, records)
-            for one in sorted(seen, key=lambda one: (not one.said, one.memory.published_at)):
-                if time.monotonic() > until and not one.record.has_ended:
+            self._publish_overview(api, watched_runs, records)
+            for watched in sorted(watched_runs, key=lambda watched: (not watched.messages, watched.memory.published_at)):
+                if time.monotonic() > deadline and not watched.record.has_ended:
                     continue
-                if one.record.flow_run_id is not None:
-                    one.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
-                    done += self._published(api, one)
-        return done
+                if watched.record.flow_run_id is not None:
+                    watched.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
+                    num_published += self._try_publish_run(api, watched)
+        return num_published
 
-    def _published(self, api: PrefectApi, seen: Watched) -> bool:
+    def _try_publish_run(self, api: PrefectApi, watched: WatchedRun) -> bool:
         """Whether it could be; what is wrong with one run keeps the others from nothing. Raises ServerDownError."""
         try:
-            self.publish_run(api, seen)
+            self.publish_run(api, watched)
         except ServerDownError:
             raise
         except Exception as error:
-            seen.said.append(f"not published: {error}")
+            watched.messages.append(f"not published: {error}")
             return False
         return True
 
-    def publish_run(self, api: PrefectApi, seen: Watched) -> None:
+    def publish_run(self, api: PrefectApi, watched: WatchedRun) -> None:
         """Report, table and progress of one run. Raises ServerDownError."""
-        record, steps = seen.record, MetricsFile(seen.look.folder.metrics).read()
-        done = steps[-1]["step"] if steps else 0
+        record, steps = watched.record, MetricsFile(watched.observation.run_dir.metrics).read()
+        steps_done = steps[-1]["step"] if steps else 0
         content: dict[str, tuple[str, Any, str]] = {
-            "report": ("markdown", text.report(seen, _shown(steps)), "How the run learns, and its last words"),
-            "status": ("table", text.status_rows(seen), "The run's processes"),
-            "progress": ("progress", min(100.0, round(100 * done / record.total_steps, 1)), "Training steps"),
+            "report": ("markdown", artifact_content.render_report(watched, _select_curve_steps(steps)), "How the run learns, and its last words"),
+            "status": ("table", artifact_content.build_status_rows(watched), "The run's processes"),
+            "progress": ("progress", min(100.0, round(100 * steps_done / record.total_steps, 1)), "Training steps"),
         }
-        for name, (kind, data, what) in content.items():
-            known = seen.memory.artifacts.get(name)
-            seen.memory.artifacts[name] = api.upsert_artifact(
+        for name, (kind, data, caption) in content.items():
+            artifact_id = watched.memory.artifacts.get(name)
+            watched.memory.artifacts[name] = api.upsert_artifact(
                 record.flow_run_id,
                 key=f"{name}-{record.run_id}",
                 kind=kind,
                 data=data,
-                description=f"{what}: {record.environment}, run {record.run_id}",
-                artifact_id=known,
+                description=f"{caption}: {record.environment}, run {record.run_id}",
+                artifact_id=artifact_id,
             )
-        seen.published = True
+        watched.is_published = True
 
-    def _overview(self, api: PrefectApi, seen: Sequence[Watched], records: Sequence[RunRecord]) -> None:
+    def _publish_overview(self, api: PrefectApi, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]) -> None:
         file = self.home / "monitor.json"
         try:
-            found = json.loads(file.read_text())
+            stored = json.loads(file.read_text())
         except (OSError, ValueError):
-            found = None
-        known = found if isinstance(found, dict) else {}
-        fresh = {one.record.run_id: one.record for one in seen}
-        rows = [text.overview_row(fresh.get(record.run_id, record)) for record in records[:MOST_ROWS]]
-        made = api.upsert_artifact(None, key="lachesis-runs", kind="table", data=rows, description="All runs", artifact_id=known.get(api.url))
-        if known.get(api.url) != made:
-            write_private(file, json.dumps({api.url: made}))
+            stored = None
+        artifact_ids = stored if isinstance(stored, dict) else {}
+        fresh_records = {watched.record.run_id: watched.record for watched in watched_runs}
+        rows = [artifact_content.build_overview_row(fresh_records.get(record.run_id, record)) for record in records[:MAX_OVERVIEW_ROWS]]
+        artifact_id = api.upsert_artifact(None, key="lachesis-runs", kind="table", data=rows, description="All runs", artifact_id=artifact_ids.get(api.url))
+        if artifact_ids.get(api.url) != artifact_id:
+            write_private(file, json.dumps({api.url: artifact_id}))
 
 
-def _shown(steps: Sequence[Step]) -> list[Step]:
+def _select_curve_steps(steps: Sequence[Step]) -> list[Step]:
     """Return steps for the curves of a page: evenly spread ones, and all with a held-out result."""
-    spread = {step["step"] for step in sample_history(list(steps), MOST_POINTS)}
-    return [step for step in steps if step["step"] in spread or "eval/step" in step]
+    spread_steps = {step["step"] for step in sample_history(list(steps), MAX_CURVE_POINTS)}
+    return [step for step in steps if step["step"] in spread_steps or "eval/step" in step]

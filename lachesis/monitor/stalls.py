@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.monitor.observe import Json, Look
+from lachesis.monitor.observe import Json, Observation
 from lachesis.supervision.process import get_service_role
 
-FROZEN = ("stopped", "tracing-stop")
-TIMES = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
+STOPPED_STATES = ("stopped", "tracing-stop")
+PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
-USUAL = 5.0
+MAX_PHASE_SLOWDOWN = 5.0
 """A phase may take so many times its usual length before it counts as a stall."""
-SERVICES = {"trainer": "the inference server", "api": "the Atropos API", "engine": "the engine"}
+SERVICE_TITLES = {"trainer": "the inference server", "api": "the Atropos API", "engine": "the engine"}
 
 
 class Stall(BaseModel):
@@ -32,72 +32,72 @@ class Stall(BaseModel):
     evidence: str
 
 
-def find_stall(look: Look, silent_since: dict[str, float], *, clock_was_set: bool = False) -> Stall | None:
+def find_stall(observation: Observation, silent_since: dict[str, float], *, has_clock_changed: bool = False) -> Stall | None:
     """The stall of a run that trains, or None. `silent_since` says since when a service has not answered, by earlier looks.
     After somebody has set the time, times from before it say nothing."""
-    if look.record.status != "running" or look.record.phase != "training":
+    if observation.record.status != "running" or observation.record.phase != "training":
         return None
-    frozen = _frozen(look, silent_since)
-    return frozen if frozen or clock_was_set else _silent(look, silent_since) or _waiting(look)
+    stopped = _find_stopped_process(observation, silent_since)
+    return stopped if stopped or has_clock_changed else _find_silent_service(observation, silent_since) or _find_slow_phase(observation)
 
 
-def _frozen(look: Look, silent_since: dict[str, float]) -> Stall | None:
+def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
     """A process that somebody or something has stopped; it needs no patience to be sure."""
-    order = ("environment", "trainer", "api", "engine", "flow")
-    frozen = [name for one in order for name, state in look.states.items() if get_service_role(name) == one and state in FROZEN]
-    if not frozen:
+    role_order = ("environment", "trainer", "api", "engine", "flow")
+    stopped = [name for service_role in role_order for name, state in observation.process_states.items() if get_service_role(name) == service_role and state in STOPPED_STATES]
+    if not stopped:
         return None
-    first = frozen[0]
-    since = (look.tally or {}).get("at") if get_service_role(first) == "environment" else silent_since.get(first)
-    known = {"flow": look.record.flow_pid} | {name: service.pid for name, service in look.record.services.items()}
-    pids = ", ".join(f"{name} (pid {known[name]})" for name in frozen)
-    go_on = f"`kill -CONT {' '.join(str(known[name]) for name in frozen)}` lets it go on"
-    return _stall(first, since or look.at, f"stopped by a signal: {pids}; {go_on}")
+    first_stopped = stopped[0]
+    since = (observation.environment_counts or {}).get("at") if get_service_role(first_stopped) == "environment" else silent_since.get(first_stopped)
+    pid_by_name = {"flow": observation.record.flow_pid} | {name: service.pid for name, service in observation.record.services.items()}
+    pid_list = ", ".join(f"{name} (pid {pid_by_name[name]})" for name in stopped)
+    continue_command = f"`kill -CONT {' '.join(str(pid_by_name[name]) for name in stopped)}` lets it go on"
+    return _make_stall(first_stopped, since or observation.observed_at, f"stopped by a signal: {pid_list}; {continue_command}")
 
 
-def _silent(look: Look, silent_since: dict[str, float]) -> Stall | None:
-    for name, words in SERVICES.items():
+def _find_silent_service(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
+    for name, title in SERVICE_TITLES.items():
         since = silent_since.get(name)
-        if since is not None and look.at - since >= look.limits.stall_after_s:
-            return _stall(name, since, f"{words} has not answered for {look.at - since:.0f} s")
+        if since is not None and observation.observed_at - since >= observation.limits.stall_after_s:
+            return _make_stall(name, since, f"{title} has not answered for {observation.observed_at - since:.0f} s")
     return None
 
 
-def _waiting(look: Look) -> Stall | None:
-    trainer = look.trainer or {}
-    what, since = trainer.get("waiting_for"), trainer.get("since")
-    if what not in TIMES or not isinstance(since, int | float) or look.at - since < look.limits.stall_after_s:
+def _find_slow_phase(observation: Observation) -> Stall | None:
+    trainer_health = observation.trainer_health or {}
+    phase, since = trainer_health.get("waiting_for"), trainer_health.get("since")
+    if phase not in PHASE_TIME_KEYS or not isinstance(since, int | float) or observation.observed_at - since < observation.limits.stall_after_s:
         return None
-    waited = f"no batch for {look.at - since:.0f} s"
-    if what == "rollouts" and look.tally and look.at - look.tally["at"] > look.limits.stall_after_s:
-        quiet = look.at - look.tally["at"]  # it beats every two seconds, whatever it waits for
-        return _stall("environment", look.tally["at"], f"{waited}; its process gives no sign of life since {quiet:.0f} s")
-    if look.at - since < _patience(look, what):
+    waiting_text = f"no batch for {observation.observed_at - since:.0f} s"
+    if phase == "rollouts" and observation.environment_counts and observation.observed_at - observation.environment_counts["at"] > observation.limits.stall_after_s:
+        silent_s = observation.observed_at - observation.environment_counts["at"]  # it beats every two seconds, whatever it waits for
+        return _make_stall("environment", observation.environment_counts["at"], f"{waiting_text}; its process gives no sign of life since {silent_s:.0f} s")
+    if observation.observed_at - since < _compute_patience_s(observation, phase):
         return None
-    if what == "rollouts":
-        return _behind_rollouts(look, since, waited)
-    where = " of the engine" if look.engine is not None else " of the Tinker server"
-    asked = {
+    if phase == "rollouts":
+        return _explain_missing_batch(observation, since, waiting_text)
+    server_text = " of the engine" if observation.is_engine_alive is not None else " of the Tinker server"
+    awaited = {
         "forward_backward": "the answer",
         "optim_step": "the answer",
         "sampler": "new sampling weights",
         "checkpoint": "a save",
     }
-    return _stall(what, since, f"the trainer waits for {asked[what]}{where} since {look.at - since:.0f} s")
+    return _make_stall(phase, since, f"the trainer waits for {awaited[phase]}{server_text} since {observation.observed_at - since:.0f} s")
 
 
-def _patience(look: Look, what: str) -> float:
+def _compute_patience_s(observation: Observation, phase: str) -> float:
     """Before there is a usual length, a first batch of long answers may take its time."""
-    usual = [one[TIMES[what]] for one in look.steps if one.get(TIMES[what])]
-    return max(look.limits.stall_after_s, USUAL * (statistics.median(usual) if usual else look.limits.stall_after_s))
+    durations_s = [step[PHASE_TIME_KEYS[phase]] for step in observation.last_steps if step.get(PHASE_TIME_KEYS[phase])]
+    return max(observation.limits.stall_after_s, MAX_PHASE_SLOWDOWN * (statistics.median(durations_s) if durations_s else observation.limits.stall_after_s))
 
 
-def _behind_rollouts(look: Look, since: float, waited: str) -> Stall:
+def _explain_missing_batch(observation: Observation, since: float, waiting_text: str) -> Stall:
     """The trainer waits for a batch; who keeps it waiting."""
-    counted, most = look.tally, _patience(look, "rollouts")
-    if counted is None:
-        return _stall("environment", since, f"{waited}; the environment has not told anything of itself")
-    for kind, part, words in (
+    counts, max_wait_s = observation.environment_counts, _compute_patience_s(observation, "rollouts")
+    if counts is None:
+        return _make_stall("environment", since, f"{waiting_text}; the environment has not told anything of itself")
+    for kind, part, template in (
         ("request", "sampler", "{n} requests for samples are unanswered, the oldest for {age:.0f} s"),
         ("item", "environment", "get_next_item() has not returned for {age:.0f} s"),
         (
@@ -106,32 +106,32 @@ def _behind_rollouts(look: Look, since: float, waited: str) -> Stall:
             "{n} groups are under way and ask for no samples, the oldest for {age:.0f} s: its score does not end",
         ),
     ):
-        begun = counted.get(f"{kind}_since")
-        if begun and look.at - begun > most:
-            told = words.format(n=counted.get(f"in_{kind}", 0), age=look.at - begun)
-            return _stall(part, begun, f"{waited}; {told}")
-    return _without_groups(look, counted, since, waited, most)
+        oldest_since = counts.get(f"{kind}_since")
+        if oldest_since and observation.observed_at - oldest_since > max_wait_s:
+            detail = template.format(n=counts.get(f"in_{kind}", 0), age=observation.observed_at - oldest_since)
+            return _make_stall(part, oldest_since, f"{waiting_text}; {detail}")
+    return _explain_missing_groups(observation, counts, since, waiting_text, max_wait_s)
 
 
-def _without_groups(look: Look, counted: Json, since: float, waited: str, most: float) -> Stall:
-    last, api = counted.get("group_at"), look.api or {}
-    if api.get("refused"):
-        return _stall("API queue", since, f"{waited}; the API has refused {api['refused']} groups: {api.get('refusal')}")
-    if not last or look.at - last > most:
-        errors = "; ".join(f"{text} ({count} times)" for text, count in (counted.get("errors") or {}).items())
-        said = errors or f"{counted.get('empty', 0)} groups were empty"
-        return _stall("environment", last or since, f"{waited}; the environment gives no usable group: {said}")
-    if turn := api.get("turn"):
-        return _stall("environment", last, f"{waited}; it is the turn of {turn}, whose share no other environment may fill")
-    queued = {**(api.get("buffered") or {}), **(api.get("queued") or {})}
+def _explain_missing_groups(observation: Observation, counts: Json, since: float, waiting_text: str, max_wait_s: float) -> Stall:
+    last_group_at, api_counts = counts.get("group_at"), observation.api_counts or {}
+    if api_counts.get("refused"):
+        return _make_stall("API queue", since, f"{waiting_text}; the API has refused {api_counts['refused']} groups: {api_counts.get('refusal')}")
+    if not last_group_at or observation.observed_at - last_group_at > max_wait_s:
+        errors = "; ".join(f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items())
+        reason = errors or f"{counts.get('empty', 0)} groups were empty"
+        return _make_stall("environment", last_group_at or since, f"{waiting_text}; the environment gives no usable group: {reason}")
+    if blocking_environment := api_counts.get("turn"):
+        return _make_stall("environment", last_group_at, f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other environment may fill")
+    queued = {**(api_counts.get("buffered") or {}), **(api_counts.get("queued") or {})}
     if queued:
-        told = ", ".join(f"{count} of {size}" for size, count in queued.items())
-        needs = f"a batch takes exactly {api.get('batch_size')} rollouts of whole groups"
-        return _stall("API queue", since, f"{waited}; the groups that wait ({told} rollouts) do not fill one: {needs}")
-    dropped = counted.get("dropped") or 0
-    why = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores" if dropped else ""
-    return _stall("rollouts", since, f"{waited}, while the environment makes groups{why}")
+        queued_text = ", ".join(f"{count} of {group_size}" for group_size, count in queued.items())
+        requirement = f"a batch takes exactly {api_counts.get('batch_size')} rollouts of whole groups"
+        return _make_stall("API queue", since, f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: {requirement}")
+    dropped = counts.get("dropped") or 0
+    drop_note = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores" if dropped else ""
+    return _make_stall("rollouts", since, f"{waiting_text}, while the environment makes groups{drop_note}")
 
 
-def _stall(part: str, since: float, evidence: str) -> Stall:
+def _make_stall(part: str, since: float, evidence: str) -> Stall:
     return Stall(part=part, since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"), evidence=evidence)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lachesis.base.errors import ServerDownError
-from lachesis.monitor.course import Health
-from lachesis.monitor.judgement import health_entry, judge_look
-from lachesis.monitor.observe import Look, look_at
+from lachesis.monitor.run_history import RunHealth
+from lachesis.monitor.judgement import build_health_entry, judge_observation
+from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.stalls import Stall, find_stall
-from lachesis.monitor.watched import Memory, load_memory, save_memory
+from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit_run
@@ -28,32 +28,32 @@ from lachesis.runs.store import RunDir, RunRecord, RunStore, seconds_between
 
 log = logging.getLogger("lachesis.monitor")
 Json = dict[str, Any]
-MOST_RESUMES = 3
+MAX_AUTO_RESUMES = 3
 """A run that stalls again and again is stopped in the end."""
-AFTER_END_S = 900.0
+WATCH_AFTER_END_S = 900.0
 """A run that ended is looked after for so long: its last report, and what it may have left behind."""
-SET_S = 30.0
+MIN_CLOCK_JUMP_S = 30.0
 """A clock that moves so far against the monotonic one was set, or the host slept."""
-HELD_S = 300.0
+MAX_STOPPING_S = 300.0
 """Longer than the services of a run take to end, the trainer at the cloud among them; who holds it after that is stuck."""
 
 
 @dataclass
-class Watched:
+class WatchedRun:
     """One run in one tick."""
 
-    look: Look
-    memory: Memory
-    health: Health
+    observation: Observation
+    memory: MonitorMemory
+    health: RunHealth
     stall: Stall | None
-    budget: dict[str, float]
-    said: list[str] = field(default_factory=list)
+    budget_shares: dict[str, float]
+    messages: list[str] = field(default_factory=list)
     """What was done in this tick, or could not be done."""
-    published: bool = False
+    is_published: bool = False
 
     @property
     def record(self) -> RunRecord:
-        return self.look.record
+        return self.observation.record
 
 
 class Monitor:
@@ -62,184 +62,184 @@ class Monitor:
     def __init__(self, store: RunStore) -> None:
         self.store = store
 
-    def tick(self) -> list[Watched]:
+    def tick(self) -> list[WatchedRun]:
         """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done, and
         what goes wrong with one run keeps the others from nothing."""
         records, warning = launcher.refresh_runs(self.store, self.store.scan()[0])
         if warning:
             log.warning("%s", warning)
-        mine = [record for record in records if self._matters(record)]
-        seen = self._all_judged(mine)
+        watched_records = [record for record in records if self._should_watch(record)]
+        watched_runs = self._judge_all(watched_records)
         try:
-            self._end_leftovers(seen)
+            self._end_leftovers(watched_runs)
         except Exception as error:
             log.warning("what dead runs have left was not ended: %s", error)
-        for one in seen:
+        for watched in watched_runs:
             try:
-                self._act(one)
+                self._apply_policies(watched)
             except Exception as error:
-                one.said.append(f"not done: {error}")
+                watched.messages.append(f"not done: {error}")
         try:
-            Publisher(self.store.home).publish(seen, records)
+            Publisher(self.store.home).publish(watched_runs, records)
         except Exception as error:
             log.warning("not everything was published: %s", error)
-        for one in seen:
-            over = one.record.has_ended and not one.record.resume_wanted and not one.look.folder.is_alive()
-            one.memory.final = over and (one.published or one.record.flow_run_id is None)
-            self._remember(one)
-            for text in one.said:
-                log.info("run %s: %s", one.record.run_id, text)
-        return seen
+        for watched in watched_runs:
+            is_over = watched.record.has_ended and not watched.record.resume_wanted and not watched.observation.run_dir.is_alive()
+            watched.memory.final = is_over and (watched.is_published or watched.record.flow_run_id is None)
+            self._save_memory(watched)
+            for message in watched.messages:
+                log.info("run %s: %s", watched.record.run_id, message)
+        return watched_runs
 
-    def _all_judged(self, records: list[RunRecord]) -> list[Watched]:
-        seen = []
-        for look in look_at(self.store, records):
+    def _judge_all(self, records: list[RunRecord]) -> list[WatchedRun]:
+        watched_runs = []
+        for observation in observe_runs(self.store, records):
             try:
-                seen.append(self._judged(look))
+                watched_runs.append(self._judge(observation))
             except Exception:
-                log.exception("run %s cannot be judged", look.record.run_id)
-        return seen
+                log.exception("run %s cannot be judged", observation.record.run_id)
+        return watched_runs
 
-    def last_report(self, run_id: str) -> None:
+    def publish_final_report(self, run_id: str) -> None:
         """Judge and publish a run that has just ended, without waiting for the next tick, which looks for what it may have left
         behind. Raises LachesisError."""
-        seen = self._judged(look_at(self.store, [self.store.load(run_id)])[0])
-        self._write_health(seen)
+        watched = self._judge(observe_runs(self.store, [self.store.load(run_id)])[0])
+        self._write_health(watched)
         with PrefectApi().reuse_connection() as api:
-            Publisher(self.store.home).publish_run(api, seen)
-        self._remember(seen)
+            Publisher(self.store.home).publish_run(api, watched)
+        self._save_memory(watched)
 
-    def _matters(self, record: RunRecord) -> bool:
+    def _should_watch(self, record: RunRecord) -> bool:
         if not record.has_ended:
             return record.status != "pending"
-        recent = record.ended_at is not None and seconds_between(record.ended_at) < AFTER_END_S
-        return record.resume_wanted or (recent and not load_memory(self.store.dir(record.run_id)).final)
+        is_recent = record.ended_at is not None and seconds_between(record.ended_at) < WATCH_AFTER_END_S
+        return record.resume_wanted or (is_recent and not load_memory(self.store.dir(record.run_id)).final)
 
     # --- judge ------------------------------------------------------------------------------------------------------
 
-    def _judged(self, look: Look) -> Watched:
-        memory = load_memory(look.folder, look.record)
-        answers = {"trainer": look.trainer is not None, "api": look.api is not None, "engine": look.engine is not False}
-        set_lately = _clock_was_set(memory, look.limits.stall_after_s)
-        if look.record.status == "running" and not set_lately:
-            silent = [name for name, ok in answers.items() if not ok]
-            memory.silent_since = {name: memory.silent_since.get(name, look.at) for name in silent}
-        stall = find_stall(look, memory.silent_since, clock_was_set=set_lately)
-        health = judge_look(look, memory)
-        said = [look.problem] if look.problem else []
-        return Watched(look, memory, health, stall, compute_budget_shares(look.limits, look.spent), said)
+    def _judge(self, observation: Observation) -> WatchedRun:
+        memory = load_memory(observation.run_dir, observation.record)
+        has_answered = {"trainer": observation.trainer_health is not None, "api": observation.api_counts is not None, "engine": observation.is_engine_alive is not False}
+        has_clock_changed = _has_clock_changed(memory, observation.limits.stall_after_s)
+        if observation.record.status == "running" and not has_clock_changed:
+            silent_services = [name for name, ok in has_answered.items() if not ok]
+            memory.silent_since = {name: memory.silent_since.get(name, observation.observed_at) for name in silent_services}
+        stall = find_stall(observation, memory.silent_since, has_clock_changed=has_clock_changed)
+        health = judge_observation(observation, memory)
+        messages = [observation.problem] if observation.problem else []
+        return WatchedRun(observation, memory, health, stall, compute_budget_shares(observation.limits, observation.budget_usage), messages)
 
     # --- act --------------------------------------------------------------------------------------------------------
 
-    def _act(self, seen: Watched) -> None:
-        record, look = seen.record, seen.look
+    def _apply_policies(self, watched: WatchedRun) -> None:
+        record, observation = watched.record, watched.observation
         if record.has_ended:
-            crashed = record.status == "failed" and record.healthy_at is not None and record.stop_reason is None
-            wanted = crashed and look.limits.on_crash == "resume" and record.auto_resumes < MOST_RESUMES
-            if record.resume_wanted or wanted:
-                self._resume(seen)
+            has_crashed = record.status == "failed" and record.healthy_at is not None and record.stop_reason is None
+            should_resume = has_crashed and observation.limits.on_crash == "resume" and record.auto_resumes < MAX_AUTO_RESUMES
+            if record.resume_wanted or should_resume:
+                self._resume_run(watched)
         elif record.status == "running":
-            over = find_exceeded_budget(look.limits, look.spent)
-            if over:
-                self._stop(seen, over)
-            elif seen.stall:
-                self._stalled(seen, seen.stall)
-            elif seen.health.word == "broken" and look.limits.on_broken == "stop":
-                self._stop(seen, f"learning is broken: {seen.health.evidence[0]}")
+            exceeded_budget = find_exceeded_budget(observation.limits, observation.budget_usage)
+            if exceeded_budget:
+                self._request_stop(watched, exceeded_budget)
+            elif watched.stall:
+                self._apply_stall_policy(watched, watched.stall)
+            elif watched.health.word == "broken" and observation.limits.on_broken == "stop":
+                self._request_stop(watched, f"learning is broken: {watched.health.evidence[0]}")
         elif record.status == "stopping":
-            self._unstick(seen)
-        self._tell_changes(seen)
-        self._write_health(seen)
+            self._end_stuck_processes(watched)
+        self._emit_changes(watched)
+        self._write_health(watched)
 
-    def _stop(self, seen: Watched, reason: str, *, resume: bool = False) -> None:
-        launcher.cancel_run(self.store, seen.record, reason)
-        if resume:  # after it: a run that could not be asked to end must not be resumed one day
-            self.store.update(seen.record.run_id, resume_wanted=True)
-        seen.said.append(f"asked to save a checkpoint and end{', then to go on' if resume else ''}: {reason}")
+    def _request_stop(self, watched: WatchedRun, reason: str, *, should_resume: bool = False) -> None:
+        launcher.cancel_run(self.store, watched.record, reason)
+        if should_resume:  # after it: a run that could not be asked to end must not be resumed one day
+            self.store.update(watched.record.run_id, resume_wanted=True)
+        watched.messages.append(f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: {reason}")
 
-    def _stalled(self, seen: Watched, stall: Stall) -> None:
-        reason, policy = f"stalled: {stall.part} since {stall.since}; {stall.evidence}", seen.look.limits.on_stall
-        if policy == "stop" or (policy == "resume" and seen.record.auto_resumes >= MOST_RESUMES):
-            self._stop(seen, reason)
+    def _apply_stall_policy(self, watched: WatchedRun, stall: Stall) -> None:
+        reason, policy = f"stalled: {stall.part} since {stall.since}; {stall.evidence}", watched.observation.limits.on_stall
+        if policy == "stop" or (policy == "resume" and watched.record.auto_resumes >= MAX_AUTO_RESUMES):
+            self._request_stop(watched, reason)
         elif policy == "resume":
-            self._stop(seen, reason, resume=True)
+            self._request_stop(watched, reason, should_resume=True)
 
-    def _resume(self, seen: Watched) -> None:
-        record = seen.record
+    def _resume_run(self, watched: WatchedRun) -> None:
+        record = watched.record
         if self.store.dir(record.run_id).is_alive():
             return
         if record.status == "completed":
             self.store.update(record.run_id, resume_wanted=False)
             return
-        resumes = record.auto_resumes + 1
-        newest = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
-        where = f"resumed from its checkpoint of step {newest.step}" if newest else "begun again, as it has no checkpoint"
-        resubmit_run(self.store, record, auto_resumes=resumes)
-        seen.said.append(f"{where} (time {resumes} of {MOST_RESUMES} without a person)")
+        num_resumes = record.auto_resumes + 1
+        newest_checkpoint = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
+        outcome = f"resumed from its checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else "begun again, as it has no checkpoint"
+        resubmit_run(self.store, record, auto_resumes=num_resumes)
+        watched.messages.append(f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)")
 
-    def _unstick(self, seen: Watched) -> None:
+    def _end_stuck_processes(self, watched: WatchedRun) -> None:
         """A run whose end takes longer than any of its services may: end what of it still holds it."""
-        seen.memory.held_since = seen.memory.held_since or time.monotonic()
-        if time.monotonic() - seen.memory.held_since > HELD_S:
-            folder = seen.look.folder
-            flows = set(cleanup.find_flow_processes(self.store.home))  # another one may have opened the file, such as a backup
-            stuck = [one for one in leftovers.find_lock_holders(folder.lock) if one in flows]
-            stuck += leftovers.find_processes(folder.path).get(folder.path, [])
-            seen.said += [f"ended what held it too long: {one}" for one in leftovers.terminate_processes(stuck)]
+        watched.memory.held_since = watched.memory.held_since or time.monotonic()
+        if time.monotonic() - watched.memory.held_since > MAX_STOPPING_S:
+            run_dir = watched.observation.run_dir
+            flow_processes = set(cleanup.find_flow_processes(self.store.home))  # another one may have opened the file, such as a backup
+            stuck_processes = [process for process in leftovers.find_lock_holders(run_dir.lock) if process in flow_processes]
+            stuck_processes += leftovers.find_processes(run_dir.path).get(run_dir.path, [])
+            watched.messages += [f"ended what held it too long: {description}" for description in leftovers.terminate_processes(stuck_processes)]
 
-    def _end_leftovers(self, seen: list[Watched]) -> None:
+    def _end_leftovers(self, watched_runs: list[WatchedRun]) -> None:
         """Processes of runs and inference tests whose flow and reaper are gone, and what such a run did not finish."""
-        ended = {one.look.folder.path: one for one in seen if one.record.has_ended}
-        for one in ended.values():
-            if not one.look.folder.is_alive():
-                one.said += [left.clean_up() for left in cleanup.find_run_leftovers(one.look.folder, one.record)]
+        ended_runs = {watched.observation.run_dir.path: watched for watched in watched_runs if watched.record.has_ended}
+        for watched in ended_runs.values():
+            if not watched.observation.run_dir.is_alive():
+                watched.messages += [leftover.clean_up() for leftover in cleanup.find_run_leftovers(watched.observation.run_dir, watched.record)]
         for path, processes in leftovers.find_processes(self.store.home).items():
-            run = ended.get(path)
-            if (run is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():
+            owner = ended_runs.get(path)
+            if (owner is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():
                 continue  # a run that lives, or is being started
-            told = [f"ended what it had left behind: {one}" for one in leftovers.terminate_processes(processes)]
-            if run is not None:
-                run.said += told
+            messages = [f"ended what it had left behind: {description}" for description in leftovers.terminate_processes(processes)]
+            if owner is not None:
+                owner.messages += messages
             else:
-                log.info("inference test %s: %s", path.name, "; ".join(told))
+                log.info("inference test %s: %s", path.name, "; ".join(messages))
 
     # --- tell -------------------------------------------------------------------------------------------------------
 
-    def _tell_changes(self, seen: Watched) -> None:
+    def _emit_changes(self, watched: WatchedRun) -> None:
         """Events for automations, once per stall and once per verdict."""
-        part = seen.stall.part if seen.stall else None
-        if part and part != seen.memory.stalled:
-            self._emit(seen, "stalled", seen.stall.model_dump() if seen.stall else {})
-            seen.said.append(f"stalled in {part}: {seen.stall.evidence if seen.stall else ''}")
-        if seen.health.word == "broken" and seen.memory.judged != "broken":
-            self._emit(seen, "broken", seen.health.model_dump())
-            seen.said.append(f"learning is broken: {seen.health.evidence[0]}")
-        seen.memory.stalled, seen.memory.judged = part, seen.health.word
+        stalled_part = watched.stall.part if watched.stall else None
+        if stalled_part and stalled_part != watched.memory.stalled:
+            self._emit_event(watched, "stalled", watched.stall.model_dump() if watched.stall else {})
+            watched.messages.append(f"stalled in {stalled_part}: {watched.stall.evidence if watched.stall else ''}")
+        if watched.health.word == "broken" and watched.memory.judged != "broken":
+            self._emit_event(watched, "broken", watched.health.model_dump())
+            watched.messages.append(f"learning is broken: {watched.health.evidence[0]}")
+        watched.memory.stalled, watched.memory.judged = stalled_part, watched.health.word
 
-    def _emit(self, seen: Watched, what: str, payload: Json) -> None:
-        record = seen.record
+    def _emit_event(self, watched: WatchedRun, event: str, payload: Json) -> None:
+        record = watched.record
         resource = {
             "prefect.resource.id": f"lachesis.run.{record.run_id}",
             "prefect.resource.name": f"{record.environment}-{record.run_id}",
         }
         related = [{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", "prefect.resource.role": "flow-run"}]
         with contextlib.suppress(ServerDownError):
-            told = {"message": payload, "page": launcher.get_run_url(record) or ""}
-            PrefectApi().emit_event(f"lachesis.run.{what}", resource, related=related, payload=told)
+            event_payload = {"message": payload, "page": launcher.get_run_url(record) or ""}
+            PrefectApi().emit_event(f"lachesis.run.{event}", resource, related=related, payload=event_payload)
 
-    def _write_health(self, seen: Watched) -> None:
-        found = health_entry(seen.look, seen.health, seen.stall)
-        self.store.update(seen.record.run_id, health=found)
-        seen.look.record = seen.record.model_copy(update={"health": found})
+    def _write_health(self, watched: WatchedRun) -> None:
+        entry = build_health_entry(watched.observation, watched.health, watched.stall)
+        self.store.update(watched.record.run_id, health=entry)
+        watched.observation.record = watched.record.model_copy(update={"health": entry})
 
-    def _remember(self, seen: Watched) -> None:
-        save_memory(seen.look.folder, seen.memory)
+    def _save_memory(self, watched: WatchedRun) -> None:
+        save_memory(watched.observation.run_dir, watched.memory)
 
 
-def _clock_was_set(memory: Memory, patience_s: float) -> bool:
+def _has_clock_changed(memory: MonitorMemory, patience_s: float) -> bool:
     """Whether somebody has set the time lately: then what happened before it is no measure of how long anything takes."""
-    clock, ahead_s = time.monotonic(), time.time() - time.monotonic()
-    if memory.ahead_s is not None and abs(ahead_s - memory.ahead_s) > SET_S:
-        memory.set_at, memory.silent_since = clock, {}
-    memory.ahead_s = ahead_s
-    return memory.set_at is not None and 0 <= clock - memory.set_at < patience_s
+    monotonic_s, clock_offset_s = time.monotonic(), time.time() - time.monotonic()
+    if memory.ahead_s is not None and abs(clock_offset_s - memory.ahead_s) > MIN_CLOCK_JUMP_S:
+        memory.set_at, memory.silent_since = monotonic_s, {}
+    memory.ahead_s = clock_offset_s
+    return memory.set_at is not None and 0 <= monotonic_s - memory.set_at < patience_s

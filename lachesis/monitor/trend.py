@@ -24,22 +24,22 @@ WINDOW = 20
 """Steps of the windows at the start, at the end, and of the best mean reward."""
 MAX_BLOCKS = 64
 """When there are this many, neighbours are merged."""
-BINS, MIN_BINS, MIN_BIN_STEPS = 16, 4, 5
-MAX_POINTS = 64
+MAX_BINS, MIN_BINS, MIN_BIN_STEPS = 16, 4, 5
+MAX_HELD_OUT_POINTS = 64
 """Held-out results that are kept; of more, every second one is left out."""
-NORMAL_LIMIT = 1.96
+NORMAL_QUANTILE = 1.96
 """The 97.5 % quantile of the normal distribution."""
-CONTRAST, CERTAIN = 3.0, 6.0
+MIN_CONTRAST, MIN_CERTAIN_CONTRAST = 3.0, 6.0
 """Standard errors between the first and the last steps by which a rise is seen, and by which it
 counts for the rest of the run. The first is more than `NORMAL_LIMIT`, as a window of few steps is
 less certain of its noise."""
-CERTAIN_STEPS = 3 * WINDOW
-PART = 5
+MIN_CERTAIN_STEPS = 3 * WINDOW
+NOISE_PART_STEPS = 5
 """Steps per part of the estimate of noise; long enough to be little alike, short enough to change
 little by learning."""
 
 
-class HeldOutPoint(BaseModel):
+class HeldOutTrendPoint(BaseModel):
     """One held-out result and the reward of training at that time."""
 
     step: int
@@ -54,34 +54,34 @@ class HeldOutPoint(BaseModel):
 
 
 @dataclass(frozen=True)
-class Rise:
+class RewardRise:
     """How the mean reward has changed since the first step."""
 
     steps: int
     slope: float
     """Per step."""
-    error: float
+    standard_error: float
     """Standard error of the slope."""
-    limit: float
+    t_quantile: float
     """Standard errors by which the slope must be above 0: the 97.5 % quantile of Student's t."""
     contrast: float
     """The last third less the first `WINDOW` steps, in standard errors."""
 
     @property
-    def is_seen(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the slope, or the contrast of a rise that ended long ago, is more than noise."""
-        return self.slope > self.limit * self.error or self.contrast > CONTRAST
+        return self.slope > self.t_quantile * self.standard_error or self.contrast > MIN_CONTRAST
 
     @property
     def is_certain(self) -> bool:
         """The same beyond the doubt that comes with looking many times."""
-        if self.steps < CERTAIN_STEPS:
+        if self.steps < MIN_CERTAIN_STEPS:
             return False
-        return self.slope > 2 * self.limit * self.error or self.contrast > CERTAIN
+        return self.slope > 2 * self.t_quantile * self.standard_error or self.contrast > MIN_CERTAIN_CONTRAST
 
-    def largest(self, steps: int) -> float:
+    def compute_max_rise(self, steps: int) -> float:
         """Return the largest rise over so many steps that agrees with what was measured."""
-        return (self.slope + self.limit * self.error) * steps
+        return (self.slope + self.t_quantile * self.standard_error) * steps
 
 
 class Trend(BaseModel):
@@ -120,7 +120,7 @@ class Trend(BaseModel):
     """Rollouts without a usable score, as the steps of this attempt have counted them."""
     risen_at: int | None = None
     """The step at which it was certain that the reward had risen."""
-    held_out: list[HeldOutPoint] = []
+    held_out: list[HeldOutTrendPoint] = []
 
     def add(self, steps: Iterable[Step], *, since: float = 0.0) -> None:
         """Take in new steps, in order; those before `since` (seconds since 1970) are another
@@ -131,15 +131,15 @@ class Trend(BaseModel):
             if (step.get("time") or math.inf) >= since:
                 self.rollouts += int(step.get("batch/rollouts") or 0)
                 self.invalid += int(step.get("rollouts/invalid") or 0)
-            self._count_silence(step)
+            self._count_zero_signal(step)
             if step.get("reward/mean") is not None:
                 self._add_reward(step["step"], step["reward/mean"])
             self._add_held_out(step)
-        rise = self.rise()
+        rise = self.estimate_rise()
         if rise is not None and self.risen_at is None and rise.is_certain:
             self.risen_at = self.last_step
 
-    def _count_silence(self, step: Step) -> None:
+    def _count_zero_signal(self, step: Step) -> None:
         if step.get("batch/zero_signal_share") == 1.0:
             self.silent_steps += 1
             self.silent_rollouts += int(step.get("batch/rollouts") or 0)
@@ -156,15 +156,15 @@ class Trend(BaseModel):
         else:
             self.blocks.append((1, float(step), reward))
         if len(self.blocks) >= MAX_BLOCKS and self.blocks[-1][0] == self.block_steps:
-            self.blocks = [_joined(self.blocks[at : at + 2]) for at in range(0, len(self.blocks), 2)]
+            self.blocks = [_merge_blocks(self.blocks[start : start + 2]) for start in range(0, len(self.blocks), 2)]
             self.block_steps *= 2
-        self._add_window(step)
+        self._update_noise_and_best(step)
 
-    def _add_window(self, step: int) -> None:
+    def _update_noise_and_best(self, step: int) -> None:
         """Measure the noise after each part, and the best window at every half one."""
-        count = self.count
-        if count % PART == 0:
-            part = statistics.fmean(self.recent[-PART:])
+        count = self.num_steps
+        if count % NOISE_PART_STEPS == 0:
+            part = statistics.fmean(self.recent[-NOISE_PART_STEPS:])
             if self.last_part is not None:
                 self.noise += (part - self.last_part) ** 2
                 self.parts += 1
@@ -178,52 +178,52 @@ class Trend(BaseModel):
         share, low, high = (step.get(f"eval/{name}") for name in ("percent_correct", "low", "high"))
         if share is None or low is None or high is None or not self.recent:
             return
-        evaluated = step.get("eval/step")
-        point = HeldOutPoint(
-            step=int(step["step"] if evaluated is None else evaluated),
+        evaluated_step = step.get("eval/step")
+        point = HeldOutTrendPoint(
+            step=int(step["step"] if evaluated_step is None else evaluated_step),
             share=share,
             error=max((high - low) / (2 * 1.96), 1e-6),
             reward=statistics.fmean(self.recent),
-            reward_error=max(statistics.pstdev(self.recent) / math.sqrt(len(self.recent)), self.window_error),
+            reward_error=max(statistics.pstdev(self.recent) / math.sqrt(len(self.recent)), self.window_standard_error),
         )
         self.held_out.append(point)
-        if len(self.held_out) > MAX_POINTS:
+        if len(self.held_out) > MAX_HELD_OUT_POINTS:
             self.held_out = self.held_out[::2]
 
     @property
-    def count(self) -> int:
+    def num_steps(self) -> int:
         """Steps with a reward."""
         return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0] if self.blocks else 0
 
     @property
-    def window_error(self) -> float:
+    def window_standard_error(self) -> float:
         """Standard error of a window's mean reward, from how successive parts differ."""
-        return math.sqrt(self.noise / (2 * self.parts) * PART / WINDOW) if self.parts else 0.0
+        return math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW) if self.parts else 0.0
 
-    def rise(self) -> Rise | None:
+    def estimate_rise(self) -> RewardRise | None:
         """Return how the reward has changed, or None while there are too few steps."""
-        bins = self._bins()
+        bins = self._gather_bins()
         if len(bins) < MIN_BINS:
             return None
         times, means = [bin[1] / bin[0] for bin in bins], [bin[2] / bin[0] for bin in bins]
-        slope, error = _fit(times, means)
-        size = self.count / len(bins)
-        between = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(means)) / 2
-        late = _joined(bins[-max(1, len(bins) // 3) :])
-        apart = late[2] / late[0] - statistics.fmean(self.first)
-        contrast_error = math.sqrt(max(between * size, 1e-12) * (1 / late[0] + 1 / len(self.first)))
-        return Rise(self.count, slope, error, _student(len(bins) - 2), apart / contrast_error)
+        slope, error = _fit_line(times, means)
+        steps_per_bin = self.num_steps / len(bins)
+        bin_variance = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(means)) / 2
+        last_third = _merge_blocks(bins[-max(1, len(bins) // 3) :])
+        difference = last_third[2] / last_third[0] - statistics.fmean(self.first)
+        contrast_error = math.sqrt(max(bin_variance * steps_per_bin, 1e-12) * (1 / last_third[0] + 1 / len(self.first)))
+        return RewardRise(self.num_steps, slope, error, _compute_t_quantile(len(bins) - 2), difference / contrast_error)
 
-    def _bins(self) -> list[tuple[int, float, float]]:
+    def _gather_bins(self) -> list[tuple[int, float, float]]:
         """The blocks gathered into at most `BINS` parts of about equal length."""
-        parts = min(BINS, len(self.blocks), self.count // MIN_BIN_STEPS)
+        parts = min(MAX_BINS, len(self.blocks), self.num_steps // MIN_BIN_STEPS)
         if not parts:
             return []
         bounds = [round(part * len(self.blocks) / parts) for part in range(parts + 1)]
-        return [_joined(self.blocks[start:end]) for start, end in itertools.pairwise(bounds)]
+        return [_merge_blocks(self.blocks[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
-def _joined(blocks: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
+def _merge_blocks(blocks: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
     return (
         sum(block[0] for block in blocks),
         math.fsum(block[1] for block in blocks),
@@ -231,19 +231,19 @@ def _joined(blocks: Sequence[tuple[int, float, float]]) -> tuple[int, float, flo
     )
 
 
-def _fit(times: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
+def _fit_line(times: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
     """Return the slope of the regression of means on times, and its standard error."""
-    slope, start = statistics.linear_regression(times, means)
-    residual = math.fsum((mean - start - slope * at) ** 2 for at, mean in zip(times, means, strict=True))
+    slope, intercept = statistics.linear_regression(times, means)
+    residual = math.fsum((mean - intercept - slope * time) ** 2 for time, mean in zip(times, means, strict=True))
     centre = statistics.fmean(times)
-    spread = math.fsum((at - centre) ** 2 for at in times)
+    spread = math.fsum((time - centre) ** 2 for time in times)
     return slope, max(math.sqrt(residual / (len(times) - 2) / spread), 1e-12)
 
 
-def _student(freedom: int) -> float:
+def _compute_t_quantile(degrees_of_freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t (Abramowitz and Stegun 1964, 26.7.5)."""
-    z = NORMAL_LIMIT
+    z = NORMAL_QUANTILE
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
+    return z + first / degrees_of_freedom + second / degrees_of_freedom**2 + third / degrees_of_freedom**3

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from flows.monitor import prune
-from lachesis.monitor.learning import judge
+from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore, now_iso
 from tests.patience import POLL_S
@@ -176,7 +176,7 @@ def broken_run(run: str, served_home: Path, server: Server, wait_until: Callable
     before = len(steps(served_home, run))
     (served_home / "runs" / run / "engine" / "freeze-weights").touch()
     wait_until(lambda: len(steps(served_home, run)) >= before + 22, 120, "22 steps without an update")
-    assert judge(steps(served_home, run)[: before + 21]).word == "broken", "within 20 steps"
+    assert judge_learning(steps(served_home, run)[: before + 21]).word == "broken", "within 20 steps"
     server.tick()
     return run
 

@@ -19,9 +19,9 @@ from lachesis.catalog import describe
 from lachesis.cli.main import parser
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import parse_assignment
-from lachesis.monitor.judgement import judge_look
-from lachesis.monitor.observe import look_at_files
-from lachesis.monitor.watched import Memory
+from lachesis.monitor.judgement import judge_observation
+from lachesis.monitor.observe import observe_files
+from lachesis.monitor.monitor_memory import MonitorMemory
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
@@ -102,7 +102,7 @@ def write_steps(store: RunStore, fault: dict[str, Any]) -> None:
 
 
 def advice_of(store: RunStore) -> tuple[str, list[str]]:
-    health = judge_look(look_at_files(store, store.load(RUN)), Memory())
+    health = judge_observation(observe_files(store, store.load(RUN)), MonitorMemory())
     assert len(health.advice) == len(health.evidence)
     return health.word, health.advice
 

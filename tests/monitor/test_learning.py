@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.course import GRAVITY, RunFacts
-from lachesis.monitor.learning import judge
+from lachesis.monitor.run_history import SEVERITY, RunFacts
+from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
@@ -40,13 +40,13 @@ def healthy(count: int = 60, seed: int = 0, **fixed: Any) -> list[Step]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_that_learns_is_healthy_at_every_step(seed: int) -> None:
     steps, facts = healthy(300, seed), RunFacts(total_steps=300)
-    assert {judge(steps[:end], facts=facts).word for end in range(5)} == {"too early"}
-    assert {judge(steps[:end], facts=facts).word for end in range(5, 301)} == {"healthy"}
+    assert {judge_learning(steps[:end], facts=facts).word for end in range(5)} == {"too early"}
+    assert {judge_learning(steps[:end], facts=facts).word for end in range(5, 301)} == {"healthy"}
 
 
 def test_a_solved_task_is_no_fault() -> None:
     solved = {"reward/mean": 1.0, "batch/zero_signal_share": 1.0, "entropy/sampling": 0.0, "weights/change": None}
-    assert judge(healthy(100) + [{**step, **solved, "step": 100 + step["step"]} for step in healthy(60)]).word == "healthy"
+    assert judge_learning(healthy(100) + [{**step, **solved, "step": 100 + step["step"]} for step in healthy(60)]).word == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_a_solved_task_is_no_fault() -> None:
 def test_each_fault_is_named_within_twenty_steps(fault: Step, word: str, said: str) -> None:
     before = healthy(60)
     ill = [{**step, **fault, "step": 60 + step["step"]} for step in healthy(WINDOW, 1)]
-    found = judge(before + ill)
+    found = judge_learning(before + ill)
     assert found.word == word
     assert any(said in sentence for sentence in found.evidence), found.evidence
     assert len(found.advice) == len(found.evidence)
 
 
 def test_the_gravest_comes_first() -> None:
-    found = judge(healthy(60, **{"rollouts/truncated_share": 0.9, "weights/change": 0.0}))
+    found = judge_learning(healthy(60, **{"rollouts/truncated_share": 0.9, "weights/change": 0.0}))
     assert found.word == "broken"
     assert "weights" in found.evidence[0]
     assert "cut off" in found.evidence[1]
 
 
 def test_a_few_steps_are_too_few() -> None:
-    few = judge(healthy(60, **{"weights/change": 0.0})[:4])
+    few = judge_learning(healthy(60, **{"weights/change": 0.0})[:4])
     assert (few.word, few.evidence) == ("too early", ["4 of at least 5 steps"])
 
 
@@ -96,7 +96,7 @@ def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
         step["length/mean"] = 2.0 + 6.0 * step["step"] / 600
     trend = Trend()
     trend.add(slow)
-    health = judge(slow[-60:], first=slow[:20], trend=trend)
+    health = judge_learning(slow[-60:], first_steps=slow[:20], trend=trend)
     assert health.word == "suspect"
     assert "the mean reward fell from 0.793 around step 20 to" in " ".join(health.evidence)
     assert "completions went from 2 to 8 tokens" in " ".join(health.evidence)
@@ -106,7 +106,7 @@ def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
     """No gradient is left and the reward has risen: worth a look, and no fault."""
     solved = {"reward/mean": 0.5, "batch/zero_signal_share": 1.0}
     course = healthy(40, **{"reward/mean": 0.1}) + healthy(30, **solved)
-    assert judge(course[-60:], first=course[:20]).word == "suspect"
+    assert judge_learning(course[-60:], first_steps=course[:20]).word == "suspect"
 
 
 def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
@@ -119,22 +119,22 @@ def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
 
 def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts() -> None:
     """A late take-off begins with a success in a thousand rollouts; until then it may not be stopped."""
-    assert judge(silent(4)).word == "too early"
-    assert judge(silent(5)).word == "suspect"
-    assert judge(silent(156)).word == "suspect"
-    assert judge(silent(157)).word == "broken"
-    assert "0.000: no gradient" in judge(silent(157)).evidence[0]
-    assert judge(silent(30, **{"reward/mean": 0.95})).word == "healthy"
+    assert judge_learning(silent(4)).word == "too early"
+    assert judge_learning(silent(5)).word == "suspect"
+    assert judge_learning(silent(156)).word == "suspect"
+    assert judge_learning(silent(157)).word == "broken"
+    assert "0.000: no gradient" in judge_learning(silent(157)).evidence[0]
+    assert judge_learning(silent(30, **{"reward/mean": 0.95})).word == "healthy"
 
 
 def test_one_signal_begins_the_count_anew() -> None:
     steps = silent(300)
     steps[-30]["batch/zero_signal_share"] = 0.9
-    assert judge(steps).word == "suspect"
+    assert judge_learning(steps).word == "suspect"
 
 
 def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
-    health = judge(healthy(30, **{"rollouts/dropped": 128 * 30}))
+    health = judge_learning(healthy(30, **{"rollouts/dropped": 128 * 30}))
     assert (health.word, len(health.evidence)) == ("suspect", 1)
     assert "left out 97% of the rollouts" in health.evidence[0]
 
@@ -156,19 +156,19 @@ def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
 def test_before_the_first_steps_the_environment_is_judged(
     counts: dict[str, Any], ended: bool, word: str, evidence: str
 ) -> None:
-    facts = RunFacts(batch_size=32, counts=counts, ended=ended, status="failed" if ended else "running", error="E: y\nz")
-    health = judge([], facts=facts)
+    facts = RunFacts(batch_size=32, environment_counts=counts, has_ended=ended, status="failed" if ended else "running", error="E: y\nz")
+    health = judge_learning([], facts=facts)
     assert health.word == word
     assert evidence in health.evidence[0]
     assert health.evidence[1:] == (["E: y"] if word == "unknown" else [])
 
 
 def test_no_finding_without_a_batch_size() -> None:
-    assert judge([], facts=RunFacts(counts={"invalid": 1000, "dropped": 1000})).word == "too early"
+    assert judge_learning([], facts=RunFacts(environment_counts={"invalid": 1000, "dropped": 1000})).word == "too early"
 
 
 def test_numbers_that_are_missing_are_no_sign() -> None:
-    assert judge([{"step": number} for number in range(1, 60)]).evidence == ["nothing unusual"]
+    assert judge_learning([{"step": number} for number in range(1, 60)]).evidence == ["nothing unusual"]
 
 
 def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[Step]:
@@ -178,18 +178,18 @@ def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[
 
 def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_half() -> None:
     steps, facts = flat(1000, 0.4), RunFacts(total_steps=1000)
-    words = {end: judge(steps[:end], facts=facts).word for end in range(5, 1001, 5)}
+    words = {end: judge_learning(steps[:end], facts=facts).word for end in range(5, 1001, 5)}
     assert {word for end, word in words.items() if end <= 100} == {"healthy"}
     assert words[495] == "not learning"
-    health = judge(steps[:500], facts=facts)
+    health = judge_learning(steps[:500], facts=facts)
     assert "the mean reward has not risen in 500 steps" in health.evidence[0]
-    assert judge(steps[:500]).word == "healthy", "without the number of all steps nothing is said"
+    assert judge_learning(steps[:500]).word == "healthy", "without the number of all steps nothing is said"
 
 
 def test_an_exact_standstill_is_seen_before_the_half() -> None:
     """Without noise no large rise agrees with the steps."""
     steps = flat(1000, 0.4, spread=0.0)
-    assert judge(steps[:150], facts=RunFacts(total_steps=1000)).word == "not learning"
+    assert judge_learning(steps[:150], facts=RunFacts(total_steps=1000)).word == "not learning"
 
 
 def test_a_plateau_after_a_rise_is_healthy() -> None:
@@ -198,7 +198,7 @@ def test_a_plateau_after_a_rise_is_healthy() -> None:
     words = set()
     for end in range(20, 2001, 20):
         trend.add(steps[end - 20 : end])
-        words.add(judge(steps[max(0, end - 60) : end], first=steps[:20], trend=trend, facts=facts).word)
+        words.add(judge_learning(steps[max(0, end - 60) : end], first_steps=steps[:20], trend=trend, facts=facts).word)
     assert words == {"healthy"}
     assert trend.risen_at is not None
 
@@ -230,14 +230,14 @@ def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02)
 def test_held_out_results_are_compared_with_training(
     rewards: list[float], shares: list[float], half: float, evidence: str | None
 ) -> None:
-    health = judge(with_held_out(rewards, shares, half))
+    health = judge_learning(with_held_out(rewards, shares, half))
     assert health.word == ("suspect" if evidence else "healthy"), health.evidence
     assert evidence is None or any(evidence in sentence for sentence in health.evidence)
 
 
 def test_the_words_are_ordered() -> None:
-    assert GRAVITY["healthy"] == GRAVITY["too early"] == GRAVITY["unknown"] < GRAVITY["not learning"]
-    assert GRAVITY["not learning"] == GRAVITY["suspect"] < GRAVITY["broken"]
+    assert SEVERITY["healthy"] == SEVERITY["too early"] == SEVERITY["unknown"] < SEVERITY["not learning"]
+    assert SEVERITY["not learning"] == SEVERITY["suspect"] < SEVERITY["broken"]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_the_words_are_ordered() -> None:
     ],
 )
 def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(rate: float | None, change: float, word: str) -> None:
-    assert judge(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word == word
+    assert judge_learning(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word == word
 
 
 def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
@@ -260,14 +260,14 @@ def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
     steps = healthy(40, **{"weights/change": 0.0})
     for step in steps[::2]:
         step["train/learning_rate"] = 0.0
-    assert judge(steps).word == "healthy"
+    assert judge_learning(steps).word == "healthy"
 
 
 def test_commands_name_the_whole_run() -> None:
-    facts = RunFacts(environment="a", others=("b=2",), model="/models/mine", tunable=frozenset({"group_size"}))
+    facts = RunFacts(environment="a", additional_environments=("b=2",), model="/models/mine", tunable_fields=frozenset({"group_size"}))
     assert (
-        facts.train("group_size=8", "learning_rate=1")
+        facts.format_train_command("group_size=8", "learning_rate=1")
         == "`lachesis train a --with b=2 --model /models/mine --set group_size=8`"
     )
-    assert facts.test() == "`lachesis test a --model /models/mine`"
-    assert RunFacts(profile="tinker", environment="a").test() == "`lachesis test a --profile tinker`"
+    assert facts.format_test_command() == "`lachesis test a --model /models/mine`"
+    assert RunFacts(profile="tinker", environment="a").format_test_command() == "`lachesis test a --profile tinker`"

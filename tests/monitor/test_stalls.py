@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.observe import Look
-from lachesis.monitor.stalls import TIMES, find_stall
+from lachesis.monitor.observe import Observation
+from lachesis.monitor.stalls import PHASE_TIME_KEYS, find_stall
 from lachesis.runs.store import RunRecord, RunStore, ServiceRecord
 
 NOW = time.time()
 ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}
 
 
-def look(tmp_path: Path, **changes: Any) -> Look:
+def look(tmp_path: Path, **changes: Any) -> Observation:
     """A run whose trainer waits for rollouts since 100 s; everything answers."""
     services = {name: ServiceRecord(pid=100, port=1, log="x") for name in ("engine", "api", "trainer", "environment")}
     record = RunRecord(
         run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", status="running", phase="training", services=services,
     )  # fmt: skip
-    seen = Look(record, RunStore(tmp_path).dir(record.run_id), at=NOW, api={"queue_size": 0}, engine=True)
-    seen.states = dict.fromkeys(services, "sleeping")
-    seen.trainer = {"waiting_for": "rollouts", "since": NOW - 100}
-    seen.tally = dict(ALIVE)
-    seen.steps = [{"step": 1, **dict.fromkeys(TIMES.values(), 1.0)}]
+    seen = Observation(record, RunStore(tmp_path).dir(record.run_id), observed_at=NOW, api_counts={"queue_size": 0}, is_engine_alive=True)
+    seen.process_states = dict.fromkeys(services, "sleeping")
+    seen.trainer_health = {"waiting_for": "rollouts", "since": NOW - 100}
+    seen.environment_counts = dict(ALIVE)
+    seen.last_steps = [{"step": 1, **dict.fromkeys(PHASE_TIME_KEYS.values(), 1.0)}]
     for name, value in changes.items():
         setattr(seen, name, value)
     return seen

@@ -21,7 +21,7 @@ from lachesis.base.host_clock import read_boot_id
 from lachesis.config import run_config as run_config
 from lachesis.monitor import tick
 from lachesis.monitor.tick import Monitor
-from lachesis.monitor.watched import load_memory
+from lachesis.monitor.monitor_memory import load_memory
 from lachesis.orchestration import launcher, resuming
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
@@ -134,12 +134,12 @@ def test_a_stall_is_told_and_its_policy_followed(
     (seen,) = Monitor(store).tick()
     health = store.load("0123abcd").health or {}
     assert health["stalled"]["part"] == "environment"
-    assert any("stalled in environment" in text for text in seen.said)
+    assert any("stalled in environment" in text for text in seen.messages)
     assert [run for run, _ in asked] == (["0123abcd"] if asks else [])
     assert all("stalled: environment since" in reason for _, reason in asked)
     assert store.load("0123abcd").resume_wanted is resumes
     (again,) = Monitor(store).tick()
-    assert not any(text.startswith("stalled") for text in again.said), "once per stall"
+    assert not any(text.startswith("stalled") for text in again.messages), "once per stall"
 
 
 def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(store: RunStore, make: Make) -> None:
@@ -178,7 +178,7 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
 
 
 def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store: RunStore, make: Make, asked: Asked) -> None:
-    make(limits={"on_stall": "resume"}, auto_resumes=tick.MOST_RESUMES)
+    make(limits={"on_stall": "resume"}, auto_resumes=tick.MAX_AUTO_RESUMES)
     frozen(store, "0123abcd")
     Monitor(store).tick()
     assert asked
@@ -268,7 +268,7 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
 ) -> None:
     """The files lie there until the new process of the environment writes, perhaps for minutes."""
     events: list[str] = []
-    monkeypatch.setattr(Monitor, "_emit", lambda self, seen, what, payload: events.append(what))
+    monkeypatch.setattr(Monitor, "_emit_event", lambda self, seen, what, payload: events.append(what))
     counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
     make(status=status, attempt=2, limits={"on_broken": "stop"})
     file = store.dir("0123abcd").get_counters_file("environment")
@@ -276,7 +276,7 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
     assert (record.learning, record.evidence, events) == ("too early", "0 of at least 5 steps", [])
-    assert seen.said == []
+    assert seen.messages == []
     file = store.dir("0123abcd").get_counters_file("environment-other")
     file.write_text(json.dumps({**counted, "at": time.time()}))
     store.update("0123abcd", status="starting")
@@ -415,7 +415,7 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
     assert not psutil.pid_exists(left.pid)
     left.wait(5)
     assert stranger.poll() is None
-    assert any(f"ended what it had left behind: {left.pid}" in text for text in seen.said)
+    assert any(f"ended what it had left behind: {left.pid}" in text for text in seen.messages)
 
 
 def test_a_run_that_was_stopped_to_go_on_is_resumed(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +426,7 @@ def test_a_run_that_was_stopped_to_go_on_is_resumed(store: RunStore, make: Make,
     record = store.load("0123abcd")
     assert (record.status, record.attempt, record.auto_resumes, record.resume_wanted) == ("pending", 2, 1, False)
     assert record.earlier_hours == 2.0
-    assert seen.said[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
+    assert seen.messages[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
 
 
 def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) -> None:
@@ -484,7 +484,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
     frozen(store, "0123abcd")
     monkeypatch.setattr(launcher, "cancel_run", refuses)
     (seen,) = Monitor(store).tick()
-    assert "not done: away" in seen.said
+    assert "not done: away" in seen.messages
     assert store.load("0123abcd").resume_wanted is False
 
 
@@ -555,7 +555,7 @@ def test_whatever_is_wrong_with_one_run_the_others_are_watched(store: RunStore, 
     assert asked == [("0600d000", "budget: 10 of 5 tokens")]
     assert store.load("0600d000").health is not None
     if damage == "a configuration that is none":
-        assert any(text.startswith("its budgets and policies are not kept") for text in seen[BAD].said)
+        assert any(text.startswith("its budgets and policies are not kept") for text in seen[BAD].messages)
 
 
 def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: Make) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.monitor.trend import MAX_BLOCKS, MAX_POINTS, WINDOW, Trend, _student
+from lachesis.monitor.trend import MAX_BLOCKS, MAX_HELD_OUT_POINTS, WINDOW, Trend, _compute_t_quantile
 
 REWARDS = st.lists(st.floats(-10, 10), max_size=400)
 
@@ -37,7 +37,7 @@ def test_looking_often_or_once_keeps_the_same_sums(rewards: list[float], parts: 
 @given(rewards=REWARDS)
 def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
     trend = trend_of(rewards)
-    assert trend.count == len(rewards)
+    assert trend.num_steps == len(rewards)
     assert len(trend.blocks) <= MAX_BLOCKS
     assert sum(block[2] for block in trend.blocks) == pytest.approx(math.fsum(rewards), abs=1e-6)
     assert trend.first == rewards[:WINDOW]
@@ -50,32 +50,32 @@ def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
 @given(rewards=st.lists(st.floats(0, 1), min_size=20, max_size=300), shift=st.floats(-5, 5), scale=st.floats(0.1, 5))
 def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(rewards: list[float], shift: float, scale: float) -> None:
     """Except at the edge of the decision, where rounding decides."""
-    rise = trend_of(rewards).rise()
-    moved = trend_of([shift + scale * reward for reward in rewards]).rise()
+    rise = trend_of(rewards).estimate_rise()
+    moved = trend_of([shift + scale * reward for reward in rewards]).estimate_rise()
     assert rise is not None
     assert moved is not None
-    if rise.error > 1e-6 and statistics.pstdev(rewards) > 1e-3:
-        assert moved.slope / moved.error == pytest.approx(rise.slope / rise.error, rel=1e-3, abs=1e-3)
+    if rise.standard_error > 1e-6 and statistics.pstdev(rewards) > 1e-3:
+        assert moved.slope / moved.standard_error == pytest.approx(rise.slope / rise.standard_error, rel=1e-3, abs=1e-3)
 
 
 def test_the_slope_is_that_of_a_regression() -> None:
     rewards = [0.1 + 0.002 * number + 0.01 * math.sin(number) for number in range(160)]
-    rise = trend_of(rewards).rise()
+    rise = trend_of(rewards).estimate_rise()
     assert rise is not None
     assert rise.slope == pytest.approx(0.002, rel=0.02)
-    assert rise.is_seen
+    assert rise.is_significant
     assert rise.is_certain
-    assert rise.largest(160) == pytest.approx(0.32, rel=0.1)
+    assert rise.compute_max_rise(160) == pytest.approx(0.32, rel=0.1)
 
 
 def test_few_steps_show_no_rise() -> None:
-    assert Trend().rise() is None
-    assert Trend().count == 0
-    assert Trend().window_error == 0.0
-    assert trend_of([0.1] * 19).rise() is None
-    short = trend_of([0.01 * number for number in range(59)]).rise()
+    assert Trend().estimate_rise() is None
+    assert Trend().num_steps == 0
+    assert Trend().window_standard_error == 0.0
+    assert trend_of([0.1] * 19).estimate_rise() is None
+    short = trend_of([0.01 * number for number in range(59)]).estimate_rise()
     assert short is not None
-    assert (short.is_seen, short.is_certain) == (True, False)
+    assert (short.is_significant, short.is_certain) == (True, False)
 
 
 QUANTILES = {2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 8: 2.3060, 10: 2.2281, 14: 2.1448}
@@ -84,7 +84,7 @@ QUANTILES = {2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 8: 2.3060, 1
 
 @pytest.mark.parametrize(("freedom", "quantile"), QUANTILES.items())
 def test_the_quantile_is_that_of_student(freedom: int, quantile: float) -> None:
-    assert _student(freedom) == pytest.approx(quantile, rel=0.06 if freedom == 2 else 0.01)
+    assert _compute_t_quantile(freedom) == pytest.approx(quantile, rel=0.06 if freedom == 2 else 0.01)
 
 
 def held_out(step: int, **changes: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_held_out_results_are_kept_with_the_reward_of_their_time() -> None:
     assert trend.held_out[0].error == pytest.approx(0.2 / (2 * 1.96))
     for step in range(5, 400):
         trend.add([held_out(step)])
-    assert MAX_POINTS / 2 <= len(trend.held_out) <= MAX_POINTS
+    assert MAX_HELD_OUT_POINTS / 2 <= len(trend.held_out) <= MAX_HELD_OUT_POINTS
     assert trend.held_out[0].step == 0, "the first one stays"
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from lachesis.cli import show, watch
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
-from lachesis.monitor import text
+from lachesis.monitor import artifact_content
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
@@ -70,8 +70,8 @@ def test_a_dead_run_has_one_word_everywhere(
         health = answers(capsys, command, RUN)["health"]
         assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
     record = store.load(RUN)
-    assert text.overview_row(record)["learning"] == "broken"
-    assert text.overview_row(record)["evidence"] == EVIDENCE
+    assert artifact_content.build_overview_row(record)["learning"] == "broken"
+    assert artifact_content.build_overview_row(record)["evidence"] == EVIDENCE
     page = Service(store.home).report(RUN, tmp_path / "report")[0].read_text()
     assert '<span class="word broken">broken</span>' in page
     assert "100% of 6,400 rollouts had no usable score" in page

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from lachesis.base.errors import StorageError
 from lachesis.cli import show, watch
-from lachesis.monitor import text
-from lachesis.monitor.learning import Health
+from lachesis.monitor import artifact_content
+from lachesis.monitor.learning import RunHealth
 from lachesis.reporting.html import write_report
 from lachesis.reporting.status import build_run_results, build_run_status
 from lachesis.runs.evaluation_results import find_newest_result
@@ -225,9 +225,9 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     assert "its 95 % interval (20 items)" in page
     assert "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
     look = SimpleNamespace(folder=folder, trainer=None, states={})
-    health = Health(word="healthy", evidence=["it learns"])
+    health = RunHealth(word="healthy", evidence=["it learns"])
     seen = SimpleNamespace(record=record, look=look, health=health, stall=None, budget={})
-    artifact = text.report(seen, steps)  # type: ignore[arg-type]
+    artifact = artifact_content.render_report(seen, steps)  # type: ignore[arg-type]
     assert "## Held-out results" in artifact
     assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
     assert artifact.count("data:image/svg") == 2

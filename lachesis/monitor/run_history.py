@@ -18,36 +18,36 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
-Word = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
-GRAVITY: dict[str, int] = {"healthy": 0, "too early": 0, "unknown": 0, "not learning": 1, "suspect": 1, "broken": 2}
+HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
+SEVERITY: dict[str, int] = {"healthy": 0, "too early": 0, "unknown": 0, "not learning": 1, "suspect": 1, "broken": 2}
 """How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
 `broken` may, where `limits.on_broken` is `stop`."""
-LEAST_STEPS = 5
+MIN_JUDGED_STEPS = 5
 """Steps before their numbers are judged."""
-SLOWER = 1 / 3
+ADVISED_RATE_FACTOR = 1 / 3
 """A lower learning rate, as an advice, is this part of the run's own."""
 
 
 class Finding(BaseModel):
     """One sign, the numbers behind it, and what to do about it."""
 
-    word: Word
+    word: HealthLevel
     evidence: str
     advice: str
 
 
-class Health(BaseModel):
+class RunHealth(BaseModel):
     """The judgement of a run. `evidence` and `advice` are in the same order, the gravest first."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    word: Word
+    word: HealthLevel
     evidence: list[str]
     advice: list[str] = []
 
 
 @dataclass(frozen=True)
-class Edit:
+class AdvisedEdit:
     """A field that an advice sets, and what the run then has, as words that follow "with"."""
 
     field: str
@@ -62,7 +62,7 @@ class RunFacts:
     run_id: str = "RUN"
     environment: str = "ENV"
     """As the command line takes it: a name, or a file."""
-    others: Sequence[str] = ()
+    additional_environments: Sequence[str] = ()
     """The run's further environments with their weights, in the same way."""
     model: str | None = None
     """The base model; None for the tiny one of this project."""
@@ -71,100 +71,100 @@ class RunFacts:
     batch_size: int = 0
     """Rollouts per step; 0 when unknown."""
     group_size: int = 0
-    ended: bool = False
+    has_ended: bool = False
     status: str = "running"
     error: str | None = None
     checkpoints: Sequence[int] = ()
     """Steps of the whole checkpoints, in order."""
     learning_rate: float | None = None
     max_token_length: int | None = None
-    tunable: frozenset[str] = frozenset()
+    tunable_fields: frozenset[str] = frozenset()
     """Fields among those that an advice may name which the profile lets its users set."""
     tiny_model: bool = False
     """Whether the base model is the tiny one of this project, which can be taught."""
-    counts: Mapping[str, Any] = field(default_factory=dict)
+    environment_counts: Mapping[str, Any] = field(default_factory=dict)
     """What the environments' processes have counted; see `lachesis.env_process.counters`."""
 
-    def checkpoint_near(self, step: int) -> int | None:
+    def find_checkpoint_near(self, step: int) -> int | None:
         """Return the newest checkpoint that is not after `step`, else the oldest one."""
-        earlier = [one for one in self.checkpoints if one <= step]
+        earlier = [checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step]
         return max(earlier) if earlier else min(self.checkpoints, default=None)
 
-    def stop(self) -> str:
+    def format_stop_prefix(self) -> str:
         """Return the command that stops the run, and nothing once it has ended."""
-        return "" if self.ended else f"`lachesis stop {self.run_id}`; then "
+        return "" if self.has_ended else f"`lachesis stop {self.run_id}`; then "
 
-    def train(self, *edits: str, start_from: int | None = None) -> str:
+    def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
         """Return the command that trains anew, with the edits that the profile allows."""
-        words = ["lachesis", "train", self.environment]
-        words += [word for other in self.others for word in ("--with", other)]
-        words += ["--profile", self.profile] if self.profile != "embedded" else []
+        argv = ["lachesis", "train", self.environment]
+        argv += [argument for environment in self.additional_environments for argument in ("--with", environment)]
+        argv += ["--profile", self.profile] if self.profile != "embedded" else []
         if start_from is not None:
-            words += ["--from", f"{self.run_id}@{start_from}"]
+            argv += ["--from", f"{self.run_id}@{start_from}"]
         elif self.model is not None:
-            words += ["--model", self.model]
+            argv += ["--model", self.model]
         for edit in edits:
-            if edit.partition("=")[0] in self.tunable:
-                words += ["--set", edit]
-        return f"`{shlex.join(words)}`"
+            if edit.partition("=")[0] in self.tunable_fields:
+                argv += ["--set", edit]
+        return f"`{shlex.join(argv)}`"
 
-    def advise_training(self, *edits: Edit, start_from: int | None = None) -> str:
+    def advise_training(self, *edits: AdvisedEdit, start_from: int | None = None) -> str:
         """Return the command that trains anew and what it does, as a sentence. The sentence
         promises only the edits that the profile allows, and names the fields that it fixes."""
-        allowed = [edit for edit in edits if edit.field in self.tunable]
-        fixed = [edit.field for edit in edits if edit.field not in self.tunable]
-        settings = [f"{edit.field}={edit.value}" for edit in allowed]
-        where = "begins anew" if start_from is None else f"goes on from step {start_from}"
-        sentence = f"{self.train(*settings, start_from=start_from)} {where}"
-        if allowed:
-            sentence += f" with {' and '.join(edit.effect for edit in allowed)}"
-        if fixed:
-            sentence += f"; the profile {self.profile} fixes {' and '.join(fixed)}"
+        allowed_edits = [edit for edit in edits if edit.field in self.tunable_fields]
+        locked_fields = [edit.field for edit in edits if edit.field not in self.tunable_fields]
+        settings = [f"{edit.field}={edit.value}" for edit in allowed_edits]
+        start_clause = "begins anew" if start_from is None else f"goes on from step {start_from}"
+        sentence = f"{self.format_train_command(*settings, start_from=start_from)} {start_clause}"
+        if allowed_edits:
+            sentence += f" with {' and '.join(edit.effect for edit in allowed_edits)}"
+        if locked_fields:
+            sentence += f"; the profile {self.profile} fixes {' and '.join(locked_fields)}"
         return sentence
 
-    def advise_slower(self, step: int) -> str:
+    def advise_lower_learning_rate(self, step: int) -> str:
         """Return the advice to go on from a checkpoint near `step` with a lower learning rate. The
         number of the checkpoint is that of an existing one; without any, training begins anew."""
         edits = []
         if self.learning_rate is not None:
-            rate = f"{self.learning_rate * SLOWER:.2g}"
-            edits.append(Edit("learning_rate", rate, "a lower learning rate"))
-        return self.advise_training(*edits, start_from=self.checkpoint_near(step))
+            rate = f"{self.learning_rate * ADVISED_RATE_FACTOR:.2g}"
+            edits.append(AdvisedEdit("learning_rate", rate, "a lower learning rate"))
+        return self.advise_training(*edits, start_from=self.find_checkpoint_near(step))
 
-    def test(self, environment: str | None = None) -> str:
+    def format_test_command(self, environment: str | None = None) -> str:
         """Return the command that tests the environment; a local base model answers."""
-        words = ["lachesis", "test", environment or self.environment]
+        argv = ["lachesis", "test", environment or self.environment]
         if self.profile != "embedded":
-            words += ["--profile", self.profile]
+            argv += ["--profile", self.profile]
         elif self.model is not None:
-            words += ["--model", self.model]
-        return f"`{shlex.join(words)}`"
+            argv += ["--model", self.model]
+        return f"`{shlex.join(argv)}`"
 
-    def logs(self, service: str) -> str:
+    def format_logs_command(self, service: str) -> str:
         """Return the command that shows the log of a service."""
         return f"`lachesis logs {self.run_id} {service}`"
 
-    def report(self) -> str:
+    def format_report_command(self) -> str:
         """Return the command that writes the run's report, which has sampled rollouts."""
         return f"`lachesis report {self.run_id}`"
 
 
 @dataclass(frozen=True)
-class Course:
+class RunHistory:
     """A run until now: its last steps, its first ones, and the sums over all of them."""
 
-    last: Sequence[Step]
-    first: Sequence[Step]
+    last_steps: Sequence[Step]
+    first_steps: Sequence[Step]
     trend: Trend
     facts: RunFacts = field(default_factory=RunFacts)
 
 
-def values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:
+def get_recent_values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:
     """Return what the last `count` steps have under this key."""
     return [step[key] for step in steps[-count:] if step.get(key) is not None]
 
 
-def mean(steps: Sequence[Step], key: str, count: int = WINDOW) -> float | None:
+def compute_recent_mean(steps: Sequence[Step], key: str, count: int = WINDOW) -> float | None:
     """Return the mean of `values`, or None without any."""
-    numbers = values(steps, key, count)
+    numbers = get_recent_values(steps, key, count)
     return statistics.fmean(numbers) if numbers else None

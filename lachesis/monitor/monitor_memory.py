@@ -15,7 +15,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, iso_to_unix_s
 
 
-class Memory(BaseModel):
+class MonitorMemory(BaseModel):
     """What is remembered of one run and one attempt."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -44,36 +44,36 @@ class Memory(BaseModel):
     """It has ended, its last report is out, and nothing of it is left."""
 
 
-def load_memory(folder: RunDir, record: RunRecord | None = None) -> Memory:
+def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemory:
     """Return what the last look has left; with `record` nothing of another attempt."""
     boot = read_boot_id()
     try:
-        memory = Memory.model_validate_json(_file(folder).read_bytes())
+        memory = MonitorMemory.model_validate_json(_get_memory_path(run_dir).read_bytes())
     except (OSError, ValidationError):
-        memory = Memory(boot=boot)
+        memory = MonitorMemory(boot=boot)
     if memory.boot is None or not is_same_boot(memory.boot, boot):  # its clock began anew
         memory.held_since, memory.ahead_s, memory.set_at, memory.boot = None, None, None, boot
     if record is None:
         return memory
-    attempt = (record.flow_run_id, record.attempt)
-    if (memory.flow_run_id, memory.attempt) == attempt:
+    current_attempt = (record.flow_run_id, record.attempt)
+    if (memory.flow_run_id, memory.attempt) == current_attempt:
         return memory
-    return Memory(flow_run_id=record.flow_run_id, attempt=record.attempt, boot=boot)
+    return MonitorMemory(flow_run_id=record.flow_run_id, attempt=record.attempt, boot=boot)
 
 
-def save_memory(folder: RunDir, memory: Memory) -> None:
+def save_memory(run_dir: RunDir, memory: MonitorMemory) -> None:
     """Keep the memory; a disk that refuses it costs the next look some reading."""
     with contextlib.suppress(StorageError):
-        write_private(_file(folder), memory.model_dump_json())
+        write_private(_get_memory_path(run_dir), memory.model_dump_json())
 
 
-def follow(trend: Trend, folder: RunDir, record: RunRecord) -> Trend:
+def update_trend(trend: Trend, run_dir: RunDir, record: RunRecord) -> Trend:
     """Return the sums with the steps that were made since the last look.
 
     Only new lines are read. Where an earlier step was made again, all are read anew, so that those
     behind it count no more.
     """
-    metrics, since = MetricsFile(folder.metrics), iso_to_unix_s(record.started_at or record.created_at)
+    metrics, since = MetricsFile(run_dir.metrics), iso_to_unix_s(record.started_at or record.created_at)
     try:
         steps, position = metrics.read_from(trend.position)
         if position < trend.position or (steps and steps[0]["step"] <= trend.last_step):
@@ -86,5 +86,5 @@ def follow(trend: Trend, folder: RunDir, record: RunRecord) -> Trend:
     return trend
 
 
-def _file(folder: RunDir) -> Path:
-    return folder.path / "monitor.json"
+def _get_memory_path(run_dir: RunDir) -> Path:
+    return run_dir.path / "monitor.json"

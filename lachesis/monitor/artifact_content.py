@@ -1,0 +1,106 @@
+"""How a run looks in the Prefect UI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lachesis.base.files import read_last_lines
+from lachesis.orchestration.artifacts import escape_cell, render_curve, render_table
+from lachesis.orchestration.launcher import get_run_url
+from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
+from lachesis.runs.metrics import KEY_METRICS, Step
+from lachesis.runs.store import RunRecord, shorten_service_name
+
+if TYPE_CHECKING:
+    from lachesis.monitor.tick import WatchedRun
+
+TAIL_LINES, MAX_HELD_OUT_ROWS = 8, 12
+
+
+def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
+    """Health first, then the curve, the last numbers, and the end of each log."""
+    record, observation = watched.record, watched.observation
+    lines = [f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_format_headline(watched)}**", ""]
+    lines += [f"- {escape_cell(sentence)}" for sentence in watched.health.evidence]
+    lines += [f"- advice: {escape_cell(sentence)}" for sentence in watched.health.advice]
+    if record.error:
+        lines += ["", f"> {escape_cell(record.error)}"]
+    if len(steps) > 1:
+        lines += ["", "## Reward", "", render_curve([step.get("reward/mean") for step in steps])]
+    lines += _render_held_out(record, steps)
+    last_step = steps[-1] if steps else {}
+    metric_rows = [[name, last_step[name]] for name in KEY_METRICS if last_step.get(name) is not None]
+    if metric_rows:
+        lines += ["", f"## Step {last_step['step']} of {record.total_steps}", "", *render_table(["metric", "value"], metric_rows)]
+    if watched.budget_shares:
+        rows = [[name, f"{share:.1%}"] for name, share in watched.budget_shares.items()]
+        lines += ["", "## Budget", "", *render_table(["of", "used"], rows)]
+    lines += ["", format_wandb_line(watched)]
+    for service in record.services:
+        log_tail = read_last_lines(observation.run_dir.get_log_file(service), TAIL_LINES).replace("```", "'''")
+        lines += ["", f"### {shorten_service_name(service)}: {observation.process_states.get(service, '')}", "", "```text", log_tail[-3000:], "```"]
+    return "\n".join(lines)
+
+
+def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
+    """Return the held-out results by step, the newest ones as a table."""
+    points = build_whole_curve(steps, record.evaluation, is_from_base=False)
+    if not points:
+        return []
+    rows = [[point.step, f"{point.percent_correct:.3f}", point.items, _format_interval(point)] for point in points[-MAX_HELD_OUT_ROWS:]]
+    curve_lines = [render_curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
+    return ["", "## Held-out results", "", *curve_lines, *render_table(["step", "share correct", "items", "95 % interval"], rows)]
+
+
+def _format_interval(point: HeldOutPoint) -> str:
+    return "" if point.low is None or point.high is None else f"{point.low:.3f} to {point.high:.3f}"
+
+
+def format_wandb_line(watched: WatchedRun) -> str:
+    record = watched.record
+    if record.wandb_url:
+        return f"[W&B]({record.wandb_url})"
+    offline = sorted((watched.observation.run_dir.path / "wandb").glob("offline-run-*"))
+    return f"W&B was offline; `wandb sync {offline[-1]}` sends it." if offline else "No W&B."
+
+
+def _format_headline(watched: WatchedRun) -> str:
+    if watched.stall:
+        return f"Stalled in {escape_cell(watched.stall.part)} since {watched.stall.since}: {escape_cell(watched.stall.evidence)}"
+    return f"Learning: {watched.health.word}. Phase: {escape_cell(watched.record.phase)}"
+
+
+def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
+    """One row per process, and one for the run."""
+    record, observation = watched.record, watched.observation
+    waiting_for = (observation.trainer_health or {}).get("waiting_for", "")
+    run_row = {
+        "what": "run",
+        "state": record.status,
+        "process": record.flow_pid,
+        "detail": f"{record.phase}; waits for {waiting_for}",
+    }
+    return [run_row] + [
+        {"what": shorten_service_name(name), "state": service.state, "process": service.pid, "detail": observation.process_states.get(name, "")}
+        for name, service in record.services.items()
+    ]
+
+
+def build_overview_row(record: RunRecord) -> dict[str, Any]:
+    """From the record alone: what a tick finds is in its health."""
+    health = record.health or {}
+    stall = (health.get("stalled") or {}).get("part", "") if not record.has_ended else ""
+    return {
+        "run": record.run_id,
+        "environment": record.environment,
+        "status": record.status,
+        "phase": record.phase,
+        "step": f"{health['step']} of {record.total_steps}" if health.get("step") else "",
+        "reward": health.get("reward"),
+        "held out": health.get("held_out"),
+        "learning": record.learning,
+        "evidence": record.evidence or "",
+        "stalled in": stall,
+        "page": get_run_url(record) or "",
+    }
