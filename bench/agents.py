@@ -92,14 +92,14 @@ def make_runs() -> str:
 
 
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
-    from lachesis.agent.session import Desk
-    from lachesis.agent.tools import TABLE, Call
+    from lachesis.agent.session import AgentSession
+    from lachesis.agent.tools import TOOLS, CallContext
     from lachesis.base.errors import to_compact_json
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
-    call = Call(Desk("bench"))
+    call = CallContext(AgentSession("bench"))
     for index in range(5):  # the first look at an environment imports it in a child; its schema is kept
-        TABLE["rl_select_environment"].run(call, {"name": f"arithmetic{index}"})
+        TOOLS["rl_select_environment"].run(call, {"name": f"arithmetic{index}"})
     calls: dict[str, Callable[[int], dict[str, object]]] = {
         "rl_list_environments": lambda n: {},
         "rl_select_environment": lambda n: {"name": f"arithmetic{n % 5}"},
@@ -115,7 +115,7 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
         times = []
         for n in range(repeat):
             started = time.perf_counter()
-            answer, error = TABLE[name].call(call, arguments(n))
+            answer, error = TOOLS[name].run_safely(call, arguments(n))
             to_compact_json(answer)
             assert error is None, answer
             times.append((time.perf_counter() - started) * 1000)
@@ -125,16 +125,16 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
 
 def measure_start() -> list[object]:
     """From the call to the run id; each run is stopped before it begins to train."""
-    from lachesis.agent.session import Desk
-    from lachesis.agent.tools import TABLE, Call
+    from lachesis.agent.session import AgentSession
+    from lachesis.agent.tools import TOOLS, CallContext
 
-    call = Call(Desk("bench"))
+    call = CallContext(AgentSession("bench"))
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        answer = TABLE["rl_start_training"].run(call, {"allow_duplicate": True}).to_payload()
+        answer = TOOLS["rl_start_training"].run(call, {"allow_duplicate": True}).to_payload()
         times.append(time.perf_counter() - started)
-        TABLE["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
+        TOOLS["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
     return ["rl_start_training until the run id (s)", *seconds(times, TARGET_START_S)]
 
 

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent.resources import has_skill, skill_file
-from lachesis.agent.session import default_profile
-from lachesis.agent.session_store import NAME
-from lachesis.agent.tools import TABLE, Tool, check_rl_api_keys
+from lachesis.agent.resources import has_skill, get_skill_path
+from lachesis.agent.session import get_default_profile
+from lachesis.agent.session_store import SESSION_NAME
+from lachesis.agent.tools import TOOLS, AgentTool, check_rl_api_keys
 from lachesis.config.run_config import PROFILES
 
 TOOLSET = "rl"
@@ -21,37 +21,37 @@ TOOLSET = "rl"
 def register(ctx: Any) -> None:
     """Register every tool, and the skill where Hermes takes skills. The profile's keys are named for display; what hides the
     tools is `check_rl_api_keys` alone, so the keyless profile needs none."""
-    profile = PROFILES.get(default_profile())
-    for tool in TABLE.values():
+    profile = PROFILES.get(get_default_profile())
+    for tool in TOOLS.values():
         ctx.register_tool(
             name=tool.name,
             toolset=TOOLSET,
             schema={"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-            handler=handler(tool),
+            handler=make_handler(tool),
             check_fn=check_rl_api_keys,
             requires_env=list(profile.required_keys) if profile else [],
             description=tool.description.splitlines()[0],
         )
     if hasattr(ctx, "register_skill") and has_skill():
-        ctx.register_skill("rl-training", skill_file())
+        ctx.register_skill("rl-training", get_skill_path())
 
 
-def handler(tool: Tool) -> Callable[..., str]:
+def make_handler(tool: AgentTool) -> Callable[..., str]:
     """A function of Hermes' form: a dict of arguments in, a JSON text out; it never raises."""
 
     def handle(args: dict[str, Any] | None = None, **context: Any) -> str:
-        return tool.text(session_name(context), args)
+        return tool.run_as_text(choose_session_name(context), args)
 
     return handle
 
 
-def session_name(context: dict[str, Any]) -> str:
+def choose_session_name(context: dict[str, Any]) -> str:
     """`$LACHESIS_SESSION`, else Hermes' own session, else one for all."""
-    named = os.environ.get("LACHESIS_SESSION")
-    if named:
-        return named
-    asked = context.get("session_id")
-    if not asked:
+    configured_name = os.environ.get("LACHESIS_SESSION")
+    if configured_name:
+        return configured_name
+    hermes_session_id = context.get("session_id")
+    if not hermes_session_id:
         return "hermes"
-    name = f"hermes-{asked}"
-    return name if NAME.fullmatch(name) else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
+    name = f"hermes-{hermes_session_id}"
+    return name if SESSION_NAME.fullmatch(name) else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"

@@ -24,19 +24,19 @@ from mcp.shared.exceptions import MCPError
 from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.schema_outline import outline_schema
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, WAITING, Call, Json, Tool
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS, SLOW_TOOLS, CallContext, Json, AgentTool
 from lachesis.base.errors import ArgumentsError, LachesisError, error_to_payload, to_compact_json
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"
-CONFIRM = {
+CONFIRM_SCHEMA = {
     "type": "boolean",
     "default": False,
     "description": "On a profile that may cost money nothing happens without it; the answer is then a preview",
 }
-MOST_WAITING = 100
+MAX_WAITING_CALLS = 100
 """Calls that may wait for an inference test at once, while others are answered."""
 INSTRUCTIONS = (
     "Train language models by reinforcement: list environments, select one, edit the draft, test, start, check, get results. "
@@ -44,43 +44,43 @@ INSTRUCTIONS = (
 )
 
 
-def create_server(session: str) -> Server[Any]:
+def create_server(session_name: str) -> Server[Any]:
     """The server. `session` names the agent's state, unless an HTTP request names another one in X-Lachesis-Session."""
 
-    waiting = anyio.CapacityLimiter(MOST_WAITING)
+    wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
 
-    def desk_of(context: Context) -> Desk:
+    def open_session(context: Context) -> AgentSession:
         headers = context.request.headers if context.request is not None else {}
-        return Desk(headers.get(SESSION_HEADER) or session)
+        return AgentSession(headers.get(SESSION_HEADER) or session_name)
 
     async def list_tools(context: Context, params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(tool) for tool in TABLE.values()])
+        return types.ListToolsResult(tools=[_describe_tool(tool) for tool in TOOLS.values()])
 
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        tool = TABLE.get(params.name)
+        tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:100]!r}; there are: {', '.join(TABLE)}")
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:100]!r}; there are: {', '.join(TOOLS)}")
 
-        def progress(done: float, total: float, text: str) -> None:
+        def report_progress(done: float, total: float, text: str) -> None:
             anyio.from_thread.check_cancelled()
             anyio.from_thread.run(context.session.report_progress, done, total, text)
 
-        def run() -> types.CallToolResult:
+        def run_tool() -> types.CallToolResult:
             try:
-                call = Call(desk_of(context), progress)
-                arguments, preview = _confirmed(tool, params.arguments or {})
+                call_context = CallContext(open_session(context), report_progress)
+                arguments, preview = _split_confirmation(tool, params.arguments or {})
             except LachesisError as error:
-                return _result(error_to_payload(error), error)
-            return _result(*tool.call(call, arguments, preview=preview))
+                return _make_result(error_to_payload(error), error)
+            return _make_result(*tool.run_safely(call_context, arguments, preview=preview))
 
-        return await anyio.to_thread.run_sync(run, limiter=waiting if tool.name in WAITING else None)
+        return await anyio.to_thread.run_sync(run_tool, limiter=wait_limiter if tool.name in SLOW_TOOLS else None)
 
     async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
-        found = await anyio.to_thread.run_sync(lambda: resources.listed(desk_of(context)))
+        listed_resources = await anyio.to_thread.run_sync(lambda: resources.list_resources(open_session(context)))
         return types.ListResourcesResult(
             resources=[
-                types.Resource(uri=one.uri, name=one.name, description=one.description, mime_type=one.mime_type)
-                for one in found
+                types.Resource(uri=resource.uri, name=resource.name, description=resource.description, mime_type=resource.mime_type)
+                for resource in listed_resources
             ]
         )
 
@@ -88,18 +88,18 @@ def create_server(session: str) -> Server[Any]:
         return types.ListResourceTemplatesResult(
             resource_templates=[
                 types.ResourceTemplate(
-                    uri_template=one.uri, name=one.name, description=one.description, mime_type=one.mime_type
+                    uri_template=template.uri, name=template.name, description=template.description, mime_type=template.mime_type
                 )
-                for one in resources.TEMPLATES
+                for template in resources.RESOURCE_TEMPLATES
             ]
         )
 
     async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         try:
-            text, kind = await anyio.to_thread.run_sync(lambda: resources.read(desk_of(context), params.uri))
+            text, mime_type = await anyio.to_thread.run_sync(lambda: resources.read_resource(open_session(context), params.uri))
         except (LachesisError, OSError) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from error
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, mime_type=kind, text=text)])
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)])
 
     return Server(
         "lachesis",
@@ -115,10 +115,10 @@ def create_server(session: str) -> Server[Any]:
 
 
 @functools.cache
-def _described(tool: Tool) -> types.Tool:
+def _describe_tool(tool: AgentTool) -> types.Tool:
     schema = tool.input_schema
     if tool.preview is not None:
-        schema = {**schema, "properties": {**schema["properties"], "confirm": CONFIRM}}
+        schema = {**schema, "properties": {**schema["properties"], "confirm": CONFIRM_SCHEMA}}
     hints = tool.hints
     return types.Tool(
         name=tool.name,
@@ -136,45 +136,45 @@ def _described(tool: Tool) -> types.Tool:
     )
 
 
-def _confirmed(tool: Tool, arguments: Json) -> tuple[Json, bool]:
+def _split_confirmation(tool: AgentTool, arguments: Json) -> tuple[Json, bool]:
     """The tool's own arguments, and whether a paid call is only to be previewed. Raises ArgumentsError."""
     if tool.preview is None:
         return arguments, False
-    rest = {key: value for key, value in arguments.items() if key != "confirm"}
+    tool_arguments = {key: value for key, value in arguments.items() if key != "confirm"}
     confirm = arguments.get("confirm", False)
     if not isinstance(confirm, bool):
         raise ArgumentsError(f"{tool.name}: confirm is {str(confirm)[:50]!r}; allowed: true or false")
-    return rest, not confirm
+    return tool_arguments, not confirm
 
 
-def _result(answer: Json, error: LachesisError | None) -> types.CallToolResult:
+def _make_result(answer: Json, error: LachesisError | None) -> types.CallToolResult:
     content: list[Any] = [types.TextContent(type="text", text=to_compact_json(answer))]
     if error is not None:
         return types.CallToolResult(content=content, is_error=True)
     return types.CallToolResult(content=content, structured_content=answer)
 
 
-def serve_stdio(session: str) -> None:
+def serve_stdio(session_name: str) -> None:
     """Serve until stdin closes. A signal ends the process at once: there is nothing to lose."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
-    anyio.run(_stdio, session)
+    anyio.run(_run_stdio_server, session_name)
 
 
-async def _stdio(session: str) -> None:
+async def _run_stdio_server(session_name: str) -> None:
     from mcp.server.stdio import stdio_server
 
-    server = create_server(session)
+    server = create_server(session_name)
     async with stdio_server() as (read, write):
         with contextlib.redirect_stdout(sys.stderr):  # a stray print would stand between the messages
             await server.run(read, write, server.create_initialization_options())
 
 
-def create_app(session: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+def create_app(session_name: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The ASGI application; the server is at /mcp."""
     from mcp.server.transport_security import TransportSecuritySettings
 
-    app = create_server(session).streamable_http_app(
+    app = create_server(session_name).streamable_http_app(
         streamable_http_path="/mcp",
         stateless_http=True,
         json_response=False,  # with it progress notifications would be lost

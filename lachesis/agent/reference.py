@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lachesis.agent.tools import TABLE, Tool
+from lachesis.agent.tools import TOOLS, AgentTool
 
 HEAD = """# The tools
 
@@ -21,13 +21,13 @@ a preview.
 """
 
 
-def reference() -> str:
+def render_reference() -> str:
     """The whole page."""
-    rows = [f"| [`{tool.name}`](#{tool.name}) | {_first_sentence(tool)} |" for tool in TABLE.values()]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(_section, TABLE.values()))
+    rows = [f"| [`{tool.name}`](#{tool.name}) | {_extract_first_sentence(tool)} |" for tool in TOOLS.values()]
+    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(_render_section, TOOLS.values()))
 
 
-def _section(tool: Tool) -> str:
+def _render_section(tool: AgentTool) -> str:
     hints = tool.hints
     marks = [
         "reads only" if hints.read_only else "changes state",
@@ -41,21 +41,21 @@ def _section(tool: Tool) -> str:
     required = tool.input_schema.get("required", [])
     if arguments:
         lines += ["| argument | type | default | what it is |", "|---|---|---|---|"]
-        lines += [_argument(name, one, name in required) for name, one in arguments.items()]
+        lines += [_render_argument(name, schema, name in required) for name, schema in arguments.items()]
     else:
         lines += ["No arguments."]
-    answer = tool.output_schema
-    needed = answer.get("required", [])
-    keys = [f"`{name}`{'' if name in needed else '?'}" for name in answer.get("properties", {})]
+    answer_schema = tool.output_schema
+    required_keys = answer_schema.get("required", [])
+    keys = [f"`{name}`{'' if name in required_keys else '?'}" for name in answer_schema.get("properties", {})]
     return "\n".join([*lines, "", f"Answer: {', '.join(keys)}.", "", ""])
 
 
-def _argument(name: str, schema: dict[str, Any], required: bool) -> str:
-    default = "required" if required else f"`{json.dumps(schema.get('default'))}`"
+def _render_argument(name: str, schema: dict[str, Any], is_required: bool) -> str:
+    default = "required" if is_required else f"`{json.dumps(schema.get('default'))}`"
     limits = [
-        f"{word} {one[key]}"
-        for one in schema.get("anyOf", [schema])
-        for key, word in (
+        f"{phrase} {variant[key]}"
+        for variant in schema.get("anyOf", [schema])
+        for key, phrase in (
             ("minimum", "at least"),
             ("maximum", "at most"),
             ("minLength", "length at least"),
@@ -63,23 +63,23 @@ def _argument(name: str, schema: dict[str, Any], required: bool) -> str:
             ("minItems", "items at least"),
             ("maxItems", "items at most"),
         )
-        if key in one
+        if key in variant
     ]
     text = schema.get("description", "") + (f" ({', '.join(limits)})" if limits else "")
-    return f"| `{name}` | {_type(schema)} | {default} | {text} |"
+    return f"| `{name}` | {_format_type(schema)} | {default} | {text} |"
 
 
-def _type(schema: dict[str, Any]) -> str:
+def _format_type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(map(_type, schema["anyOf"]))
+        return " or ".join(map(_format_type, schema["anyOf"]))
     if schema.get("type") == "array":
-        return f"array of {_type(schema.get('items', {}))}"
+        return f"array of {_format_type(schema.get('items', {}))}"
     return str(schema.get("type", "any"))
 
 
-def _first_sentence(tool: Tool) -> str:
+def _extract_first_sentence(tool: AgentTool) -> str:
     return " ".join(tool.description.split("\n\n")[0].split())
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(render_reference(), end="")

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.agent.session import Desk
+from lachesis.agent.session import AgentSession
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, StorageError, to_compact_json
 
 SCHEME = "lachesis://"
 LOG_LINES = 200
-NEWEST = 10
+MAX_LISTED_RUNS = 10
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Resource:
     mime_type: str
 
 
-def skill_file() -> Path:
+def get_skill_path() -> Path:
     """The skill that teaches an agent these tools; it lies in the checkout."""
     return paths.checkout_dir() / "skills" / "rl-training" / "SKILL.md"
 
 
-STATIC = (
+STATIC_RESOURCES = (
     Resource(f"{SCHEME}skill", "skill", "When to use which tool, exact calls, what to do when a run is sick", "text/markdown"),
     Resource(f"{SCHEME}config", "config", "The draft of this session with every field", "application/json"),
 )
-TEMPLATES = (
+RESOURCE_TEMPLATES = (
     Resource(f"{SCHEME}runs/{{run_id}}/config", "run config", "The YAML that a run's processes read", "application/yaml"),
     Resource(
         f"{SCHEME}runs/{{run_id}}/logs/{{service}}",
@@ -46,40 +46,40 @@ TEMPLATES = (
 )
 
 
-def listed(desk: Desk) -> list[Resource]:
+def list_resources(session: AgentSession) -> list[Resource]:
     """The fixed ones, and configuration and trainer log of the newest runs."""
-    found = [one for one in STATIC if one.name != "skill" or has_skill()]
-    for record in desk.service.store.all()[:NEWEST]:
-        place = f"{SCHEME}runs/{record.run_id}"
-        what = f"of run {record.run_id} ({record.environment}, {record.status})"
-        found.append(Resource(f"{place}/config", f"config {what}", f"Configuration {what}", "application/yaml"))
-        found.append(Resource(f"{place}/logs/trainer", f"trainer log {what}", f"Trainer log {what}", "text/plain"))
-    return found
+    resources = [resource for resource in STATIC_RESOURCES if resource.name != "skill" or has_skill()]
+    for record in session.service.store.all()[:MAX_LISTED_RUNS]:
+        run_uri = f"{SCHEME}runs/{record.run_id}"
+        run_text = f"of run {record.run_id} ({record.environment}, {record.status})"
+        resources.append(Resource(f"{run_uri}/config", f"config {run_text}", f"Configuration {run_text}", "application/yaml"))
+        resources.append(Resource(f"{run_uri}/logs/trainer", f"trainer log {run_text}", f"Trainer log {run_text}", "text/plain"))
+    return resources
 
 
 def has_skill() -> bool:
     """Whether the skill is at hand; it is not in the installed package."""
     with contextlib.suppress(LachesisError):  # no checkout
-        return skill_file().is_file()
+        return get_skill_path().is_file()
     return False
 
 
-def read(desk: Desk, uri: str) -> tuple[str, str]:
+def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
     """The text and its type. Raises LachesisError, UnknownRunError among them."""
     path = uri.removeprefix(SCHEME)
     if path == "skill":
-        return skill_file().read_text(encoding="utf-8"), "text/markdown"
+        return get_skill_path().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
-        return to_compact_json(desk.current_config().to_payload()), "application/json"
-    found = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
-    if found is None:
-        allowed = ", ".join(one.uri for one in (*STATIC, *TEMPLATES))
+        return to_compact_json(session.get_current_config().to_payload()), "application/json"
+    match = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
+    if match is None:
+        allowed = ", ".join(resource.uri for resource in (*STATIC_RESOURCES, *RESOURCE_TEMPLATES))
         raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")
-    if found[2] is not None:
-        file, text, _ = desk.service.log(found[1], found[2], LOG_LINES)
+    if match[2] is not None:
+        file, text, _ = session.service.log(match[1], match[2], LOG_LINES)
         return text or f"{file} is empty or not there yet", "text/plain"
-    desk.service.store.load(found[1])
-    config = desk.service.store.dir(found[1]).config
+    session.service.store.load(match[1])
+    config = session.service.store.dir(match[1]).config
     if not config.is_file():
-        raise StorageError(f"run {found[1]} has no configuration file at {config}")
+        raise StorageError(f"run {match[1]} has no configuration file at {config}")
     return config.read_text(encoding="utf-8"), "application/yaml"

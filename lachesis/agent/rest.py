@@ -22,8 +22,8 @@ from starlette.exceptions import HTTPException
 
 from lachesis import __version__
 from lachesis.agent import schemas
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, Call, Json, told
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS, CallContext, Json, run_catching_errors
 from lachesis.base.errors import (
     ArgumentsError,
     CheckpointError,
@@ -47,7 +47,7 @@ from lachesis.base.errors import (
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.reporting.status import ResponseModel, RunResults, RunStatus
 
-_STATUS: tuple[tuple[type[LachesisError], int], ...] = (
+_STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),
     (UnknownRunError, 404),
     (UnknownTestError, 404),
@@ -75,7 +75,7 @@ class ErrorBody(ResponseModel):
     code: str
 
 
-class Entrance(ResponseModel):
+class ServiceInfo(ResponseModel):
     """What the address by itself answers, without a token."""
 
     name: str
@@ -113,32 +113,32 @@ ERRORS: dict[int | str, Json] = {
 }
 
 
-def _session(
+def _make_context(
     x_lachesis_session: Annotated[str | None, Header(description="The name of this client's state")] = None,
-) -> Call:
-    return Call(Desk(x_lachesis_session or os.environ.get("LACHESIS_SESSION") or "http"))
+) -> CallContext:
+    return CallContext(AgentSession(x_lachesis_session or os.environ.get("LACHESIS_SESSION") or "http"))
 
 
-Caller = Annotated[Call, Depends(_session)]
-PAGE = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
+RequestContext = Annotated[CallContext, Depends(_make_context)]
+PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
 """What describes the routes and tells nothing else; a browser cannot send a token before it has the page."""
-MOST_WAITING = 100
+MAX_WAITING_CALLS = 100
 """Calls that may wait for an inference test at once; they are threads of their own, so that others are answered meanwhile."""
-EditBody = TABLE["rl_edit_config"].arguments
-StartBody = TABLE["rl_start_training"].arguments
-TestBody = TABLE["rl_test_inference"].arguments
-CheckBody = TABLE["rl_check_environment"].arguments
+EditBody = TOOLS["rl_edit_config"].arguments
+StartBody = TOOLS["rl_start_training"].arguments
+TestBody = TOOLS["rl_test_inference"].arguments
+CheckBody = TOOLS["rl_check_environment"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 
 def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The ASGI application."""
-    return HttpGuard(routes(), host=host, token=token, allowed_hosts=allowed_hosts, open_paths=PAGE)
+    return HttpGuard(create_routes(), host=host, token=token, allowed_hosts=allowed_hosts, open_paths=PUBLIC_PATHS)
 
 
-def routes() -> FastAPI:
+def create_routes() -> FastAPI:
     """The routes without the guard before them. The page at /docs loads nothing from elsewhere."""
-    waiting = anyio.CapacityLimiter(MOST_WAITING)
+    wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
     app: FastAPI = FastAPIOffline(
         title="Lachesis",
         version=__version__,
@@ -147,102 +147,102 @@ def routes() -> FastAPI:
         dependencies=[Security(HTTPBearer(auto_error=False))],  # for the page: the guard has asked for the token already
     )
 
-    def shown(tool: str, tag: str) -> Json:
-        made = TABLE[tool]
-        return {"summary": f"{made.title} ({tool})", "description": made.description, "tags": [tag]}
+    def describe_route(tool_name: str, tag: str) -> Json:
+        registered_tool = TOOLS[tool_name]
+        return {"summary": f"{registered_tool.title} ({tool_name})", "description": registered_tool.description, "tags": [tag]}
 
     @app.exception_handler(LachesisError)
-    async def refused_session(request: Request, error: LachesisError) -> JSONResponse:
-        return _error(error)
+    async def handle_lachesis_error(request: Request, error: LachesisError) -> JSONResponse:
+        return _make_error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        json_sent = "json" in request.headers.get("content-type", "json")
-        hint = "" if json_sent else "; send Content-Type: application/json"
-        return _error(ArgumentsError(f"the request is not of the right form: {found}{hint}"))
+    async def handle_invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        is_json = "json" in request.headers.get("content-type", "json")
+        hint = "" if is_json else "; send Content-Type: application/json"
+        return _make_error_response(ArgumentsError(f"the request is not of the right form: {problems}{hint}"))
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+    async def handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail), "code": f"http_{error.status_code}"}, error.status_code, error.headers)
 
-    @app.get("/", response_model=Entrance, summary="What answers here, and where its documentation is", tags=["service"])
-    def entrance() -> Entrance:
-        return Entrance(name="lachesis", version=__version__, docs="/docs", health="/health")
+    @app.get("/", response_model=ServiceInfo, summary="What answers here, and where its documentation is", tags=["service"])
+    def entrance() -> ServiceInfo:
+        return ServiceInfo(name="lachesis", version=__version__, docs="/docs", health="/health")
 
-    @app.get("/health", response_model=schemas.Health, **shown("rl_health_check", "service"))
-    def health(call: Caller) -> Any:
-        return _answer("rl_health_check", call)
+    @app.get("/health", response_model=schemas.ServiceHealth, **describe_route("rl_health_check", "service"))
+    def health(context: RequestContext) -> Any:
+        return _run_tool("rl_health_check", context)
 
-    @app.get("/environments", response_model=list[schemas.EnvironmentEntry], **shown("rl_list_environments", "environments"))
-    def environments(call: Caller) -> Any:
-        return _told(lambda: call.desk.environments().to_payload()["environments"])
+    @app.get("/environments", response_model=list[schemas.EnvironmentEntry], **describe_route("rl_list_environments", "environments"))
+    def environments(context: RequestContext) -> Any:
+        return _respond(lambda: context.session.list_environments().to_payload()["environments"])
 
-    @app.post("/environments/{name}/select", response_model=schemas.Selected, **shown("rl_select_environment", "environments"))
-    def select(call: Caller, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
-        return _answer("rl_select_environment", call, {"name": name, **(_given(body) if body else {})})
+    @app.post("/environments/{name}/select", response_model=schemas.SelectAnswer, **describe_route("rl_select_environment", "environments"))
+    def select(context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
+        return _run_tool("rl_select_environment", context, {"name": name, **(_read_arguments(body) if body else {})})
 
-    @app.get("/config", response_model=schemas.CurrentConfig, **shown("rl_get_current_config", "configuration"))
-    def config(call: Caller) -> Any:
-        return _answer("rl_get_current_config", call)
+    @app.get("/config", response_model=schemas.CurrentConfig, **describe_route("rl_get_current_config", "configuration"))
+    def config(context: RequestContext) -> Any:
+        return _run_tool("rl_get_current_config", context)
 
-    @app.post("/config", response_model=schemas.Edited, **shown("rl_edit_config", "configuration"))
-    def edit(call: Caller, body: EditBody) -> Any:  # type: ignore[valid-type]
-        return _answer("rl_edit_config", call, _given(body))
+    @app.post("/config", response_model=schemas.EditAnswer, **describe_route("rl_edit_config", "configuration"))
+    def edit(context: RequestContext, body: EditBody) -> Any:  # type: ignore[valid-type]
+        return _run_tool("rl_edit_config", context, _read_arguments(body))
 
-    @app.get("/runs", response_model=schemas.RunList, **shown("rl_list_runs", "runs"))
-    def runs(call: Caller) -> Any:
-        return _answer("rl_list_runs", call)
+    @app.get("/runs", response_model=schemas.RunList, **describe_route("rl_list_runs", "runs"))
+    def runs(context: RequestContext) -> Any:
+        return _run_tool("rl_list_runs", context)
 
-    @app.post("/runs", response_model=schemas.Started, **shown("rl_start_training", "runs"))
+    @app.post("/runs", response_model=schemas.StartAnswer, **describe_route("rl_start_training", "runs"))
     def start(
-        call: Caller,
+        context: RequestContext,
         body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        return _answer("rl_start_training", call, _given(body) if body else {})
+        return _run_tool("rl_start_training", context, _read_arguments(body) if body else {})
 
-    @app.get("/runs/{run_id}", response_model=RunStatus, **shown("rl_check_status", "runs"))
-    def status(call: Caller, run_id: RunId) -> Any:
-        return _told(lambda: call.desk.live_status(run_id).to_payload())
+    @app.get("/runs/{run_id}", response_model=RunStatus, **describe_route("rl_check_status", "runs"))
+    def status(context: RequestContext, run_id: RunId) -> Any:
+        return _respond(lambda: context.session.get_live_status(run_id).to_payload())
 
-    @app.post("/runs/{run_id}/stop", response_model=schemas.Stopped, **shown("rl_stop_training", "runs"))
-    def stop(call: Caller, run_id: RunId) -> Any:
-        return _answer("rl_stop_training", call, {"run_id": run_id})
+    @app.post("/runs/{run_id}/stop", response_model=schemas.StopAnswer, **describe_route("rl_stop_training", "runs"))
+    def stop(context: RequestContext, run_id: RunId) -> Any:
+        return _run_tool("rl_stop_training", context, {"run_id": run_id})
 
-    @app.get("/runs/{run_id}/metrics", response_model=RunResults, **shown("rl_get_results", "runs"))
-    def metrics(call: Caller, run_id: RunId) -> Any:
-        return _answer("rl_get_results", call, {"run_id": run_id})
+    @app.get("/runs/{run_id}/metrics", response_model=RunResults, **describe_route("rl_get_results", "runs"))
+    def metrics(context: RequestContext, run_id: RunId) -> Any:
+        return _run_tool("rl_get_results", context, {"run_id": run_id})
 
-    @app.post("/test/inference", response_model=schemas.TestReport, **shown("rl_test_inference", "inference test"))
+    @app.post("/test/inference", response_model=schemas.TestReport, **describe_route("rl_test_inference", "inference test"))
     async def test_inference(
-        call: Caller,
+        context: RequestContext,
         body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        arguments = _given(body) if body else {}
-        return await anyio.to_thread.run_sync(lambda: _answer("rl_test_inference", call, arguments), limiter=waiting)
+        arguments = _read_arguments(body) if body else {}
+        return await anyio.to_thread.run_sync(lambda: _run_tool("rl_test_inference", context, arguments), limiter=wait_limiter)
 
-    @app.post("/environments/check", response_model=schemas.EnvironmentCheck, **shown("rl_check_environment", "environments"))
-    async def check_environment(call: Caller, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
-        arguments = _given(body)
-        return await anyio.to_thread.run_sync(lambda: _answer("rl_check_environment", call, arguments), limiter=waiting)
+    @app.post("/environments/check", response_model=schemas.EnvironmentCheck, **describe_route("rl_check_environment", "environments"))
+    async def check_environment(context: RequestContext, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
+        arguments = _read_arguments(body)
+        return await anyio.to_thread.run_sync(lambda: _run_tool("rl_check_environment", context, arguments), limiter=wait_limiter)
 
     return app
 
 
-def _given(body: Any) -> Json:
-    given: Json = body.model_dump(exclude_unset=True)
-    return given
+def _read_arguments(body: Any) -> Json:
+    arguments: Json = body.model_dump(exclude_unset=True)
+    return arguments
 
 
-def _answer(tool: str, call: Call, arguments: Json | None = None) -> JSONResponse:
-    return _told(lambda: TABLE[tool].run(call, arguments).to_payload())
+def _run_tool(tool_name: str, context: CallContext, arguments: Json | None = None) -> JSONResponse:
+    return _respond(lambda: TOOLS[tool_name].run(context, arguments).to_payload())
 
 
-def _told(answer: Callable[[], Any]) -> JSONResponse:
-    found, error = told(answer)
-    return JSONResponse(found) if error is None else _error(error)
+def _respond(make_answer: Callable[[], Any]) -> JSONResponse:
+    body, error = run_catching_errors(make_answer)
+    return JSONResponse(body) if error is None else _make_error_response(error)
 
 
-def _error(error: LachesisError) -> JSONResponse:
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+def _make_error_response(error: LachesisError) -> JSONResponse:
+    status = next((status for error_class, status in _STATUS_CODES if isinstance(error, error_class)), 500)
     return JSONResponse(error_to_payload(error), status)

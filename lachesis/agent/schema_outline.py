@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Json = dict[str, Any]
-DEEPEST = 2
+MAX_DEPTH = 2
 """Objects are outlined so deep; below, a value has only its type."""
 
 
@@ -23,15 +23,15 @@ def outline_schema(schema: Json) -> Json:
 
 def _outline(schema: Json, models: dict[str, Json], depth: int) -> Json:
     if "$ref" in schema:
-        model = schema["$ref"].rsplit("/", 1)[-1]
-        return _outline(models[model], models, depth)
+        model_name = schema["$ref"].rsplit("/", 1)[-1]
+        return _outline(models[model_name], models, depth)
     if "anyOf" in schema:
         return _outline_choice(schema, models, depth)
     outlined: Json = {"type": schema["type"]} if "type" in schema else {}
-    if depth < DEEPEST and "items" in schema:
+    if depth < MAX_DEPTH and "items" in schema:
         outlined["items"] = _outline(schema["items"], models, depth)
-    if depth < DEEPEST and "properties" in schema:
-        outlined["properties"] = {name: _outline_key(one, models, depth) for name, one in schema["properties"].items()}
+    if depth < MAX_DEPTH and "properties" in schema:
+        outlined["properties"] = {name: _outline_key(property_schema, models, depth) for name, property_schema in schema["properties"].items()}
     if depth == 0 and "required" in schema:
         outlined["required"] = schema["required"]
     return outlined
@@ -43,7 +43,7 @@ def _outline_key(schema: Json, models: dict[str, Json], depth: int) -> Json:
 
 
 def _outline_choice(schema: Json, models: dict[str, Json], depth: int) -> Json:
-    choices = [_outline(one, models, depth) for one in schema["anyOf"]]
+    choices = [_outline(option, models, depth) for option in schema["anyOf"]]
     if all(set(choice) == {"type"} for choice in choices):
         return {"type": [choice["type"] for choice in choices]}
     return {"anyOf": choices}

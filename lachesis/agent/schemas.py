@@ -56,7 +56,7 @@ class LockedFieldView(ResponseModel):
     """Why it is locked."""
 
 
-class Selected(ResponseModel):
+class SelectAnswer(ResponseModel):
     message: str
     environment: str
     file_path: str
@@ -81,7 +81,7 @@ class CurrentConfig(ResponseModel):
     warning: str | None = None
 
 
-class Edited(ResponseModel):
+class EditAnswer(ResponseModel):
     message: str
     field: str
     value: Any
@@ -99,7 +99,7 @@ class PlannedService(ResponseModel):
     log: str
 
 
-class Started(ResponseModel):
+class StartAnswer(ResponseModel):
     """A run that was started, or what a start would do (`dry_run`, or a preview that waits for `confirm`)."""
 
     message: str
@@ -131,7 +131,7 @@ class Started(ResponseModel):
     next_steps: list[str]
 
 
-class CheckedStatus(RunStatus):
+class RateLimitedStatus(RunStatus):
     """How a run is doing. When it was asked too soon, `rate_limited` is true and this is the last report."""
 
     rate_limited: bool | None = None
@@ -140,7 +140,7 @@ class CheckedStatus(RunStatus):
     reported_seconds_ago: int | None = None
 
 
-class Stopped(ResponseModel):
+class StopAnswer(ResponseModel):
     message: str
     run_id: str
     status: str
@@ -156,7 +156,7 @@ class TestedStep(ResponseModel):
     scores: list[float]
 
 
-class Response(ResponseModel):
+class ScoredResponse(ResponseModel):
     text: str | None
     score: float | None
     """Null when the verifier had nothing to compare with."""
@@ -164,7 +164,7 @@ class Response(ResponseModel):
 
 class AnsweredPrompt(ResponseModel):
     prompt: str
-    responses: list[Response]
+    responses: list[ScoredResponse]
     note: str | None = None
 
 
@@ -289,7 +289,7 @@ class RunList(ResponseModel):
     """What keeps the statuses from being up to date."""
 
 
-class Health(ResponseModel):
+class ServiceHealth(ResponseModel):
     status: str
     """ok, or degraded with its `problems`."""
     version: str

@@ -24,17 +24,17 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
 from lachesis.base.files import storage_errors, write_private
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-KEPT_STARTS = 1000
-KEPT_CHECKS = 200
-BUSY_S = 5.0
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+MAX_KEPT_STARTS = 1000
+MAX_KEPT_REPORTS = 200
+LOCK_TIMEOUT_S = 5.0
 
 
-def folder_session(folder: Path | None = None) -> str:
+def make_session_name(folder: Path | None = None) -> str:
     """A name for an agent that nobody named: that of the folder it works in, so that two projects are two sessions."""
-    place = (folder or Path.cwd()).resolve()
-    readable = re.sub(r"[^A-Za-z0-9._-]", "-", place.name)[:40].strip(".-") or "root"
-    return f"{readable}-{hashlib.sha256(str(place).encode(errors='replace')).hexdigest()[:8]}"
+    working_folder = (folder or Path.cwd()).resolve()
+    readable_name = re.sub(r"[^A-Za-z0-9._-]", "-", working_folder.name)[:40].strip(".-") or "root"
+    return f"{readable_name}-{hashlib.sha256(str(working_folder).encode(errors='replace')).hexdigest()[:8]}"
 
 
 class Draft(BaseModel):
@@ -50,7 +50,7 @@ class Draft(BaseModel):
     """The checkpoint to begin from; of a draft that is started, not of one that is edited."""
 
 
-class Start(BaseModel):
+class StartedRun(BaseModel):
     """A run that this session has started; `at` in seconds since 1970."""
 
     run_id: str
@@ -59,14 +59,14 @@ class Start(BaseModel):
     key: str | None = None
 
 
-class Check(BaseModel):
+class LastReport(BaseModel):
     """The last live report about one run."""
 
     at: float
     report: dict[str, Any]
 
 
-class AskedTest(BaseModel):
+class RequestedTest(BaseModel):
     """The last inference test: what was asked, and its id."""
 
     asked: dict[str, Any]
@@ -77,17 +77,17 @@ class SessionState(BaseModel):
     """Everything that is kept of one session."""
 
     draft: Draft | None = None
-    starts: list[Start] = []
-    checks: dict[str, Check] = {}
-    test: AskedTest | None = None
+    starts: list[StartedRun] = []
+    checks: dict[str, LastReport] = {}
+    test: RequestedTest | None = None
 
 
-class Session:
+class SessionFile:
     """One agent's state. `change` is atomic, also between processes."""
 
     def __init__(self, name: str, home: Path | None = None) -> None:
         """Raises ConfigError for a name that is no plain file name."""
-        if not NAME.fullmatch(name):
+        if not SESSION_NAME.fullmatch(name):
             raise ConfigError(
                 f"{name[:100]!r} is no session name; allowed: 1 to 80 letters, digits, dots, dashes and underscores, "
                 "the first a letter or digit"
@@ -98,27 +98,27 @@ class Session:
     def read(self) -> SessionState:
         """Raises StorageError when the file is damaged; it is then kept aside, and the next call finds a new session."""
         try:
-            return self._parsed()
+            return self._parse()
         except ValidationError:
-            with self._alone():  # it may have been replaced by a good one meanwhile
-                return self._read()
+            with self._hold_lock():  # it may have been replaced by a good one meanwhile
+                return self._read_or_set_aside()
 
-    def _parsed(self) -> SessionState:
+    def _parse(self) -> SessionState:
         with storage_errors(self.file):
             try:
                 return SessionState.model_validate_json(self.file.read_bytes())
             except FileNotFoundError:
                 return SessionState()
 
-    def _read(self) -> SessionState:
+    def _read_or_set_aside(self) -> SessionState:
         try:
-            return self._parsed()
+            return self._parse()
         except ValidationError as error:
             with storage_errors(self.file):
-                aside = self.file.with_name(f"{self.file.name}.damaged-{int(time.time() * 1000)}")
-                os.replace(self.file, aside)
+                damaged_path = self.file.with_name(f"{self.file.name}.damaged-{int(time.time() * 1000)}")
+                os.replace(self.file, damaged_path)
             raise StorageError(
-                f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {aside}; "
+                f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {damaged_path}; "
                 "the session begins anew: select an environment again"
             ) from error
 
@@ -126,35 +126,35 @@ class Session:
     def change(self) -> Iterator[SessionState]:
         """The state, to be changed in place; written when the block ends well. One at a time; raises RunStateError when
         another call of this session takes too long."""
-        with self._alone():
-            state = self._read()
-            before = state.model_copy(deep=True)
+        with self._hold_lock():
+            state = self._read_or_set_aside()
+            original = state.model_copy(deep=True)
             yield state
-            if state not in (before, self._parsed()):  # what stands there already needs no second write, which could fail
+            if state not in (original, self._parse()):  # what stands there already needs no second write, which could fail
                 self.write(state)
 
     def write(self, state: SessionState) -> None:
         """Replace the file; inside `change` only, for what must be kept even if the block is killed."""
-        state.starts = state.starts[-KEPT_STARTS:]
-        newest = sorted(state.checks, key=lambda run: state.checks[run].at)[-KEPT_CHECKS:]
-        state.checks = {run: state.checks[run] for run in newest}
+        state.starts = state.starts[-MAX_KEPT_STARTS:]
+        newest_run_ids = sorted(state.checks, key=lambda run_id: state.checks[run_id].at)[-MAX_KEPT_REPORTS:]
+        state.checks = {run_id: state.checks[run_id] for run_id in newest_run_ids}
         write_private(self.file, state.model_dump_json(indent=2))
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(self.file.with_name(f".{self.name}.lock"), "w")  # noqa: SIM115 - closed below
-        until = time.monotonic() + BUSY_S
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         with lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         raise RunStateError(
-                            f"another call of session {self.name} has not ended after {BUSY_S:.0f} s; try again"
+                            f"another call of session {self.name} has not ended after {LOCK_TIMEOUT_S:.0f} s; try again"
                         ) from None
                     time.sleep(0.02)
             yield

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lachesis.agent import checks, schemas
-from lachesis.agent.registry import TABLE, Call, Hints, Json, Tool, told, tool
-from lachesis.agent.session import default_profile
+from lachesis.agent import check_jobs, schemas
+from lachesis.agent.registry import TOOLS, CallContext, ToolHints, Json, AgentTool, run_catching_errors, tool
+from lachesis.agent.session import get_default_profile
 from lachesis.base.errors import ArgumentsError, to_compact_json
 from lachesis.config.profiles import list_missing_keys
 from lachesis.config.run_config import PROFILES
@@ -22,25 +22,25 @@ from lachesis.orchestration import launcher
 from lachesis.reporting.status import RunResults
 from lachesis.validation.tests import TestOptions
 
-__all__ = ["TABLE", "Call", "Json", "Tool", "to_compact_json", "told"]
-MINIMUM_PYTHON = (3, 11)
-WAITING = ("rl_test_inference", "rl_check_environment")
+__all__ = ["TOOLS", "CallContext", "Json", "AgentTool", "to_compact_json", "run_catching_errors"]
+MIN_PYTHON = (3, 11)
+SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 """Tools whose calls may take half a minute; a transport must go on with others meanwhile."""
-READ = Hints(read_only=True, idempotent=True)
+READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
 RunId = Annotated[
     str, Field(max_length=100, description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them")
 ]
 
 
-@tool(READ)
-def rl_list_environments(call: Call) -> schemas.EnvironmentList:
+@tool(READ_ONLY_HINTS)
+def rl_list_environments(context: CallContext) -> schemas.EnvironmentList:
     """List the environments that can be trained on: name, class, file and what each is about."""
-    return call.desk.environments()
+    return context.session.list_environments()
 
 
-@tool(Hints(idempotent=True))
+@tool(ToolHints(idempotent=True))
 def rl_select_environment(
-    call: Call,
+    context: CallContext,
     name: Annotated[str, Field(max_length=200, description="A name from rl_list_environments")],
     profile: Annotated[
         str | None,
@@ -50,50 +50,50 @@ def rl_select_environment(
         str | None,
         Field(max_length=1000, description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own"),
     ] = None,
-) -> schemas.Selected:
+) -> schemas.SelectAnswer:
     """Select an environment and begin a new draft of its configuration with the default values.
 
     The draft is kept for this session, also when the agent restarts. The first look at an environment takes some seconds."""
-    return call.desk.select(name, profile, model)
+    return context.session.select(name, profile, model)
 
 
-@tool(READ)
-def rl_get_current_config(call: Call) -> schemas.CurrentConfig:
+@tool(READ_ONLY_HINTS)
+def rl_get_current_config(context: CallContext) -> schemas.CurrentConfig:
     """Show every field of the selected environment: those that can be edited with their types and values, and those that are
     locked with the reason."""
-    return call.desk.current_config()
+    return context.session.get_current_config()
 
 
-@tool(Hints(idempotent=True))
+@tool(ToolHints(idempotent=True))
 def rl_edit_config(
-    call: Call,
+    context: CallContext,
     field: Annotated[
         str, Field(max_length=200, description="A configurable field from rl_get_current_config, bare or as section.field")
     ],
     value: Annotated[Any, Field(description="The new value, of the field's type")],
-) -> schemas.Edited:
+) -> schemas.EditAnswer:
     """Set one field of the draft. A wrong type, a value out of range or a locked field is refused with what is allowed, and
     nothing changes."""
-    return call.desk.edit(field, value)
+    return context.session.edit(field, value)
 
 
 def _preview_start(
-    call: Call, *, dry_run: bool, resume: str | None, start_from: str | None, **_: Any
-) -> schemas.Started | None:
-    if dry_run or not call.desk.is_paid(resume):
+    context: CallContext, *, dry_run: bool, resume: str | None, start_from: str | None, **_: Any
+) -> schemas.StartAnswer | None:
+    if dry_run or not context.session.is_paid(resume):
         return None
-    shown = call.desk.preview_resume(resume) if resume is not None else call.desk.preview(start_from)
+    preview = context.session.preview_resume(resume) if resume is not None else context.session.preview(start_from)
     update = {
-        "message": f"{shown.message}. Profile {shown.profile} may cost money: show this to the user",
+        "message": f"{preview.message}. Profile {preview.profile} may cost money: show this to the user",
         "confirmation_required": True,
         "next_steps": ["ask the user; only after their yes call rl_start_training with the same arguments and confirm=true"],
     }
-    return shown.model_copy(update=update)
+    return preview.model_copy(update=update)
 
 
-@tool(Hints(open_world=True), preview=_preview_start)
+@tool(ToolHints(open_world=True), preview=_preview_start)
 def rl_start_training(
-    call: Call,
+    context: CallContext,
     dry_run: Annotated[bool, Field(description="Only show the whole configuration, the services and their ports")] = False,
     resume: Annotated[
         str | None,
@@ -116,7 +116,7 @@ def rl_start_training(
         dict[str, Any] | None,
         Field(max_length=10, description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up'),
     ] = None,
-) -> schemas.Started:
+) -> schemas.StartAnswer:
     """Start a training run from the draft and return its run id at once; training goes on without the agent.
 
     The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
@@ -129,30 +129,30 @@ def rl_start_training(
     if limits is not None and resume is None:
         raise ArgumentsError("limits is for resume; those of a new run are fields of the draft, such as max_tokens")
     if dry_run:
-        return call.desk.preview(start_from) if resume is None else call.desk.preview_resume(resume)
+        return context.session.preview(start_from) if resume is None else context.session.preview_resume(resume)
     if resume is not None:
-        return call.desk.resume(resume, limits)
-    return call.desk.start(
+        return context.session.resume(resume, limits)
+    return context.session.start(
         key=idempotency_key, allow_duplicate=allow_duplicate, require_validation=require_validation, start_from=start_from
     )
 
 
-@tool(READ)
-def rl_check_status(call: Call, run_id: RunId) -> schemas.CheckedStatus:
+@tool(READ_ONLY_HINTS)
+def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedStatus:
     """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
     `health` has the judgement of learning (too early, healthy, not learning, suspect, broken, unknown) with its evidence, the
     part that stalls and since when, and how much of the budgets is used.
 
     A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A change of its
     status or phase is told at once, and a run that has ended is always reported."""
-    return call.desk.status(run_id)
+    return context.session.get_status(run_id)
 
 
-def _preview_stop(call: Call, *, run_id: str) -> schemas.Stopped | None:
-    record = call.desk.service.get(run_id)
-    if record.has_ended or not call.desk.is_paid(run_id):
+def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | None:
+    record = context.session.service.get(run_id)
+    if record.has_ended or not context.session.is_paid(run_id):
         return None
-    return schemas.Stopped(
+    return schemas.StopAnswer(
         message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "
         "which may have cost money. It would save a checkpoint and end; ask the user, then call again with confirm=true",
         run_id=run_id,
@@ -161,30 +161,30 @@ def _preview_stop(call: Call, *, run_id: str) -> schemas.Stopped | None:
     )
 
 
-@tool(Hints(destructive=True, idempotent=True), preview=_preview_stop)
-def rl_stop_training(call: Call, run_id: RunId) -> schemas.Stopped:
+@tool(ToolHints(destructive=True, idempotent=True), preview=_preview_stop)
+def rl_stop_training(context: CallContext, run_id: RunId) -> schemas.StopAnswer:
     """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at once; it can be resumed."""
-    return call.desk.stop(run_id)
+    return context.session.stop(run_id)
 
 
-@tool(READ)
-def rl_get_results(call: Call, run_id: RunId) -> RunResults:
+@tool(READ_ONLY_HINTS)
+def rl_get_results(context: CallContext, run_id: RunId) -> RunResults:
     """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the trained weights with their
     typed paths and the local adapter folder."""
-    return call.desk.results(run_id)
+    return context.session.get_results(run_id)
 
 
-@tool(READ)
+@tool(READ_ONLY_HINTS)
 def rl_list_runs(
-    call: Call, limit: Annotated[int | None, Field(ge=1, le=1000, description="At most so many, the newest first")] = None
+    context: CallContext, limit: Annotated[int | None, Field(ge=1, le=1000, description="At most so many, the newest first")] = None
 ) -> schemas.RunList:
     """List all runs with their statuses, the newest first."""
-    return call.desk.runs(limit)
+    return context.session.list_runs(limit)
 
 
-@tool(Hints(open_world=True))
+@tool(ToolHints(open_world=True))
 def rl_test_inference(
-    call: Call,
+    context: CallContext,
     num_steps: Annotated[int, Field(ge=1, le=100, description="Groups per model, each of one item")] = 3,
     group_size: Annotated[int, Field(ge=1, le=256, description="Completions per item")] = 16,
     models: Annotated[
@@ -205,8 +205,8 @@ def rl_test_inference(
     broken, with its evidence per model; `summary.forecast` has tokens, time and money of a run with the draft's values. Waits
     at most 25 seconds; a test that takes longer goes on, and `test_id` asks again."""
     if test_id is not None:
-        return call.desk.test_again(test_id, call.tell)
-    wanted = TestOptions(
+        return context.session.wait_for_test(test_id, context.report_progress)
+    options = TestOptions(
         num_steps=num_steps,
         group_size=group_size,
         models=models,
@@ -214,12 +214,12 @@ def rl_test_inference(
         max_tokens=max_tokens if prompts else None,
         temperature=temperature if prompts else None,
     )
-    return call.desk.test(wanted, call.tell)
+    return context.session.run_inference_test(options, context.report_progress)
 
 
-@tool(Hints(open_world=True))
+@tool(ToolHints(open_world=True))
 def rl_check_environment(
-    call: Call,
+    context: CallContext,
     environment: Annotated[str | None, Field(max_length=200, description="A name from rl_list_environments")] = None,
     new: Annotated[bool, Field(description="Write a file of that name first, which works as it is, for you to change")] = False,
     install: Annotated[bool, Field(description="Install first what the header of the file requires (PEP 723)")] = False,
@@ -235,24 +235,24 @@ def rl_check_environment(
     if (environment is None) == (check_id is None):
         raise ArgumentsError("rl_check_environment takes either environment, or check_id of a check that goes on")
     if environment is not None:
-        check_id = checks.begin(environment, new=new, install=install, model=model).check_id
-    return checks.wait(str(check_id), call.tell)
+        check_id = check_jobs.start_check_job(environment, new=new, install=install, model=model).check_id
+    return check_jobs.wait_for_check_job(str(check_id), context.report_progress)
 
 
-@tool(READ)
-def rl_health_check(call: Call) -> schemas.Health:
+@tool(READ_ONLY_HINTS)
+def rl_health_check(context: CallContext) -> schemas.ServiceHealth:
     """Tell whether the Prefect server, the keys and the environments are there, which session this is, and which runs live."""
-    return call.desk.health()
+    return context.session.check_health()
 
 
 def check_rl_python_version() -> bool:
     """Whether this Python is new enough."""
-    return sys.version_info >= MINIMUM_PYTHON
+    return sys.version_info >= MIN_PYTHON
 
 
 def get_missing_keys() -> list[str]:
     """The names of the keys that the chosen profile ($LACHESIS_PROFILE) needs and that are nowhere; none for `embedded`."""
-    profile = default_profile()
+    profile = get_default_profile()
     if profile not in PROFILES:
         return []
     return [key for key in list_missing_keys(profile, launcher.read_key_names()) if not os.environ.get(key)]

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from lachesis.agent import schemas
-from lachesis.agent.session_store import Check
+from lachesis.agent.session_store import LastReport
 from lachesis.reporting.status import Json
 from lachesis.supervision.plan import ServicePlan
 from lachesis.validation.tests import InferenceTest
 
-CALLS = {
+NEXT_STEP_CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
     "logs": "read `logs.{service}`, a file, or the MCP resource lachesis://runs/{run}/logs/{service}",
     "stop": 'rl_stop_training(run_id="{run}")',
@@ -24,55 +24,55 @@ CALLS = {
 """How an agent does what comes next."""
 
 
-def limited(last: Check, left: float) -> schemas.CheckedStatus:
+def build_rate_limited_status(last_report: LastReport, remaining_s: float) -> schemas.RateLimitedStatus:
     """The last report again, with the time when a new one is due."""
-    wait, ago = max(1, round(left)), round(time.time() - last.at)
-    return schemas.CheckedStatus(
-        **last.report,
+    next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.at)
+    return schemas.RateLimitedStatus(
+        **last_report.report,
         rate_limited=True,
-        message=f"this is the report of {ago} s ago; the next live one is due in {wait} s. The run goes on by itself, and once "
+        message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} s. The run goes on by itself, and once "
         "it has ended that is reported at once",
-        next_check_in_seconds=wait,
-        reported_seconds_ago=ago,
+        next_check_in_seconds=next_check_s,
+        reported_seconds_ago=age_s,
     )
 
 
-def after_test(test: InferenceTest) -> list[str]:
+def list_steps_after_test(test: InferenceTest) -> list[str]:
     """What the result asks for."""
     summary = (test.result or {}).get("summary", {})
-    word = summary.get("verdict")
-    if word == "broken" or not summary.get("environment_working"):
+    verdict = summary.get("verdict")
+    if verdict == "broken" or not summary.get("environment_working"):
         return ["read `error`, `stages` and the verdicts in `models_tested`, mend the cause, then rl_test_inference()"]
-    if word == "too hard":
+    if verdict == "too hard":
         return ["there is almost no reward to learn from: easier items, a stronger model, a larger group_size; then test again"]
-    if word == "too easy":
+    if verdict == "too easy":
         return ["nothing is left to learn: harder items; then test again"]
     return ["rl_start_training()"]
 
 
-def services(plan: ServicePlan) -> list[schemas.PlannedService]:
+def list_planned_services(plan: ServicePlan) -> list[schemas.PlannedService]:
     return [
         schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
     ]
 
 
-def values(found: Json) -> Json:
-    return {field["name"]: field["current_value"] for field in found["fields"] if not field["locked"]}
+def select_editable_values(launch_description: Json) -> Json:
+    return {field["name"]: field["current_value"] for field in launch_description["fields"] if not field["locked"]}
 
 
-def field(described: Json) -> schemas.FieldView:
+def build_field_view(described: Json) -> schemas.FieldView:
     """Return a field that can be edited. What is allowed is left out where it says no more than the type."""
-    says_no_more = described["allowed"].replace(" or ", " | ") == described["type"]
-    unsaid = {"locked", "allowed"} if says_no_more else {"locked"}
-    return schemas.FieldView(**{key: value for key, value in described.items() if key not in unsaid})
+    is_redundant = described["allowed"].replace(" or ", " | ") == described["type"]
+    excluded_keys = {"locked", "allowed"} if is_redundant else {"locked"}
+    return schemas.FieldView(**{key: value for key, value in described.items() if key not in excluded_keys})
 
 
-def locked_field(described: Json) -> schemas.LockedFieldView:
+def build_locked_field_view(described: Json) -> schemas.LockedFieldView:
     """Return a field that cannot be edited, with its value and the reason."""
-    told = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
-    return schemas.LockedFieldView(**told, locked_value=described["current_value"], reason=described["locked"])
+    shown = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
+    return schemas.LockedFieldView(**shown, locked_value=described["current_value"], reason=described["locked"])
 
 
-def known(**values: Any) -> Json:
+def drop_empty(**values: Any) -> Json:
     """Those that there are."""
     return {key: value for key, value in values.items() if value}

@@ -27,10 +27,10 @@ def mcp(args: argparse.Namespace) -> int:
     if list_missing_modules(["mcp"]):
         raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
     from lachesis.agent import mcp_server
-    from lachesis.agent.session_store import Session, folder_session
-    from lachesis.agent.token import own_token
+    from lachesis.agent.session_store import SessionFile, make_session_name
+    from lachesis.agent.access_token import load_or_create_token
 
-    session = Session(args.session or os.environ.get("LACHESIS_SESSION") or folder_session()).name
+    session = SessionFile(args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()).name
     if not args.http:
         if args.host or args.port or args.allow_host:
             raise ConfigError("--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens")
@@ -39,20 +39,20 @@ def mcp(args: argparse.Namespace) -> int:
         mcp_server.serve_stdio(session)
         return 0
     host, port, names = _listening(args)
-    app = mcp_server.create_app(session, host=host, token=own_token(), allowed_hosts=names)
+    app = mcp_server.create_app(session, host=host, token=load_or_create_token(), allowed_hosts=names)
     return _run(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_token_place()}")
 
 
 def api(args: argparse.Namespace) -> int:
     """The HTTP service. The token is asked for unless --open says that any program of this machine may call it."""
     from lachesis.agent import rest
-    from lachesis.agent.token import own_token
+    from lachesis.agent.access_token import load_or_create_token
     from lachesis.base.http_guard import is_loopback
 
     host, port, names = _listening(args)
     if args.open and not is_loopback(host):
         raise ConfigError(f"--open is for a server on loopback; {host} can be reached from elsewhere")
-    token = None if args.open else own_token()
+    token = None if args.open else load_or_create_token()
     app = rest.create_app(host=host, token=token, allowed_hosts=names)
     with_token = "" if args.open else f", with the bearer token in {_token_place()}"
     return _run(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{with_token}")

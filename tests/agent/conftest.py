@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, Call
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunRecord, RunStore
 
@@ -22,16 +22,16 @@ def home(clean_environment: Path) -> Path:
 
 
 @pytest.fixture
-def desk(home: Path) -> Desk:
-    return Desk("test")
+def desk(home: Path) -> AgentSession:
+    return AgentSession("test")
 
 
 @pytest.fixture
-def ask(desk: Desk) -> Callable[..., Json]:
+def ask(desk: AgentSession) -> Callable[..., Json]:
     """Call a tool of the table; its answer, or its error as JSON."""
 
     def call(tool: str, /, **arguments: Any) -> Json:
-        return TABLE[tool].call(Call(desk), arguments)[0]
+        return TOOLS[tool].run_safely(CallContext(desk), arguments)[0]
 
     return call
 

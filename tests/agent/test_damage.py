@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, Call, to_compact_json
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS, CallContext, to_compact_json
 from lachesis.runs.store import RunRecord
 from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTestStore
 
@@ -26,7 +26,7 @@ RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
     "line",
     ["{}", "[]", "5", "null", '{"step": "a"}', '{"step": 3, "reward/mean": NaN}', '{"step": 3, "time": "x"}', DEEP, "\x00\xff"],
 )
-def test_a_line_of_metrics(ask: Ask, desk: Desk, make_run: MakeRun, line: str) -> None:
+def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line: str) -> None:
     run_id = make_run(status="completed").run_id
     good = '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n{"step": 2, "time": 2.0, "reward/mean": 0.75}\n'
     desk.service.store.dir(run_id).metrics.write_text(good + line + "\n")
@@ -56,16 +56,16 @@ def test_a_kept_schema_is_learnt_again(home: Path, content: str) -> None:
     kept = home / "cache" / "schemas"
     kept.unlink()
     kept.mkdir()
-    Desk("test").select("arithmetic")
+    AgentSession("test").select("arithmetic")
     files = list(kept.glob("*.json"))
     assert files
     for file in files:
         file.write_text(content)
-    assert Desk("test").select("arithmetic").config["largest"] == 9
+    assert AgentSession("test").select("arithmetic").config["largest"] == 9
 
 
 @pytest.mark.parametrize("change", [{"created_at": "x"}, {"started_at": "2026-01-01T00:00:00"}, {"status": "lost"}])
-def test_a_run_whose_record_is_damaged_is_named(ask: Ask, desk: Desk, make_run: MakeRun, change: Json) -> None:
+def test_a_run_whose_record_is_damaged_is_named(ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json) -> None:
     run_id, other = make_run().run_id, make_run(status="completed").run_id
     file = desk.service.store.dir(run_id).record
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -79,9 +79,9 @@ def test_an_error_without_words(ask: Ask, make_run: MakeRun) -> None:
     assert ask("rl_check_status", run_id=make_run(status="failed", error="").run_id)["status"] == "failed"
 
 
-def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: Desk) -> None:
+def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSession) -> None:
     ask("rl_select_environment", name="arithmetic")
-    desk.session.file.write_text(desk.session.file.read_text().replace('"embedded"', '"nix"'))
+    desk.session_file.file.write_text(desk.session_file.file.read_text().replace('"embedded"', '"nix"'))
     for tool, arguments in (
         ("rl_edit_config", {"field": "seed", "value": 1}),
         ("rl_test_inference", {}),
@@ -96,12 +96,12 @@ def test_a_model_that_is_no_place(ask: Ask, model: str) -> None:
     assert ask("rl_select_environment", name="arithmetic", model=model)["code"] in ("model_not_found", "arguments")
 
 
-def test_a_value_that_is_nested_beyond_reason(desk: Desk) -> None:
+def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
     value: Any = 1
     for _ in range(900):
         value = [value]
     desk.select("arithmetic")
-    answer, _ = TABLE["rl_edit_config"].call(Call(desk), {"field": "wandb_name", "value": value})
+    answer, _ = TOOLS["rl_edit_config"].run_safely(CallContext(desk), {"field": "wandb_name", "value": value})
     assert answer["code"] == "arguments"
 
 
@@ -141,12 +141,12 @@ def test_the_result_of_a_test(ask: Ask, make_test: Callable[..., InferenceTest],
     assert "test.json" in answer["error"]
 
 
-def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: Desk) -> None:
+def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: AgentSession) -> None:
     ask("rl_select_environment", name="arithmetic")
-    with desk.session.change() as state:
-        from lachesis.agent.session_store import AskedTest
+    with desk.session_file.change() as state:
+        from lachesis.agent.session_store import RequestedTest
 
         asked = {**state.draft.model_dump(), "num_steps": 3, "group_size": 16}  # type: ignore[union-attr]
         asked |= dict.fromkeys(("models", "prompts", "max_tokens", "temperature"))
-        state.test = AskedTest(asked=asked, test_id="ffffffff")
+        state.test = RequestedTest(asked=asked, test_id="ffffffff")
     assert ask("rl_test_inference")["code"] == "server_down", "a new one is started"

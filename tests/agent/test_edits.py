@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lachesis.agent.session import Desk
+from lachesis.agent.session import AgentSession
 
 Json = dict[str, Any]
 NAMES = [
@@ -41,11 +41,11 @@ values = st.recursive(
 
 @given(field=st.sampled_from(NAMES) | st.text(), value=values)
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_edit_is_kept_whole_or_refused_whole(ask: Callable[..., Json], desk: Desk, field: str, value: Any) -> None:
+def test_an_edit_is_kept_whole_or_refused_whole(ask: Callable[..., Json], desk: AgentSession, field: str, value: Any) -> None:
     ask("rl_select_environment", name="arithmetic")
-    before = desk.session.read()
+    before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)
-    after = desk.session.read()
+    after = desk.session_file.read()
     if "code" in answer:
         assert answer["code"] in ("unknown_field", "locked_field", "field_value", "arguments")
         assert after == before

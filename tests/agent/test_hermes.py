@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.tools import TABLE
+from lachesis.agent.tools import TOOLS
 
 Json = dict[str, Any]
 
@@ -62,7 +62,7 @@ class Loader:
 
 def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> None:
     loader = Loader()
-    assert list(loader.registry) == list(TABLE)
+    assert list(loader.registry) == list(TOOLS)
     assert {one["toolset"] for one in loader.registry.values()} == {"rl"}
     for name, one in loader.registry.items():
         assert one["schema"]["name"] == name
@@ -73,13 +73,13 @@ def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> Non
 
 def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader()
-    assert loader.offered() == list(TABLE)
+    assert loader.offered() == list(TOOLS)
     assert loader.registry["rl_start_training"]["env"] == []
     monkeypatch.setenv("LACHESIS_PROFILE", "tinker")
     assert loader.offered() == []
     assert Loader().registry["rl_start_training"]["env"] == ["TINKER_API_KEY"]
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
-    assert loader.offered() == list(TABLE)
+    assert loader.offered() == list(TOOLS)
 
 
 def test_two_sessions_of_hermes_have_two_drafts(home: Path) -> None:
@@ -93,7 +93,7 @@ def test_two_sessions_of_hermes_have_two_drafts(home: Path) -> None:
 @pytest.mark.parametrize("arguments", [None, {}, [], "x", 7, {"surplus": 1}, {"run_id": None}])
 def test_a_handler_never_raises(home: Path, arguments: Any) -> None:
     loader = Loader()
-    for name in TABLE:
+    for name in TOOLS:
         answer = loader.dispatch(name, arguments, session_id="s", parent_agent=object())
         assert len(str(answer.get("error", ""))) <= 2048
         assert "a fault of" not in str(answer.get("error", ""))

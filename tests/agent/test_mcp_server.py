@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 
 from lachesis.agent.mcp_server import create_server
 from lachesis.agent.schema_outline import outline_schema
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS
 from lachesis.runs.metrics import KEY_METRICS, MetricsFile
 from lachesis.runs.store import RunRecord, RunStore
 
@@ -37,7 +37,7 @@ async def ask(client: Client, tool: str, **arguments: Any) -> tuple[Json, bool]:
 async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> None:
     async with connected() as client:
         listed = (await client.list_tools()).tools
-    assert [tool.name for tool in listed] == list(TABLE)
+    assert [tool.name for tool in listed] == list(TOOLS)
     for tool in listed:
         assert tool.title
         assert len(tool.description or "") > 40
@@ -104,7 +104,7 @@ def test_an_outline_takes_every_answer_of_its_schema() -> None:
 async def test_a_client_of_the_older_protocol_is_served_too(home: Path) -> None:
     async with Client(create_server("test"), mode="legacy") as client:
         assert client.protocol_version < "2026"
-        assert len((await client.list_tools()).tools) == len(TABLE)
+        assert len((await client.list_tools()).tools) == len(TOOLS)
         assert (await ask(client, "rl_list_environments"))[0]["count"] >= 1
 
 
@@ -176,7 +176,7 @@ async def test_a_stop_that_may_have_cost_money_is_a_preview_until_it_is_confirme
 
 async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_run: Callable[..., RunRecord]) -> None:
     run = make_run()
-    desk = Desk("test")
+    desk = AgentSession("test")
     desk.select("arithmetic")
     folder = desk.service.store.dir(run.run_id)
     folder.get_log_file("trainer").write_text("one\ntwo\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lachesis.agent.reference import reference
-from lachesis.agent.tools import TABLE
+from lachesis.agent.reference import render_reference
+from lachesis.agent.tools import TOOLS
 from lachesis.base.errors import LachesisError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,10 +18,10 @@ SKILL = ROOT / "skills" / "rl-training" / "SKILL.md"
 
 def test_the_reference_is_made_from_the_code() -> None:
     """After a change: python -m lachesis.agent.reference > docs/tools.md"""
-    assert (ROOT / "docs" / "tools.md").read_text() == reference()
+    assert (ROOT / "docs" / "tools.md").read_text() == render_reference()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", TOOLS)
 def test_every_tool_has_a_test_of_its_name_and_stands_in_the_skill(name: str) -> None:
     tests = "".join((ROOT / "tests" / "agent" / f"test_{part}.py").read_text() for part in ("tools", "checks"))
     assert f"def test_{name}(" in tests
@@ -43,7 +43,7 @@ def test_the_skill_calls_only_what_there_is() -> None:
     text = SKILL.read_text()
     for tool, arguments in re.findall(r"(rl_\w+)\(([^)]*)\)", text):
         for argument in re.findall(r"(?:^|, )(\w+)=", arguments):
-            assert argument in TABLE[tool].arguments.model_fields or (argument == "confirm" and TABLE[tool].preview)
+            assert argument in TOOLS[tool].arguments.model_fields or (argument == "confirm" and TOOLS[tool].preview)
     codes = {kind.code for kind in _all(LachesisError)}
     errors = text.split("## Errors")[1].split("Calling again")[0]
     assert set(re.findall(r"`([a-z]+_[a-z]+|arguments|storage)`", errors)) - {"available_fields", "active_runs"} <= codes

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from lachesis import __version__
 from lachesis.agent import rest
-from lachesis.agent.token import own_token
+from lachesis.agent.access_token import load_or_create_token
 from lachesis.runs.store import RunRecord
 
 Json = dict[str, Any]
@@ -138,9 +138,9 @@ def test_the_page_needs_no_network(client: TestClient) -> None:
 
 
 def test_beyond_loopback_a_token_is_needed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = own_token()
+    token = load_or_create_token()
     assert os.stat(home / "token").st_mode & 0o077 == 0
-    assert own_token() == token
+    assert load_or_create_token() == token
     app = rest.create_app(host="0.0.0.0", token=token, allowed_hosts=["gpu-box"])
     with TestClient(app, base_url="http://gpu-box:8080") as client:
         assert client.get("/health").status_code == 401
@@ -151,7 +151,7 @@ def test_beyond_loopback_a_token_is_needed(home: Path, monkeypatch: pytest.Monke
         assert client.get("/health", headers=good).status_code == 200
         assert client.get("/health", headers={**good, "Host": "evil.example"}).status_code == 403
     monkeypatch.setenv("LACHESIS_TOKEN", "chosen")
-    assert own_token() == "chosen"
+    assert load_or_create_token() == "chosen"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_body_beyond_a_megabyte_is_refused(client: TestClient) -> None:
 def fuzzed(home: Path, make_run: Callable[..., RunRecord]) -> Any:
     """The service with a draft and a run, in the form that the fuzzer reads."""
     make_run(status="completed")
-    app = rest.routes()
+    app = rest.create_routes()
     TestClient(app).post("/environments/arithmetic/select")
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
@@ -210,7 +210,7 @@ def test_without_the_token_nothing_is_told_or_done(home: Path, headers: dict[str
     assert not (home / "sessions").exists()
 
 
-ROUTES = [(method, path) for path, methods in rest.routes().openapi()["paths"].items() for method in methods]
+ROUTES = [(method, path) for path, methods in rest.create_routes().openapi()["paths"].items() for method in methods]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.session import Desk
+from lachesis.agent.session import AgentSession
 from lachesis.orchestration import launcher, prefect_api
 from lachesis.runs.store import RunRecord, RunStore
 
@@ -62,8 +62,8 @@ def test_the_same_draft_is_started_once_unless_told_otherwise(ask: Ask, submitte
 
 
 def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
-    Desk("one").select("arithmetic")
-    threads = [threading.Thread(target=Desk("one").start) for _ in range(4)]
+    AgentSession("one").select("arithmetic")
+    threads = [threading.Thread(target=AgentSession("one").start) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -72,7 +72,7 @@ def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> Non
 
 
 def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
-    desk: Desk, submitted: list[str], monkeypatch: pytest.MonkeyPatch
+    desk: AgentSession, submitted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's folder is there, the server knows nothing, and nobody was told the id."""
     desk.select("arithmetic")
@@ -83,11 +83,11 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
             desk.start()
     (left,) = desk.service.store.all()
     assert left.flow_run_id is None
-    assert Desk("test").start().run_id == left.run_id
+    assert AgentSession("test").start().run_id == left.run_id
     assert submitted == [left.run_id]
 
 
-def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: Desk, make_run: MakeRun, submitted: list[str]) -> None:
+def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: AgentSession, make_run: MakeRun, submitted: list[str]) -> None:
     run_id = make_run().run_id
     ask("rl_check_status", run_id=run_id)
     desk.service.store.update(run_id, status="failed", error="boom")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lachesis.agent import tools
-from lachesis.agent.session import Desk
-from lachesis.agent.tools import TABLE, Call
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.base.errors import LachesisError
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore
@@ -127,13 +127,13 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
         ("use_wandb", "maybe", "boolean"),
     ],
 )
-def test_a_wrong_value_is_refused_and_nothing_changes(ask: Ask, desk: Desk, field: str, value: Any, allowed: str) -> None:
+def test_a_wrong_value_is_refused_and_nothing_changes(ask: Ask, desk: AgentSession, field: str, value: Any, allowed: str) -> None:
     ask("rl_select_environment", name="arithmetic")
-    before = desk.session.read()
+    before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)
     assert answer["code"] == "field_value"
     assert allowed in answer["error"]
-    assert desk.session.read() == before
+    assert desk.session_file.read() == before
 
 
 def test_a_name_that_is_taken_away_is_made_again(ask: Ask) -> None:
@@ -181,7 +181,7 @@ def test_validators_of_the_environment_itself_count_at_edit_time(home: Path, mon
         "    def config_init(cls): return Config(), []\n"
     )
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
-    desk = Desk("test")
+    desk = AgentSession("test")
     desk.select("even", model="tiny")
     with pytest.raises(LachesisError, match="width must be even"):
         desk.edit("width", 3)
@@ -217,7 +217,7 @@ def test_rl_start_training(ask: Ask) -> None:
     assert missing["missing"] == ["TINKER_API_KEY"]
 
 
-def test_rl_check_status(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
+def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
     run = make_run()
     metrics = MetricsFile(RunStore(desk.service.store.home).dir(run.run_id).metrics)
     metrics.append(1, {"reward/mean": 0.25})
@@ -255,7 +255,7 @@ def test_the_limit_of_status_reports_is_a_setting(ask: Ask, make_run: MakeRun, m
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
 
 
-def test_the_time_that_is_left_comes_from_the_last_steps(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
+def test_the_time_that_is_left_comes_from_the_last_steps(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
     run = make_run()
     begun = time.time() + 1
     lines = [{"step": step, "time": begun + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
@@ -275,7 +275,7 @@ def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
     assert stopped["status"] == "stopped"
 
 
-def test_rl_get_results(ask: Ask, desk: Desk, make_run: MakeRun) -> None:
+def test_rl_get_results(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
     assert ask("rl_get_results", run_id="ffffffff")["code"] == "unknown_run"
     run = make_run(status="completed")
     metrics = MetricsFile(desk.service.store.dir(run.run_id).metrics)
@@ -349,11 +349,11 @@ async def test_a_tool_is_an_async_function_that_gives_json_text(home: Path, monk
 BAD: list[Any] = [None, 7, -1, 1.5, True, [], {}, "x" * 200_000, "../../x", "a\x00\x1b[31m", "\ud800", [[[]]], {"a": None}]
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> None:
+@pytest.mark.parametrize("name", TOOLS)
+def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession) -> None:
     """Each argument missing, null, of a wrong type, absurdly long, like a path, with control characters."""
     desk.select("arithmetic")
-    tool = TABLE[name]
+    tool = TOOLS[name]
     good: Json = {
         "name": "arithmetic",
         "field": "group_size",
@@ -368,7 +368,7 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> Non
         for arguments in cases:
             if name == "rl_test_inference" and "test_id" not in arguments:
                 continue  # it would be a test of its own
-            answer, _ = tool.call(Call(desk), arguments)
+            answer, _ = tool.run_safely(CallContext(desk), arguments)
             text = tools.to_compact_json(answer)
             text.encode()
             assert len(text) < 60_000
@@ -376,4 +376,4 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: Desk) -> Non
             if "error" in answer and "status" not in answer:
                 assert answer["code"]
     for arguments in (None, "text", [1]):
-        assert "a fault of" not in tools.to_compact_json(tool.call(Call(desk), arguments)[0])  # type: ignore[arg-type]
+        assert "a fault of" not in tools.to_compact_json(tool.run_safely(CallContext(desk), arguments)[0])  # type: ignore[arg-type]

@@ -164,10 +164,10 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
 
 
 def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis.agent.session import Desk
+    from lachesis.agent.session import AgentSession
 
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
-    desk = Desk("s")
+    desk = AgentSession("s")
     assert "knows sums only" in str(desk.select("own").to_payload()["warning"])
     assert "knows sums only" in str(desk.preview().to_payload()["problem"])
     with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
@@ -257,9 +257,9 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:
-    from lachesis.agent.session import Desk
+    from lachesis.agent.session import AgentSession
 
-    desk = Desk("s")
+    desk = AgentSession("s")
     desk.select("arithmetic")
     for field in ("supervised_file", "tinker.supervised_file"):
         with pytest.raises(LockedFieldError):
@@ -343,7 +343,7 @@ def test_every_limit_that_is_named_as_allowed_is(earlier: str, refused: Refused,
 
 
 def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
-    from lachesis.agent.session import Desk
+    from lachesis.agent.session import AgentSession
 
     run_id = write_run(random_model, steps=())
     error = refused("resume", run_id, "--set", "learning_rate=1e-4")["error"]
@@ -351,7 +351,7 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
     command = error.split("`")[1]
     assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
     assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
-    assert "would begin again, as it has no checkpoint" in str(Desk("s").preview_resume(run_id).message)
+    assert "would begin again, as it has no checkpoint" in str(AgentSession("s").preview_resume(run_id).message)
 
 
 def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
