@@ -24,7 +24,7 @@ from table import show
 
 from lachesis.cli import watch
 from lachesis.orchestration import launcher
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.tiny_model import build
 
 GOAL = 0.85
@@ -61,13 +61,13 @@ RUNS: dict[int, str] = {}
 
 
 def ours(seed: int, *edits: tuple[str, object]) -> Times:
-    service = Service()
+    service = LachesisService()
     began = time.time()
     record = service.start(LaunchRequest("arithmetic", edits=(*EDITS, *edits), seed=seed))
     RUNS[seed] = record.run_id
-    record = watch.until_end(service, record.run_id, quiet=True)
+    record = watch.watch_until_end(service, record.run_id, quiet=True)
     launcher.wait_until_gone(service.store, record)
-    steps = service.metrics(record.run_id)
+    steps = service.read_metrics(record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
     reached = next(one for one in steps if one["reward/mean"] >= GOAL)
     end = reached["time"]
@@ -77,7 +77,7 @@ def ours(seed: int, *edits: tuple[str, object]) -> Times:
 def outside_shares(seed: int) -> list[float]:
     """Of each step, what was neither a wait for rollouts nor for the server."""
     waits = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
-    steps = Service().metrics(RUNS[seed])
+    steps = LachesisService().read_metrics(RUNS[seed])
     return [1 - sum(one.get(name) or 0.0 for name in waits) / one["time/step"] for one in steps]
 
 

@@ -29,7 +29,7 @@ from lachesis.catalog.scaffold import TEMPLATE
 from lachesis.config.run_config import RunConfig
 from lachesis.environment.sandbox import Sandbox
 from lachesis.runs.environment_counts import read_counts
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended
 from lachesis.supervision.plan import make_inference_test_spec
@@ -131,8 +131,8 @@ def process(name: str, model: Path | None, folder: Path) -> None:
     """Groups that an environment's process makes one after the other, beside the same requests sent to the same server by hand,
     one after the other: what is more is tokenising, scoring and Atropos."""
     launch = LaunchRequest(name, model=str(model) if model else None)
-    environment, config = Service().resolve(launch)
-    Service().build_model(config, lambda done, total: None)
+    environment, config = LachesisService().resolve(launch)
+    LachesisService().build_tiny_model(config, lambda done, total: None)
     output = folder / "groups.jsonl"
     request = InferenceRequest(
         environment=name, environment_file=environment.file_path, models=[], num_steps=GROUPS, group_size=GROUP

@@ -14,7 +14,7 @@ from table import show
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import seconds_between
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.tiny_model import build
 
 OLD_SLEEPS_S = 135.0
@@ -28,7 +28,7 @@ def main() -> None:
     started = time.monotonic()
     with launcher.LauncherProcess():
         serving = time.monotonic() - started
-        measured = [one_launch(Service()) for _ in range(args.repeat)]
+        measured = [one_launch(LachesisService()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
     for name in measured[0]:
         value = statistics.median(one[name] for one in measured)
@@ -38,13 +38,13 @@ def main() -> None:
     show("launch", ["what (seconds, median)", "measured", "target", "times faster than the old sleeps"], rows)
 
 
-def one_launch(service: Service) -> dict[str, float]:
+def one_launch(service: LachesisService) -> dict[str, float]:
     """Launch, wait until healthy, stop; seconds since submission and of every task."""
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
     record = service.start(LaunchRequest("arithmetic", edits=edits))
     run_id = record.run_id
-    launcher.wait_until(lambda: service.get(run_id).status == "running" or service.get(run_id).has_ended, timeout_s=120)
-    record = service.get(run_id)
+    launcher.wait_until(lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended, timeout_s=120)
+    record = service.get_run(run_id)
     assert record.status == "running", record.error
     assert record.started_at is not None
     assert record.healthy_at is not None
@@ -53,7 +53,7 @@ def one_launch(service: Service) -> dict[str, float]:
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
     stopped = time.monotonic()
     service.stop(run_id)
-    launcher.wait_until(lambda: service.get(run_id).has_ended, timeout_s=60)
+    launcher.wait_until(lambda: service.get_run(run_id).has_ended, timeout_s=60)
     launcher.wait_until_gone(service.store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times

@@ -18,7 +18,7 @@ from lachesis.monitor.run_history import RunFacts
 from lachesis.monitor.learning import judge_learning
 from lachesis.orchestration import launcher
 from lachesis.runs.store import seconds_between
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.tiny_model import build, teach
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--environment", nargs="+", default=["arithmetic"])
     args = parser.parse_args()
-    service = Service()
+    service = LachesisService()
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
@@ -38,12 +38,12 @@ def main() -> None:
         show(f"learning {name} (targets: {targets}, never broken)", columns, rows)
 
 
-def learned(service: Service, name: str, model: str, seed: int) -> list[object]:
+def learned(service: LachesisService, name: str, model: str, seed: int) -> list[object]:
     record = service.start(LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed))
-    record = watch.until_end(service, record.run_id, quiet=True)
+    record = watch.watch_until_end(service, record.run_id, quiet=True)
     launcher.wait_until_gone(service.store, record)
-    results = service.results(record.run_id).to_payload()
-    steps = service.metrics(record.run_id)
+    results = service.get_results(record.run_id).to_payload()
+    steps = service.read_metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
     said = collections.Counter(judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))
     good = next((one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None)

@@ -53,11 +53,11 @@ def main() -> None:
 
 def tested(options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
-    from lachesis.service import LaunchRequest, Service
+    from lachesis.service import LaunchRequest, LachesisService
 
-    service, started = Service(), time.monotonic()
+    service, started = LachesisService(), time.monotonic()
     test = service.start_test(LaunchRequest("arithmetic"), options)  # type: ignore[arg-type]
-    while (test := service.test(test.test_id)).status not in ("completed", "failed"):
+    while (test := service.get_test(test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test
     asked = {stage.name: stage.seconds for stage in test.stages if stage.name.startswith("inference")}

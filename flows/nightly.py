@@ -11,7 +11,7 @@ from prefect import flow
 
 from lachesis.base.errors import LachesisError
 from lachesis.orchestration.launch_inputs import TINY_MODEL
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.validation.tests import TestOptions
 
 log = logging.getLogger("lachesis.nightly")
@@ -20,9 +20,9 @@ log = logging.getLogger("lachesis.nightly")
 @flow(name="validate-all-environments", retries=0)
 def validate_all(home: str) -> list[str]:
     """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one could not be submitted."""
-    service, tests, problems = Service(Path(home)), [], []
+    service, tests, problems = LachesisService(Path(home)), [], []
     chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
-    for name in chosen or [one.name for one in service.environments().environments]:
+    for name in chosen or [one.name for one in service.list_environments().environments]:
         try:
             launch = LaunchRequest(name)
             if service.describe(launch)["problem"]:  # the model of sums tells at least whether it works

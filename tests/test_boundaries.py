@@ -118,10 +118,10 @@ def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_every_command_and_every_folder() -> None:
-    from lachesis.cli.main import parser
+    from lachesis.cli.main import build_parser
 
     readme = (ROOT / "README.md").read_text()
-    choices = next(action.choices for action in parser()._actions if action.dest == "command")
+    choices = next(action.choices for action in build_parser()._actions if action.dest == "command")
     for command in choices or ():
         assert f"lachesis {command}" in readme, command
     for folder in (

@@ -26,7 +26,7 @@ from lachesis.base.files import storage_errors, read_last_lines, write_private
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.runs.store import RunDir, now_iso
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.validation import check as checking
 
 MAX_KEPT_JOBS = 50
@@ -189,10 +189,10 @@ def main() -> None:
     try:
         if job.install:
             requirements.install_requirements(Path(job.environment_file))
-        service = Service(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
+        service = LachesisService(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
         launch = LaunchRequest(job.environment, "embedded", model=job.model)
         environment, config = service.resolve(launch)
-        service.build_model(config, lambda done, total: None)
+        service.build_tiny_model(config, lambda done, total: None)
         checking.run_environment_checks(environment, config, _get_job_folder(job.check_id), record_line)
         job.status = "completed"
     except LachesisError as error:

@@ -76,7 +76,7 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
         allowed = ", ".join(resource.uri for resource in (*STATIC_RESOURCES, *RESOURCE_TEMPLATES))
         raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")
     if match[2] is not None:
-        file, text, _ = session.service.log(match[1], match[2], LOG_LINES)
+        file, text, _ = session.service.read_log(match[1], match[2], LOG_LINES)
         return text or f"{file} is empty or not there yet", "text/plain"
     session.service.store.load(match[1])
     config = session.service.store.dir(match[1]).config

@@ -25,7 +25,7 @@ from lachesis.orchestration.prefect_api import find_api_url
 from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, find_log_files
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.validation.tests import InferenceTest, TestOptions
 
 DUPLICATE_WINDOW_S = 60.0
@@ -50,8 +50,8 @@ def get_default_profile() -> str:
 class AgentSession:
     """The use cases of one session. Every method raises LachesisError and nothing else that an agent could cause."""
 
-    def __init__(self, session_name: str, service: Service | None = None) -> None:
-        self.service = service or Service(schema_timeout_s=SCHEMA_TIMEOUT_S)
+    def __init__(self, session_name: str, service: LachesisService | None = None) -> None:
+        self.service = service or LachesisService(schema_timeout_s=SCHEMA_TIMEOUT_S)
         self.session_file = SessionFile(session_name, self.service.store.home)
 
     # --- the draft --------------------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ class AgentSession:
         if not is_repeated:
             return self._build_start_answer(record, model_note=describe_default_model(_make_launch(draft), record.base_model))
         return self._build_start_answer(
-            self.service.get(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
+            self.service.get_run(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
         )
 
     def resume(self, run_id: str, limits: Json | None = None) -> schemas.StartAnswer:
         """Continue an ended run, with new limits where they are given; one that lives is returned as it is."""
-        is_alive = not self.service.get(run_id).has_ended
+        is_alive = not self.service.get_run(run_id).has_ended
         record = self.service.resume(run_id, limits)
         self._forget_last_report(run_id)
         return self._build_start_answer(record, "lives, so there is nothing to resume" if is_alive else "")
@@ -171,7 +171,7 @@ class AgentSession:
             run_id=run_id,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
-            config=self.service.editable_values(record),
+            config=self.service.read_editable_values(record),
             wandb_project=record.wandb_project,
             wandb_run_name=record.wandb_run_name,
             config_path=str(run_dir.config),
@@ -206,7 +206,7 @@ class AgentSession:
 
     def preview_resume(self, run_id: str) -> schemas.StartAnswer:
         """What continuing the run would mean. Nothing is changed."""
-        record = self.service.get(run_id)
+        record = self.service.get_run(run_id)
         newest_checkpoint = Checkpoints(self.service.store.dir(run_id).checkpoints).find_newest()
         effect = f"go on from its checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else "begin again, as it has no checkpoint,"
         return schemas.StartAnswer(
@@ -214,7 +214,7 @@ class AgentSession:
             run_id=run_id,
             status=record.status,
             environment=record.environment,
-            config=self.service.editable_values(record),
+            config=self.service.read_editable_values(record),
             wandb_project=record.wandb_project,
             profile=record.profile,
             dry_run=True,
@@ -238,7 +238,7 @@ class AgentSession:
 
     def get_live_status(self, run_id: str) -> RunStatus:
         """As `status`, without its limit."""
-        return self.service.status(run_id, views.NEXT_STEP_CALLS)
+        return self.service.get_status(run_id, views.NEXT_STEP_CALLS)
 
     def stop(self, run_id: str) -> schemas.StopAnswer:
         answer = self.service.stop(run_id)
@@ -246,10 +246,10 @@ class AgentSession:
         return schemas.StopAnswer(**answer)
 
     def get_results(self, run_id: str) -> RunResults:
-        return self.service.results(run_id, views.NEXT_STEP_CALLS)
+        return self.service.get_results(run_id, views.NEXT_STEP_CALLS)
 
     def list_runs(self, limit: int | None = None) -> schemas.RunList:
-        records, warning = self.service.look_at_runs()
+        records, warning = self.service.list_runs_with_warning()
         entry_fields = set(schemas.RunEntry.model_fields)
         entries = [
             schemas.RunEntry(**record.model_dump(include=entry_fields), learning=record.learning, evidence=record.evidence)
@@ -272,7 +272,7 @@ class AgentSession:
 
     def _has_test_ended(self, test_id: str) -> bool:
         try:
-            return self.service.test(test_id).has_ended
+            return self.service.get_test(test_id).has_ended
         except UnknownTestError:
             return True
 
@@ -280,13 +280,13 @@ class AgentSession:
         """The result of a test, waited for until that time of the monotonic clock, by default as long as a call may take."""
         started_at, reported_s = time.monotonic(), 0.0
         deadline = deadline or started_at + MAX_TEST_WAIT_S
-        self.service.test(test_id)  # one that is dead is told at once
+        self.service.get_test(test_id)  # one that is dead is told at once
         while not (test := self.service.tests.load_and_fail_if_dead(test_id)).has_ended and (now := time.monotonic()) < deadline:
             if now - started_at - reported_s > PROGRESS_INTERVAL_S:
                 reported_s, (done, total) = now - started_at, self._count_groups(test)
                 report_progress(round(reported_s, 1), round(deadline - started_at, 1), f"{test.status}: {done} of {total} groups")
             time.sleep(0.25)
-        return self._build_test_report(self.service.test(test_id))
+        return self._build_test_report(self.service.get_test(test_id))
 
     def _count_groups(self, test: InferenceTest) -> tuple[int, int]:
         return self.service.tests.count_finished_groups(test), test.request.num_steps * len(test.request.models)
@@ -317,7 +317,7 @@ class AgentSession:
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def list_environments(self) -> schemas.EnvironmentList:
-        scan = self.service.environments()
+        scan = self.service.list_environments()
         return schemas.EnvironmentList(
             environments=[
                 schemas.EnvironmentEntry(**{key: value for key, value in asdict(environment).items() if key != "config_class"})
@@ -349,7 +349,7 @@ class AgentSession:
             missing = list_missing_keys(profile, launcher.read_key_names())
         except ConfigError as error:
             problems.append(str(error))
-        scan = self.service.environments()
+        scan = self.service.list_environments()
         problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
         problems += [f"profile {profile} needs {key} in the environment of `lachesis serve`" for key in missing]
         return schemas.ServiceHealth(

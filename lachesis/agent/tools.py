@@ -149,7 +149,7 @@ def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedS
 
 
 def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | None:
-    record = context.session.service.get(run_id)
+    record = context.session.service.get_run(run_id)
     if record.has_ended or not context.session.is_paid(run_id):
         return None
     return schemas.StopAnswer(

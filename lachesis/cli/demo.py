@@ -15,55 +15,55 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.cli import show, watch
 from lachesis.orchestration import launcher
 from lachesis.runs.store import RunRecord
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"
 
 
-def run(service: Service, *, seed: int, steps: int | None, as_json: bool) -> int:
+def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
     """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was started here."""
     edits: list[tuple[str, Any]] = [("data_seed", seed)]
     if steps is not None:
         edits.append(("total_steps", steps))
-    wanted = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
-    service.resolve(wanted)  # wrong input is told before anything is built
+    launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
+    service.resolve(launch)  # wrong input is told before anything is built
     if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
-        show.notice("building a tiny model (about 20 s, once)")
-    with show.steps_bar("building a tiny model", quiet=as_json) as advance:
+        show.print_note("building a tiny model (about 20 s, once)")
+    with show.show_progress_bar("building a tiny model", quiet=as_json) as advance:
         model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
-    show.notice(f"model: {model}")
+    show.print_note(f"model: {model}")
     with contextlib.ExitStack() as stack:
         server = launcher.find_running_server()
         if server is None:
-            show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s)")
+            show.print_note("starting the Prefect server and the runner (about 10 s; the first time 20 s)")
             stack.enter_context(launcher.LauncherProcess())
             server = launcher.find_running_server() or {}
-        show.notice(f"Prefect UI: {server.get('ui_url')}")
-        record = service.start(wanted)
-        record = _watch(service, record, as_json=as_json)
+        show.print_note(f"Prefect UI: {server.get('ui_url')}")
+        record = service.start(launch)
+        record = _watch_run(service, record, as_json=as_json)
         launcher.wait_until_gone(service.store, record)
-    answer = service.results(record.run_id).to_payload()
+    answer = service.get_results(record.run_id).to_payload()
     if as_json:
         print(json.dumps(answer, indent=2))
     else:
-        _show(service, record, answer)
+        _print_results(service, record, answer)
     return 0 if record.status == "completed" else 1
 
 
-def _watch(service: Service, record: RunRecord, *, as_json: bool) -> RunRecord:
+def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) -> RunRecord:
     try:
-        return watch.until_end(service, record.run_id, quiet=as_json)
+        return watch.watch_until_end(service, record.run_id, quiet=as_json)
     except KeyboardInterrupt:
-        show.notice(f"stopping run {record.run_id}; it saves a checkpoint first")
+        show.print_note(f"stopping run {record.run_id}; it saves a checkpoint first")
         service.stop(record.run_id)
-        launcher.wait_until(lambda: service.get(record.run_id).has_ended, timeout_s=60)
+        launcher.wait_until(lambda: service.get_run(record.run_id).has_ended, timeout_s=60)
         launcher.wait_until_gone(service.store, record)
         raise
 
 
-def _show(service: Service, record: RunRecord, answer: dict[str, Any]) -> None:
-    samples = _samples(service.store.dir(record.run_id).evaluation)
+def _print_results(service: LachesisService, record: RunRecord, answer: dict[str, Any]) -> None:
+    samples = _read_samples(service.store.dir(record.run_id).evaluation)
     if samples:
         table = Table(
             "held-out sum", "before training", "after training", "right", title="sampled answers", title_justify="left"
@@ -73,15 +73,15 @@ def _show(service: Service, record: RunRecord, answer: dict[str, Any]) -> None:
         show.console.print(table)
     show.console.print(Text(f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.get_run_url(record)}", style="dim"))
     show.console.print(Text(f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums", style="dim"))
-    show.console.print(show.results(answer))
+    show.console.print(show.render_results(answer))
 
 
-def _samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
+def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
     """Question, first answer before, first answer after, right answer, of some held-out items."""
     answers: dict[str, dict[str, tuple[str, str]]] = {}
-    for which in ("before", "after"):
-        for line in read_json_lines(folder / which / "samples.jsonl"):
-            answers.setdefault(line["question"], {}).setdefault(which, (line["model_answer"], line["answer"]))
-    both = {question: found for question, found in answers.items() if len(found) == 2}
+    for when in ("before", "after"):
+        for line in read_json_lines(folder / when / "samples.jsonl"):
+            answers.setdefault(line["question"], {}).setdefault(when, (line["model_answer"], line["answer"]))
+    both = {question: before_and_after for question, before_and_after in answers.items() if len(before_and_after) == 2}
     chosen = random.Random(0).sample(sorted(both), min(count, len(both)))
     return [(question, both[question]["before"][0], *both[question]["after"]) for question in chosen]

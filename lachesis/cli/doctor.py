@@ -14,12 +14,12 @@ from lachesis.config.run_config import PROFILES
 from lachesis.orchestration import launcher
 from lachesis.runs import cleanup
 from lachesis.runs.store import RunStore
-from lachesis.service import Service
+from lachesis.service import LachesisService
 from lachesis.tiny_model import build
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One finding. What is not `needed` only opens further possibilities."""
 
     name: str
@@ -29,76 +29,76 @@ class Check:
     needed: bool = True
 
 
-def examine() -> list[Check]:
-    own = [_python(), _checkout(), _embedded(), _mcp(), _model(), _server(), *_keys(), _environments(), _disk()]
-    return [*own, *(Check("left behind", False, one.description, "lachesis doctor --fix") for one in leftovers())]
+def run_checks() -> list[DoctorCheck]:
+    machine_checks = [_check_python(), _check_checkout(), _check_embedded_engine(), _check_mcp(), _check_tiny_model(), _check_server(), *_check_keys(), _check_environments(), _check_disk()]
+    return [*machine_checks, *(DoctorCheck("left behind", False, leftover.description, "lachesis doctor --fix") for leftover in find_home_leftovers())]
 
 
-def leftovers() -> list[cleanup.Leftover]:
+def find_home_leftovers() -> list[cleanup.Leftover]:
     """What may be ended; nothing where there is no home yet."""
     return cleanup.find_all_leftovers(RunStore()) if paths.home().is_dir() else []
 
 
-def _python() -> Check:
+def _check_python() -> DoctorCheck:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python 3.11 or newer", sys.version_info >= (3, 11), version, "install Python 3.11, 3.12 or 3.13")
+    return DoctorCheck("Python 3.11 or newer", sys.version_info >= (3, 11), version, "install Python 3.11, 3.12 or 3.13")
 
 
-def _checkout() -> Check:
+def _check_checkout() -> DoctorCheck:
     try:
-        return Check("checkout with flows", True, str(paths.checkout_dir()))
+        return DoctorCheck("checkout with flows", True, str(paths.checkout_dir()))
     except LachesisError as error:
-        return Check("checkout with flows", False, str(error), "clone the repository and set LACHESIS_CHECKOUT to it")
+        return DoctorCheck("checkout with flows", False, str(error), "clone the repository and set LACHESIS_CHECKOUT to it")
 
 
-def _embedded() -> Check:
-    absent = list_missing_modules(("torch", "transformers", "peft", "safetensors"))
-    found = f"without {', '.join(absent)}" if absent else "installed"
-    return Check("embedded engine", not absent, found, "pip install 'lachesis[embedded]'", needed=False)
+def _check_embedded_engine() -> DoctorCheck:
+    missing = list_missing_modules(("torch", "transformers", "peft", "safetensors"))
+    state = f"without {', '.join(missing)}" if missing else "installed"
+    return DoctorCheck("embedded engine", not missing, state, "pip install 'lachesis[embedded]'", needed=False)
 
 
-def _mcp() -> Check:
-    absent = list_missing_modules(["mcp"])
-    found = "not installed" if absent else "installed"
-    return Check("MCP server", not absent, found, "pip install 'lachesis[mcp]'", needed=False)
+def _check_mcp() -> DoctorCheck:
+    missing = list_missing_modules(["mcp"])
+    state = "not installed" if missing else "installed"
+    return DoctorCheck("MCP server", not missing, state, "pip install 'lachesis[mcp]'", needed=False)
 
 
-def _model() -> Check:
+def _check_tiny_model() -> DoctorCheck:
     path = build.get_tiny_model_path(build.TinyModelRecipe())
-    found = path.is_dir()
-    return Check("tiny model", found, str(path) if found else "not built", "lachesis model build", needed=False)
+    is_built = path.is_dir()
+    return DoctorCheck("tiny model", is_built, str(path) if is_built else "not built", "lachesis model build", needed=False)
 
 
-def _server() -> Check:
+def _check_server() -> DoctorCheck:
     server = launcher.find_running_server()
-    return Check(
+    return DoctorCheck(
         "Prefect server", server is not None, server["ui_url"] if server else "not running", "lachesis serve", needed=False
     )
 
 
-def _keys() -> list[Check]:
+def _check_keys() -> list[DoctorCheck]:
     checks = []
     for profile in PROFILES.values():
         if profile.required_keys:
             missing = [key for key in profile.required_keys if not os.environ.get(key)]
-            found = f"without {', '.join(missing)}" if missing else "set"
+            state = f"without {', '.join(missing)}" if missing else "set"
             remedy = f"set {', '.join(missing)} in the environment"
-            checks.append(Check(f"keys of profile {profile.name}", not missing, found, remedy, needed=False))
+            checks.append(DoctorCheck(f"keys of profile {profile.name}", not missing, state, remedy, needed=False))
     return checks
 
 
-def _environments() -> Check:
-    scan = Service().environments()
-    found = f"{len(scan.environments)} found"
+def _check_environments() -> DoctorCheck:
+    scan = LachesisService().list_environments()
+    state = f"{len(scan.environments)} found"
     if scan.problems:
-        found += "; not readable: " + "; ".join(f"{file} ({reason})" for file, reason in scan.problems.items())
-    return Check("environments", bool(scan.environments) and not scan.problems, found, "see environments/README.md")
+        state += "; not readable: " + "; ".join(f"{file} ({reason})" for file, reason in scan.problems.items())
+    return DoctorCheck("environments", bool(scan.environments) and not scan.problems, state, "see environments/README.md")
 
 
-def _disk() -> Check:
+def _check_disk() -> DoctorCheck:
     home = paths.home()
-    place = next(folder for folder in (home, *home.parents) if folder.exists())
-    free = shutil.disk_usage(place).free / 2**30
-    writable = os.access(place, os.W_OK)
-    found = f"{free:.1f} GiB free at {home}{'' if writable else ', not writable'}"
-    return Check("home folder", writable and free > 1, found, "free some space, or set LACHESIS_HOME to another folder")
+    existing_folder = next(folder for folder in (home, *home.parents) if folder.exists())
+    free_gib = shutil.disk_usage(existing_folder).free / 2**30
+    is_writable = os.access(existing_folder, os.W_OK)
+    state = f"{free_gib:.1f} GiB free at {home}{'' if is_writable else ', not writable'}"
+    return DoctorCheck("home folder", is_writable and free_gib > 1, state, "free some space, or set LACHESIS_HOME to another folder")

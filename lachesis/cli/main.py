@@ -23,7 +23,7 @@ EPILOG = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """Every command and its options."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON for a program")
@@ -36,68 +36,68 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"lachesis {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    def add_command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
-    demo = add("demo", "Build a tiny model, serve, train it on sums, and compare it before and after.")
+    demo = add_command("demo", "Build a tiny model, serve, train it on sums, and compare it before and after.")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
-    serve = add("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
+    serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
     serve.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
-    _add_model(add("model", "Build a tiny model that learns on a laptop."))
-    _add_env(add("env", "Begin an environment of your own, or check one."))
-    envs = add("envs", "List environments; with a name, show its fields.")
+    _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
+    _add_env(add_command("env", "Begin an environment of your own, or check one."))
+    envs = add_command("envs", "List environments; with a name, show its fields.")
     envs.add_argument("name", nargs="?")
-    _profile(envs)
-    _add_train(add("train", "Start a run on an environment."))
-    _add_resume(add("resume", "Continue an ended run from its newest checkpoint, or from its start where it has none."))
-    _add_test(add("test", "Let a model answer a few items of an environment before anything is trained."))
-    add("runs", "List all runs.")
-    _add_run_commands(add)
-    _add_notices(add("notices", "Have the Prefect server call a web address when a run fails, stalls or finishes."))
-    _add_servers(add)
-    doctor = add("doctor", "Check what this machine has, say how to get what is missing, and find what dead runs have left.")
+    _add_profile_option(envs)
+    _add_train(add_command("train", "Start a run on an environment."))
+    _add_resume(add_command("resume", "Continue an ended run from its newest checkpoint, or from its start where it has none."))
+    _add_test(add_command("test", "Let a model answer a few items of an environment before anything is trained."))
+    add_command("runs", "List all runs.")
+    _add_run_commands(add_command)
+    _add_notification_options(add_command("notices", "Have the Prefect server call a web address when a run fails, stalls or finishes."))
+    _add_servers(add_command)
+    doctor = add_command("doctor", "Check what this machine has, say how to get what is missing, and find what dead runs have left.")
     doctor.add_argument("--fix", action="store_true", help="end what dead runs have left: processes, files, Tinker sessions")
     return top
 
 
-def _add_run_commands(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
+def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     """What is done with one run."""
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
         ("results", "Show what came of a run: rewards, evaluation, weights."),
     ):
-        add(name, text).add_argument("run")
-    stop = add("stop", "End a run; it saves a checkpoint first.")
+        add_command(name, text).add_argument("run")
+    stop = add_command("stop", "End a run; it saves a checkpoint first.")
     stop.add_argument("run")
     stop.add_argument("--now", action="store_true", help="without a checkpoint; also for a stop that takes too long")
-    logs = add("logs", "Show the log of one process of a run.")
+    logs = add_command("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
     logs.add_argument(
         "service", nargs="?", help="trainer, env, api, engine, or env-NAME (default: the one that failed, else trainer)"
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--lines", type=int, default=50)
-    weights = add("weights", "Export a run's adapter for PEFT, compared with the trained model.")
+    weights = add_command("weights", "Export a run's adapter for PEFT, compared with the trained model.")
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
-    chosen = "last (default), best (by held-out result, else by mean reward), or a step"
-    weights.add_argument("--checkpoint", default="last", metavar="best|last|STEP", help=chosen)
-    how = weights.add_mutually_exclusive_group()
-    how.add_argument("--merged", action="store_true", help="also the whole model, in the subfolder merged/")
-    how.add_argument("--no-verify", action="store_true", help="do not load them to compare")
-    report = add("report", "Write a run's report: one HTML file that needs nothing else, and its pictures.")
+    checkpoint_help = "last (default), best (by held-out result, else by mean reward), or a step"
+    weights.add_argument("--checkpoint", default="last", metavar="best|last|STEP", help=checkpoint_help)
+    verification = weights.add_mutually_exclusive_group()
+    verification.add_argument("--merged", action="store_true", help="also the whole model, in the subfolder merged/")
+    verification.add_argument("--no-verify", action="store_true", help="do not load them to compare")
+    report = add_command("report", "Write a run's report: one HTML file that needs nothing else, and its pictures.")
     report.add_argument("run")
     report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["build"])
-    told = "taught on its examples instead of on sums; may be repeated"
-    command.add_argument("--for", action="append", default=[], metavar="ENVIRONMENT", dest="environments", help=told)
+    for_help = "taught on its examples instead of on sums; may be repeated"
+    command.add_argument("--for", action="append", default=[], metavar="ENVIRONMENT", dest="environments", help=for_help)
     command.add_argument("--share", type=float, default=0.3, help="of those examples that are right (default: %(default)s)")
     command.add_argument("--steps", type=int, default=900, help="of that teaching (default: %(default)s)")
-    _edits(command)
+    _add_edit_options(command)
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
@@ -108,14 +108,14 @@ def _add_env(command: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="all that can be known without training, in half a minute; needs no server")
     check.add_argument("environment", help="a file, or a name from `lachesis envs`")
     check.add_argument("--model", help="a folder (default: the tiny one)")
-    _edits(check)
+    _add_edit_options(check)
     install = actions.add_parser("install", help="what the file's header requires (PEP 723), in a place of its own")
     install.add_argument("environment", help="a file, or a name from `lachesis envs`")
     for action in (new, check, install):
         action.add_argument("--json", action="store_true", help="print JSON for a program")
 
 
-def _profile(command: argparse.ArgumentParser) -> None:
+def _add_profile_option(command: argparse.ArgumentParser) -> None:
     default = os.environ.get("LACHESIS_PROFILE", "embedded")
     command.add_argument("--profile", default=default, help="embedded, tinker or custom (default: %(default)s)")
 
@@ -130,9 +130,9 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         dest="others",
         help="another environment that feeds the same run, and its share beside the first one's 1; may be repeated",
     )
-    _edits(command)
-    default = "base model: a Hugging Face name, a folder or tiny (default: a tiny one that was taught on the environment)"
-    command.add_argument("--model", help=default)
+    _add_edit_options(command)
+    model_help = "base model: a Hugging Face name, a folder or tiny (default: a tiny one that was taught on the environment)"
+    command.add_argument("--model", help=model_help)
     command.add_argument("--seed", type=int)
     command.add_argument(
         "--from", metavar="RUN[@STEP|@best]", dest="start_from", help="begin with the weights of that checkpoint"
@@ -140,36 +140,36 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
     )
-    _watch(command)
-    _profile(command)
+    _add_watch_option(command)
+    _add_profile_option(command)
 
 
 def _add_resume(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="one that lives is returned as it is")
-    _edits(command, "limits.FIELD=VALUE")
-    _watch(command)
+    _add_edit_options(command, "limits.FIELD=VALUE")
+    _add_watch_option(command)
 
 
-def _edits(command: argparse.ArgumentParser, what: str = "FIELD=VALUE") -> None:
-    command.add_argument("--set", action="append", default=[], metavar=what, dest="edits", help="may be repeated")
+def _add_edit_options(command: argparse.ArgumentParser, metavar: str = "FIELD=VALUE") -> None:
+    command.add_argument("--set", action="append", default=[], metavar=metavar, dest="edits", help="may be repeated")
 
 
-def _watch(command: argparse.ArgumentParser) -> None:
+def _add_watch_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
 
 
-def _add_notices(command: argparse.ArgumentParser) -> None:
-    what = command.add_mutually_exclusive_group(required=True)
-    what.add_argument("--webhook", metavar="URL", help="where to; a second call replaces it")
-    what.add_argument("--remove", action="store_true", help="no more notices")
+def _add_notification_options(command: argparse.ArgumentParser) -> None:
+    action = command.add_mutually_exclusive_group(required=True)
+    action.add_argument("--webhook", metavar="URL", help="where to; a second call replaces it")
+    action.add_argument("--remove", action="store_true", help="no more notices")
 
 
-def _add_servers(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
-    mcp = add("mcp", "Serve the tools to an agent by the Model Context Protocol.")
+def _add_servers(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    mcp = add_command("mcp", "Serve the tools to an agent by the Model Context Protocol.")
     mcp.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
     mcp.add_argument("--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)")
     _add_listening(mcp, port=8090)
-    api = add("api", "Serve the tools as plain HTTP routes, with a page at /docs.")
+    api = add_command("api", "Serve the tools as plain HTTP routes, with a page at /docs.")
     api.add_argument("--open", action="store_true", help="without a token, for clients that cannot send one; on loopback only")
     _add_listening(api, port=8080)
 
@@ -183,30 +183,30 @@ def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    model = (
+    model_help = (
         "on the embedded profile as of `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
     )
-    command.add_argument("--model", action="append", help=f"{model}; may be repeated")
-    endpoint = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
-    command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint)
+    command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
+    endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
+    command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)
     command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
     command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")
     command.add_argument("--prompt", action="append", help="a prompt of your own instead of the items; may be repeated")
     command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
-    _profile(command)
+    _add_profile_option(command)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     os.umask(0o077)  # prompts, answers and weights are for their owner alone
     from lachesis.cli import commands
 
-    signal.signal(signal.SIGTERM, _interrupt)  # so that `demo` ends what it has started
+    signal.signal(signal.SIGTERM, _raise_interrupt)  # so that `demo` ends what it has started
     try:
-        return commands.run(args)
+        return commands.run_command(args)
     except LachesisError as error:
-        return _tell(error, as_json=args.json)
+        return _print_error(error, as_json=args.json)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -214,10 +214,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _tell(StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"), as_json=args.json)
+        return _print_error(StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"), as_json=args.json)
 
 
-def _tell(error: LachesisError, *, as_json: bool) -> int:
+def _print_error(error: LachesisError, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(error_to_payload(error), indent=2, default=str))
     else:
@@ -225,7 +225,7 @@ def _tell(error: LachesisError, *, as_json: bool) -> int:
     return 1
 
 
-def _interrupt(*_: Any) -> None:
+def _raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 

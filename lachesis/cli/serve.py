@@ -13,16 +13,16 @@ from lachesis.config.profiles import list_missing_modules
 from lachesis.orchestration import launcher
 
 
-def prefect(args: argparse.Namespace) -> int:
+def handle_serve(args: argparse.Namespace) -> int:
     """Becomes the launcher, so that signals reach it."""
     command = launcher.make_serve_command(*(["--port", str(args.port)] if args.port is not None else []))
-    show.notice("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
+    show.print_note("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
     os.chdir(paths.checkout_dir())
     os.execv(command[0], command)
     return 1
 
 
-def mcp(args: argparse.Namespace) -> int:
+def handle_mcp(args: argparse.Namespace) -> int:
     """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
     if list_missing_modules(["mcp"]):
         raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
@@ -30,49 +30,49 @@ def mcp(args: argparse.Namespace) -> int:
     from lachesis.agent.session_store import SessionFile, make_session_name
     from lachesis.agent.access_token import load_or_create_token
 
-    session = SessionFile(args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()).name
+    session_name = SessionFile(args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()).name
     if not args.http:
         if args.host or args.port or args.allow_host:
             raise ConfigError("--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens")
         if sys.stdin.isatty():
-            show.notice(f"session {session}; an agent's client starts this command and talks to it; Ctrl-C ends it")
-        mcp_server.serve_stdio(session)
+            show.print_note(f"session {session_name}; an agent's client starts this command and talks to it; Ctrl-C ends it")
+        mcp_server.serve_stdio(session_name)
         return 0
-    host, port, names = _listening(args)
-    app = mcp_server.create_app(session, host=host, token=load_or_create_token(), allowed_hosts=names)
-    return _run(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_token_place()}")
+    host, port, allowed_hosts = _read_listen_address(args)
+    app = mcp_server.create_app(session_name, host=host, token=load_or_create_token(), allowed_hosts=allowed_hosts)
+    return _run_server(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_describe_token_location()}")
 
 
-def api(args: argparse.Namespace) -> int:
+def handle_api(args: argparse.Namespace) -> int:
     """The HTTP service. The token is asked for unless --open says that any program of this machine may call it."""
     from lachesis.agent import rest
     from lachesis.agent.access_token import load_or_create_token
     from lachesis.base.http_guard import is_loopback
 
-    host, port, names = _listening(args)
+    host, port, allowed_hosts = _read_listen_address(args)
     if args.open and not is_loopback(host):
         raise ConfigError(f"--open is for a server on loopback; {host} can be reached from elsewhere")
     token = None if args.open else load_or_create_token()
-    app = rest.create_app(host=host, token=token, allowed_hosts=names)
-    with_token = "" if args.open else f", with the bearer token in {_token_place()}"
-    return _run(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{with_token}")
+    app = rest.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
+    token_note = "" if args.open else f", with the bearer token in {_describe_token_location()}"
+    return _run_server(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}")
 
 
-def _listening(args: argparse.Namespace) -> tuple[str, int, list[str]]:
+def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]:
     return args.host or "127.0.0.1", args.port or args.default_port, args.allow_host or []
 
 
-def _token_place() -> str:
+def _describe_token_location() -> str:
     return "$LACHESIS_TOKEN" if os.environ.get("LACHESIS_TOKEN") else str(paths.home() / "token")
 
 
-def _run(app: object, host: str, port: int, text: str) -> int:
+def _run_server(app: object, host: str, port: int, description: str) -> int:
     import uvicorn
 
     from lachesis.supervision.process import check_port
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)
-    show.notice(f"{text}; Ctrl-C ends it")
+    show.print_note(f"{description}; Ctrl-C ends it")
     uvicorn.run(app, host=host, port=port, log_level="warning")  # type: ignore[arg-type]
     return 0

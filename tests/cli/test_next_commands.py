@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.cli import commands
-from lachesis.cli.main import parser
+from lachesis.cli.main import build_parser
 
 TRAIN = "--require-validation --watch"
 
@@ -32,5 +32,5 @@ def test_after_a_test_comes_the_training_of_the_same(
     folder = tmp_path / "taught"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    args = parser().parse_args(["test", *(word.format(folder=folder) for word in given)])
-    assert commands._train_command(args) == then.format(folder=folder)
+    args = build_parser().parse_args(["test", *(word.format(folder=folder) for word in given)])
+    assert commands._format_train_command(args) == then.format(folder=folder)

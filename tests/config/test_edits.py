@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
 from lachesis.base.files import write_private
 from lachesis.catalog.describe import EnvironmentSchema
-from lachesis.cli.main import parser
+from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import ConfigFields, get_editable_values, parse_assignment, replace_limits
 from lachesis.config.run_config import RunConfig
@@ -145,7 +145,7 @@ texts = st.text(
 @example("=")
 @settings(deadline=None)
 def test_any_text_reaches_a_text_field_through_command_line_and_file(tmp_path_factory: Any, text: str) -> None:
-    args = parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
+    args = build_parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
     ((name, typed),) = [parse_assignment(one) for one in args.edits]
     field, value = ConfigFields("embedded", TEXT_FIELD).check_edit(name, typed)
     assert value == text

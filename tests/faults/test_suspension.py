@@ -95,7 +95,7 @@ def test_a_run_is_suspended_and_resumed_in_prefect(world: World, row: Row) -> No
     took = time.monotonic() - began
     kept = run.kept()
     assert kept == run.steps()[-1], "it was stopped with a checkpoint"
-    assert "resume" in " ".join(world.service.status(run.run_id).next_steps)
+    assert "resume" in " ".join(world.service.get_status(run.run_id).next_steps)
     assert resume(run) == "ACCEPT"
     trains_again(run, before + 1)
     row(fault="suspend in Prefect", phase="running", expected="stopped", seen=f"after {took:.0f} s", kept=kept)

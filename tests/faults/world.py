@@ -22,7 +22,7 @@ from lachesis.runs import cleanup
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.supervision.restart_policy import RESTART_RULES
 from lachesis.tiny_model import build
@@ -54,7 +54,7 @@ class World:
         """One that trains, left by the case before; starting one takes longer than most faults."""
         self.restarts = 0
         """Of server and runner by the launcher that runs now, which gives up after three."""
-        self.service = Service(home)
+        self.service = LachesisService(home)
         self.store = self.service.store
 
     # --- the launcher -----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Run:
 
     def seen(self) -> RunRecord:
         """As `lachesis status` sees it."""
-        return self.world.service.get(self.run_id)
+        return self.world.service.get_run(self.run_id)
 
     def pid(self, part: str) -> int:
         if part == "reaper":

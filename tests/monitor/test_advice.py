@@ -16,7 +16,7 @@ import pytest
 from lachesis.base import paths
 from lachesis.base.errors import RunStateError
 from lachesis.catalog import describe
-from lachesis.cli.main import parser
+from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import parse_assignment
 from lachesis.monitor.judgement import judge_observation
@@ -25,7 +25,7 @@ from lachesis.monitor.monitor_memory import MonitorMemory
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.tiny_model import build
 
 RUN = "0123abcd"
@@ -107,18 +107,18 @@ def advice_of(store: RunStore) -> tuple[str, list[str]]:
     return health.word, health.advice
 
 
-def require_works(command: str, service: Service) -> None:
+def require_works(command: str, service: LachesisService) -> None:
     """Parse the command, and do what it does as far as no server is needed for it. What takes long is done once."""
     if command in WORKED:
         return
-    args = parser().parse_args(shlex.split(command)[1:])
+    args = build_parser().parse_args(shlex.split(command)[1:])
     run = getattr(args, "run", None)
     if args.command == "stop":
-        assert not service.get(run).has_ended, "there must be something to stop"
+        assert not service.get_run(run).has_ended, "there must be something to stop"
     elif args.command == "logs":
-        service.log(run, args.service)
+        service.read_log(run, args.service)
     elif args.command == "report":
-        assert service.report(run)
+        assert service.write_report(run)
         WORKED.add(command)
     elif args.command == "test":
         launch = LaunchRequest(describe.register_environment(args.environment), args.profile, model=(args.model or [None])[0])
@@ -146,7 +146,7 @@ def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> 
         commands = COMMAND.findall(sentence)
         assert commands, sentence
         for command in commands:
-            require_works(command, Service(store.home))
+            require_works(command, LachesisService(store.home))
 
 
 def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> None:
@@ -173,7 +173,7 @@ def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> 
     write_steps(store, FAULTS[fault])
     Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
     for command in COMMAND.findall(" ".join(advice_of(store)[1])):
-        require_works(command, Service(store.home))
+        require_works(command, LachesisService(store.home))
 
 
 @pytest.mark.parametrize("profile", ["embedded", "tinker"])
@@ -219,17 +219,17 @@ def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[st
     commands = COMMAND.findall(" ".join(advice))
     assert len(commands) >= 2
     for command in commands:
-        require_works(command, Service(store.home))
+        require_works(command, LachesisService(store.home))
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed", "completed"])
 def test_next_steps_work(store: RunStore, status: str) -> None:
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     write_steps(store, {})
-    service = Service(store.home)
-    answers = (service.status(RUN).to_payload(), service.results(RUN).to_payload())
+    service = LachesisService(store.home)
+    answers = (service.get_status(RUN).to_payload(), service.get_results(RUN).to_payload())
     for command in {command for answer in answers for command in answer["next_steps"]}:
-        args = parser().parse_args(shlex.split(command)[1:])
+        args = build_parser().parse_args(shlex.split(command)[1:])
         if args.command in ("stop", "logs", "report"):
             require_works(command, service)
         else:
@@ -274,7 +274,7 @@ def test_the_command_line_takes_every_command_that_a_text_names(capsys: pytest.C
         if words in NAMES:
             continue  # of a command, without what it needs
         try:
-            parser().parse_args(words)
+            build_parser().parse_args(words)
         except SystemExit as end:
             if end.code:
                 wrong[command] = f"{place}: {capsys.readouterr().err.splitlines()[-1]}"

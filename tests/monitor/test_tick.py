@@ -26,7 +26,7 @@ from lachesis.orchestration import launcher, resuming
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
-from lachesis.service import Service
+from lachesis.service import LachesisService
 from lachesis.trainer.advantages import compute_learning_rate
 from tests.patience import deadline
 
@@ -356,7 +356,7 @@ def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
     make(alive=False, status=status, ended_at=now_iso(), error="the model could not be loaded")
     for step in range(1, steps + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
-    answer = Service(store.home).status("0123abcd").to_payload()
+    answer = LachesisService(store.home).get_status("0123abcd").to_payload()
     assert (answer["health"]["word"], answer["health"]["evidence"][0]) == (word, evidence)
     record = store.load("0123abcd")
     assert (record.learning, (record.health or {})["final"]) == (word, True)
@@ -370,7 +370,7 @@ def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make
     for step in range(1, 31):
         values = {"reward/mean": 0.0, "batch/zero_signal_share": 1.0, "batch/rollouts": 32}
         MetricsFile(store.dir("0123abcd").metrics).append(step, values)
-    (record,), _ = Service(store.home).look_at_runs()
+    (record,), _ = LachesisService(store.home).list_runs_with_warning()
     assert (record.status, record.learning) == ("failed", "suspect")
     assert store.load("0123abcd").learning == "suspect"
 
@@ -379,7 +379,7 @@ def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: M
     """It called every run healthy that had not been judged."""
     before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now_iso()}
     make(alive=False, status="failed", ended_at=now_iso(), error="gone", health=before)
-    assert Service(store.home).results("0123abcd").to_payload()["health"]["word"] == "unknown"
+    assert LachesisService(store.home).get_results("0123abcd").to_payload()["health"]["word"] == "unknown"
 
 
 def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunStore, make: Make) -> None:
@@ -469,7 +469,7 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
 
 def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
     make(alive=False, status="stopped", ended_at=now_iso(), resume_wanted=True)
-    assert Service(store.home).stop("0123abcd")["status"] == "stopped"
+    assert LachesisService(store.home).stop("0123abcd")["status"] == "stopped"
     Monitor(store).tick()
     assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
 
@@ -515,7 +515,7 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
 def test_a_crashed_run_that_its_user_stopped_stays_so(store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_server(monkeypatch)
     make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now_iso(), alive=False, status="failed", ended_at=now_iso())
-    assert "stays so" in Service(store.home).stop("0123abcd")["message"]
+    assert "stays so" in LachesisService(store.home).stop("0123abcd")["message"]
     Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
 

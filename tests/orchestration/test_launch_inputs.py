@@ -26,7 +26,7 @@ from lachesis.orchestration import launch_inputs
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
-from lachesis.service import Service
+from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import supervised
@@ -204,11 +204,11 @@ def test_a_name_in_a_test_means_what_it_means_in_train(random_model: str, monkey
     """Also for the forecast, which is for the run that `train` would make."""
     seen: list[tuple[LaunchRequest, TestOptions]] = []
 
-    def check(self: Service, launch: LaunchRequest, options: TestOptions) -> Any:
+    def check(self: LachesisService, launch: LaunchRequest, options: TestOptions) -> Any:
         seen.append((launch, options))
         raise ServerDownError("enough")
 
-    monkeypatch.setattr(Service, "check_test", check)
+    monkeypatch.setattr(LachesisService, "check_test", check)
 
     def asked(*words: str) -> tuple[str | None, list[str] | None]:
         assert main(["test", "arithmetic", *words]) == 1
@@ -227,7 +227,7 @@ def test_a_name_in_a_test_means_what_it_means_in_train(random_model: str, monkey
 
 
 def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
-    service = Service()
+    service = LachesisService()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
         service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
     with pytest.raises(ModelNotFoundError, match="holds no model"):
@@ -241,7 +241,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
-    service = Service()
+    service = LachesisService()
     edits = (("supervised_file", "FILE.jsonl"),)
     for profile in ("embedded", "tinker"):
         config, plan = service.preview(LaunchRequest("arithmetic", profile, edits, by_owner=True))
@@ -284,7 +284,7 @@ def earlier(random_model: str) -> str:
 
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
-    service = Service()
+    service = LachesisService()
     environment, _ = service.resolve(LaunchRequest("arithmetic"))
     config = run_config.resolve_run_config("arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model)
     record = RunRecord(
@@ -298,7 +298,7 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
 
 
 def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
-    config, _ = Service().preview(LaunchRequest("arithmetic", start_from=f"{earlier}@4"))
+    config, _ = LachesisService().preview(LaunchRequest("arithmetic", start_from=f"{earlier}@4"))
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
     assert config.env.tokenizer_name == random_model
 
@@ -355,13 +355,13 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
 
 
 def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
-    folder = Service().store.dir(earlier)
+    folder = LachesisService().store.dir(earlier)
     (folder.engine / "r" / "weights" / "4" / "adapter_model.safetensors").write_bytes(b"x" * 100)
     assert refused("train", "arithmetic", "--from", f"{earlier}@4")["code"] == CheckpointError.code
 
 
 def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
     """What is kept of a draft may be a text where a number is meant."""
-    config, _ = Service().preview(LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5"))))
+    config, _ = LachesisService().preview(LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5"))))
     assert isinstance(config, RunConfig)
     assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

@@ -20,7 +20,7 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import belongs_to_attempt, resubmit_run, needs_new_attempt
 from lachesis.orchestration.suspension import SUSPENDED, remove_pause_timeout, record_suspension, describe_suspension
 from lachesis.runs.store import RunRecord, RunStore, now_iso
-from lachesis.service import Service
+from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from tests.patience import deadline
 
@@ -164,7 +164,7 @@ def test_a_resume_in_prefect_is_seen_before_the_flow_begins(store: RunStore) -> 
     assert not PrefectApi().resume(record.flow_run_id or "")
     waiting = seen(store)
     assert (waiting.status, waiting.error) == ("pending", None)
-    assert Service().resume(record.run_id).status == "pending"
+    assert LachesisService().resume(record.run_id).status == "pending"
     assert record_of(store).attempt == 1, "its flow makes the attempt"
     assert belongs_to_attempt(record_of(store), record.flow_run_id)
     assert needs_new_attempt(record_of(store))
@@ -230,19 +230,19 @@ def test_a_server_that_goes_leaves_the_record_as_it_was(store: RunStore, monkeyp
 def test_a_stop_takes_the_suspension_back(store: RunStore) -> None:
     record = end_suspended(store)
     store.update(record.run_id, error=f"{record.error}; the steps after 3 of 4 were not saved")
-    Service().stop(record.run_id)
+    LachesisService().stop(record.run_id)
     assert state_of(store)["type"] == "CANCELLED"
     stopped = record_of(store)
     assert stopped.error == "suspended in Prefect, then stopped by its user; the steps after 3 of 4 were not saved"
     assert not PrefectApi().resume(record.flow_run_id or "")
-    Service().stop(record.run_id)
+    LachesisService().stop(record.run_id)
     assert record_of(store) == stopped
 
 
 def test_a_stop_of_a_run_that_was_resumed_in_prefect(store: RunStore) -> None:
     record = end_suspended(store)
     assert PrefectApi().resume(record.flow_run_id or "")
-    Service().stop(record.run_id)
+    LachesisService().stop(record.run_id)
     assert state_of(store)["type"] == "CANCELLED"
     assert record_of(store).stop_reason == launcher.STOPPED_BY_USER
     assert seen(store).status == "stopped"

@@ -20,7 +20,7 @@ from lachesis.monitor import artifact_content
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
-from lachesis.service import Service
+from lachesis.service import LachesisService
 
 RUN = "0123abcd"
 REASON = "ValueError: the answer has no number"
@@ -72,7 +72,7 @@ def test_a_dead_run_has_one_word_everywhere(
     record = store.load(RUN)
     assert artifact_content.build_overview_row(record)["learning"] == "broken"
     assert artifact_content.build_overview_row(record)["evidence"] == EVIDENCE
-    page = Service(store.home).report(RUN, tmp_path / "report")[0].read_text()
+    page = LachesisService(store.home).write_report(RUN, tmp_path / "report")[0].read_text()
     assert '<span class="word broken">broken</span>' in page
     assert "100% of 6,400 rollouts had no usable score" in page
 
@@ -111,19 +111,19 @@ def test_metrics_that_cannot_be_read_hide_no_other_run(
 
 
 def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:
-    service = Service(store.home)
-    records, _ = service.look_at_runs()
+    service = LachesisService(store.home)
+    records, _ = service.list_runs_with_warning()
     shown = {"learning": records[0].learning, "evidence": records[0].evidence, "held_out": None}
     rows = [{**records[0].model_dump(), **shown}]
-    lines = printed(show.runs(rows)).splitlines()
+    lines = printed(show.render_runs(rows)).splitlines()
     assert len(lines) == 3, "a head, and two lines per run"
     assert "\x1b[31mbroken" in lines[1]
     assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
-    for view in (show.status(service.status(RUN).to_payload()), show.results(service.results(RUN).to_payload())):
+    for view in (show.render_status(service.get_status(RUN).to_payload()), show.render_results(service.get_results(RUN).to_payload())):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
         assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
-    assert EVIDENCE in " ".join(printed(watch._panel(service, records[0]), 140).split())
+    assert EVIDENCE in " ".join(printed(watch._render_panel(service, records[0]), 140).split())
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, wor
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
-    service = Service(store.home)
-    shown = printed(watch._learning(service.look_at_runs()[0][0]))
+    service = LachesisService(store.home)
+    shown = printed(watch._render_learning(service.list_runs_with_warning()[0][0]))
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
-    assert (f"\x1b[32m{word}" in printed(show.status(service.status(RUN).to_payload()))) is green
+    assert (f"\x1b[32m{word}" in printed(show.render_status(service.get_status(RUN).to_payload()))) is green
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -151,20 +151,20 @@ def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(
         def __del__(self) -> None:
             os.kill(os.getpid(), number)
 
-    class Looked(Service):
+    class Looked(LachesisService):
         looks = 0
 
-        def get(self, run_id: str) -> RunRecord:
+        def get_run(self, run_id: str) -> RunRecord:
             self.looks += 1
             if self.looks == 2:
                 Removed()
             return self.store.load(run_id)
 
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(watch, "REFRESH_S", 0.01)
-    monkeypatch.setattr(watch, "ASK_SERVER_S", 0.0)
+    monkeypatch.setattr(watch, "REFRESH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(watch, "SERVER_POLL_INTERVAL_S", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        watch.until_end(Looked(store.home), RUN, quiet=True)
+        watch.watch_until_end(Looked(store.home), RUN, quiet=True)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -177,7 +177,7 @@ def test_watching_prints_the_word_when_it_changes(
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     console = Console(file=io.StringIO(), width=80)
     monkeypatch.setattr(show, "console", console)
-    record = watch.until_end(Service(store.home), RUN)
+    record = watch.watch_until_end(LachesisService(store.home), RUN)
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert printed_lines[-1] == "learning: healthy (mean reward 0.342 over the last 20 steps)"

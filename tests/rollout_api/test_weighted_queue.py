@@ -16,7 +16,7 @@ from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.rollout_api.weighted_queue import WeightedQueue
-from lachesis.service import LaunchRequest, Service
+from lachesis.service import LaunchRequest, LachesisService
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 
@@ -206,10 +206,10 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
 
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
-    service = Service(clean_environment)
+    service = LachesisService(clean_environment)
     launch, field, value = service.edit(LaunchRequest("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}})
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
-    environment, config, _ = service._resolve(launch)
+    environment, config, _ = service._resolve_with_fork(launch)
     assert config.build_environment_configs()["reverse_text"].env.model_extra, "with the fields of its own"
     assert list(mixture.list_environment_files(environment, config)) == ["arithmetic", "reverse_text"]
     with pytest.raises(UnknownEnvironmentError, match="there is no environment 'reverse'"):

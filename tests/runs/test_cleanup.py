@@ -152,6 +152,6 @@ def test_a_session_whose_trainer_was_killed_is_ended(store: RunStore, engine: An
 
 def test_doctor_lists_it(store: RunStore, sleepers: Any) -> None:
     sleepers(build_mark(store.dir(RUN).path))
-    last = doctor.examine()[-1]
+    last = doctor.run_checks()[-1]
     assert (last.name, last.ok, last.needed) == ("left behind", False, True)
     assert last.remedy == "lachesis doctor --fix"

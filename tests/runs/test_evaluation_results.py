@@ -202,17 +202,17 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
     status = build_run_status(record, folder, steps, ui_url=None, queue=None, warning=None).to_payload()
-    page = printed(show.status(status))
+    page = printed(show.render_status(status))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
-    assert newest in printed(show.results(build_run_results(record, folder, steps).to_payload()))
-    watched = printed(watch._panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
+    assert newest in printed(show.render_results(build_run_results(record, folder, steps).to_payload()))
+    watched = printed(watch._render_panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
     rows = [
         {**record.model_dump(), "learning": "healthy", "evidence": None, "held_out": {"percent_correct": 0.7, "step": 30}},
         {**record.model_dump(), "learning": "too early", "evidence": None, "held_out": None},
     ]
-    assert re.search(r"healthy +0\.700$", printed(show.runs(rows)), re.MULTILINE)
+    assert re.search(r"healthy +0\.700$", printed(show.render_runs(rows)), re.MULTILINE)
 
 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:

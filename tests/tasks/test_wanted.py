@@ -198,7 +198,7 @@ def test_one_dead_environment_of_two_is_named_once(
     record = store.load(RUN)
     assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
     report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
-    show.out(Namespace(json=False), {}, show.status(report.model_dump()))
+    show.print_answer(Namespace(json=False), {}, show.render_status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
     store.dir(RUN).get_counters_file("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')

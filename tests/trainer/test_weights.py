@@ -167,7 +167,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder:
         assert 5e-3 < parity["mean"] < 2e-2
         assert (parity["measure"], parity["limit"], parity["verified"]) == ("mean", 0.05, True)
     with show.console.capture() as shown:
-        show.console.print(show.exported(note))
+        show.console.print(show.render_export(note))
     text = " ".join(shown.get().split())
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
@@ -201,7 +201,7 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     assert note["verified"] is None
     assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
     with show.console.capture() as shown:
-        show.console.print(show.exported(note))
+        show.console.print(show.render_export(note))
     text = " ".join(shown.get().split())
     verdict = "not verified, as the base model is less than twice as far from what was trained"
     assert f"{verdict}: log-probabilities of" in text
