@@ -21,41 +21,41 @@ from typing import Any
 
 import uvicorn
 
-from deployments.kept_log import keep_log
+from deployments.log_capture import capture_output
 from lachesis.base.http_guard import HttpGuard
 
-MOST_BYTES = 50_000_000
+MAX_REQUEST_BYTES = 50_000_000
 """Of one request: an artifact, or a batch of log lines."""
-EVERY_S = 1.0
-WHOLE = 30
+COLLECT_INTERVAL_S = 1.0
+FULL_COLLECTION_EVERY = 30
 """Each so many times the old objects are looked through as well."""
-SETTLED = 15
+FREEZE_AFTER = 15
 """By then all modules are loaded; their half a million objects stay, and need not be looked through again."""
 
 
-def _collect() -> None:
+def _collect_garbage() -> None:
     for count in range(1, sys.maxsize):
-        time.sleep(EVERY_S)
-        gc.collect(2 if count % WHOLE == 0 else 1)
-        if count == SETTLED:
+        time.sleep(COLLECT_INTERVAL_S)
+        gc.collect(2 if count % FULL_COLLECTION_EVERY == 0 else 1)
+        if count == FREEZE_AFTER:
             gc.freeze()
 
 
-def _guard_what_is_served() -> None:
-    run = uvicorn.run
+def _guard_served_app() -> None:
+    run_uvicorn = uvicorn.run
 
-    def guarded(app: Any, *values: Any, host: str, **options: Any) -> None:
-        names = [one.strip() for one in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",") if one.strip()]
-        around = HttpGuard(app, host=host, token=None, allowed_hosts=names, max_body_bytes=MOST_BYTES, serves_pages=True)
-        run(around, *values, host=host, **options)
+    def run_guarded(app: Any, *args: Any, host: str, **options: Any) -> None:
+        allowed_hosts = [name.strip() for name in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",") if name.strip()]
+        guarded_app = HttpGuard(app, host=host, token=None, allowed_hosts=allowed_hosts, max_body_bytes=MAX_REQUEST_BYTES, serves_pages=True)
+        run_uvicorn(guarded_app, *args, host=host, **options)
 
-    uvicorn.run = guarded  # type: ignore[assignment]
+    uvicorn.run = run_guarded  # type: ignore[assignment]
 
 
 if __name__ == "__main__":
-    keep_log("server")
-    _guard_what_is_served()
+    capture_output("server")
+    _guard_served_app()
     gc.disable()
-    threading.Thread(target=_collect, daemon=True, name="garbage").start()
+    threading.Thread(target=_collect_garbage, daemon=True, name="garbage").start()
     sys.argv[1:1] = ["server", "start"]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)

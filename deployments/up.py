@@ -36,14 +36,14 @@ from lachesis.runs.store import now_iso
 from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-START_S = 180.0
+START_TIMEOUT_S = 180.0
 """For the server, and for the runner. One that dies is noticed at once; this is for one that hangs."""
-RUNS_S = 240.0
+RUNS_END_TIMEOUT_S = 240.0
 """All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint takes the longest."""
-TELLING_S = 10.0
+FLOW_END_TIMEOUT_S = 10.0
 """A flow's process asks a server that is away again and again."""
 PREFERRED_PORT = 4200
-SETTINGS = {
+PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
@@ -59,25 +59,25 @@ SETTINGS = {
 }
 
 
-PAUSES_S = (1.0, 5.0, 15.0)
+RESTART_PAUSES_S = (1.0, 5.0, 15.0)
 """Before the server or the runner is started again; after the last one the launcher gives up."""
-CALM_S = 600.0
+RESTART_RESET_S = 600.0
 """Who has lived so long has all restarts again."""
 
 
 @dataclass
-class Child:
+class ManagedProcess:
     """The server or the runner."""
 
     name: str
     command: list[str]
     env: dict[str, str]
     grace_s: float
-    ready: Callable[[], bool]
+    is_ready: Callable[[], bool]
     timeout_s: float
     process: subprocess.Popen[bytes] = field(init=False)
-    started: float = 0.0
-    deaths: int = 0
+    started_at: float = 0.0
+    num_deaths: int = 0
 
 
 class Launcher:
@@ -87,51 +87,51 @@ class Launcher:
     def __init__(self, home: Path, port: int | None) -> None:
         self.home, self.port = home, port
         self.logs = home / "logs"
-        self.children: list[Child] = []
-        self.stop = threading.Event()
+        self.children: list[ManagedProcess] = []
+        self.stop_event = threading.Event()
 
     def run(self) -> int:
         """Until told to end, or until a part dies. Exit code 0 in the first case."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self.stop.set())
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signal_number, lambda *_: self.stop_event.set())
         try:
-            with self._alone():
+            with self._hold_launcher_lock():
                 read_max_runs_setting(), read_monitor_interval_s()  # a wrong number is told before anything is started
                 try:
-                    self._start()
+                    self._start_all()
                     self._watch()
                 finally:
-                    self._end()
+                    self._end_all()
             return 0
         except LachesisError as error:
             print(f"{error.code}: {error}", file=sys.stderr, flush=True)
             return 1
 
     def _watch(self) -> None:
-        told = False
-        while not told:
-            told = self.stop.wait(0.5)
+        is_stopping = False
+        while not is_stopping:
+            is_stopping = self.stop_event.wait(0.5)
             for child in self.children:
                 if child.process.poll() is not None:
-                    self._again(child)
+                    self._restart_child(child)
 
-    def _again(self, child: Child) -> None:
+    def _restart_child(self, child: ManagedProcess) -> None:
         """When told to end, only the server: the runner needs it to tell how its runs ended. Raises ProcessExitedError when
         it has died too often."""
-        if self.stop.is_set() and child.name == "runner":
+        if self.stop_event.is_set() and child.name == "runner":
             return
-        child.deaths = 0 if time.monotonic() - child.started > CALM_S else child.deaths
-        if child.deaths >= len(PAUSES_S):
-            raise ProcessExitedError(self._death(child))
-        pause = PAUSES_S[child.deaths]
-        child.deaths += 1
-        print(f"started again in {pause:g} s: {self._death(child).splitlines()[0]}", file=sys.stderr, flush=True)
-        if not self.stop.wait(pause) or child.name == "server":
-            self._start_child(child, keep_log=True)
-            self._note()
+        child.num_deaths = 0 if time.monotonic() - child.started_at > RESTART_RESET_S else child.num_deaths
+        if child.num_deaths >= len(RESTART_PAUSES_S):
+            raise ProcessExitedError(self._describe_death(child))
+        pause = RESTART_PAUSES_S[child.num_deaths]
+        child.num_deaths += 1
+        print(f"started again in {pause:g} s: {self._describe_death(child).splitlines()[0]}", file=sys.stderr, flush=True)
+        if not self.stop_event.wait(pause) or child.name == "server":
+            self._start_child(child, is_restart=True)
+            self._write_server_info()
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _hold_launcher_lock(self) -> Iterator[None]:
         """One launcher per home. Its children hold the lock too, so that after a kill no second server opens the database."""
         with storage_errors(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -139,33 +139,33 @@ class Launcher:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                running = find_running_server()
-                if running is not None and psutil.pid_exists(running["pid"]):
-                    raise RunStateError(f"it is running already: {running['ui_url']}, for {self.home}") from None
+                server_info = find_running_server()
+                if server_info is not None and psutil.pid_exists(server_info["pid"]):
+                    raise RunStateError(f"it is running already: {server_info['ui_url']}, for {self.home}") from None
                 raise RunStateError(
                     f"another launcher runs in {self.home}, or a server and runner that a killed one has left, which nobody "
                     "starts again when they die; `lachesis doctor` says which, and `lachesis doctor --fix` ends the latter, "
                     "each run with a checkpoint"
                 ) from None
-            self.lock = lock.fileno()
+            self.lock_fd = lock.fileno()
             yield
 
-    def _start(self) -> None:
+    def _start_all(self) -> None:
         url = os.environ.get("PREFECT_API_URL")
         if not url:
             url = f"http://127.0.0.1:{self._start_server()}/api"
         env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": get_deployment_name(self.home)}
-        if found := read_auth_string():
-            env["PREFECT_API_AUTH_STRING"] = found
+        if auth := read_auth_string():
+            env["PREFECT_API_AUTH_STRING"] = auth
         log = self.logs / "runner.log"
         command = [sys.executable, "-m", "deployments.runner"]
-        runner = Child("runner", command, env, RUNS_S, lambda: READY_LINE in read_last_lines(log, 200), START_S)
+        runner = ManagedProcess("runner", command, env, RUNS_END_TIMEOUT_S, lambda: READY_LINE in read_last_lines(log, 200), START_TIMEOUT_S)
         self._start_child(runner)
         self.api_url = url
-        self._note()
+        self._write_server_info()
         print(f"ready: {url.removesuffix('/api')}", flush=True)
 
-    def _note(self) -> None:
+    def _write_server_info(self) -> None:
         """Where the server is, for the other processes of this home."""
         url = self.api_url
         content = {
@@ -182,61 +182,61 @@ class Launcher:
     def _start_server(self) -> int:
         if self.port is not None:
             check_port(self.port)
-        port = self.port or _preferred_port()
+        port = self.port or _choose_port()
         command = [sys.executable, "-m", "deployments.server", "--host", "127.0.0.1", "--port", str(port)]
         # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
-        own_pages = f"http://127.0.0.1:{port},http://localhost:{port}"
+        allowed_origins = f"http://127.0.0.1:{port},http://localhost:{port}"
         env = build_child_env(
-            {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own_pages, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
+            {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": allowed_origins, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
         )
-        own = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
-        if found := read_auth_string():
-            own["PREFECT_SERVER_API_AUTH_STRING"] = found
+        server_env = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
+        if auth := read_auth_string():
+            server_env["PREFECT_SERVER_API_AUTH_STRING"] = auth
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._start_child(Child("server", command, {**env, **own}, 10.0, api.is_healthy, START_S))
+        self._start_child(ManagedProcess("server", command, {**env, **server_env}, 10.0, api.is_healthy, START_TIMEOUT_S))
         return port
 
-    def _spawn(self, child: Child, *, keep_log: bool = False) -> None:
+    def _spawn(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
         log = self.logs / f"{child.name}.log"
-        if log.exists() and keep_log:
+        if log.exists() and is_restart:
             os.replace(log, log.with_suffix(".log.1"))
         log.unlink(missing_ok=True)
         with log.open("ab") as stream:
             child.process = subprocess.Popen(
                 child.command,
                 cwd=CHECKOUT,
-                env={**SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK_VARIABLE: build_mark(self.home)},
-                pass_fds=(self.lock,),
+                env={**PREFECT_SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK_VARIABLE: build_mark(self.home)},
+                pass_fds=(self.lock_fd,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
             )
-        child.started = time.monotonic()
+        child.started_at = time.monotonic()
         if child not in self.children:
             self.children.append(child)
 
-    def _start_child(self, child: Child, *, keep_log: bool = False) -> None:
+    def _start_child(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
         """Start it and wait until it is ready. Raises ProcessExitedError or RunStateError."""
-        self._spawn(child, keep_log=keep_log)
+        self._spawn(child, is_restart=is_restart)
         log = self.logs / f"{child.name}.log"
-        while not child.ready():
-            if child.process.poll() is not None and not keep_log:
-                raise ProcessExitedError(self._death(child))
-            if self.stop.is_set() and not keep_log:
+        while not child.is_ready():
+            if child.process.poll() is not None and not is_restart:
+                raise ProcessExitedError(self._describe_death(child))
+            if self.stop_event.is_set() and not is_restart:
                 raise RunStateError("told to end while starting")
-            if child.process.poll() is not None or (self.stop.is_set() and child.name == "runner"):
+            if child.process.poll() is not None or (self.stop_event.is_set() and child.name == "runner"):
                 return  # the watch looks after it
-            if time.monotonic() - child.started > child.timeout_s:
+            if time.monotonic() - child.started_at > child.timeout_s:
                 raise ProcessExitedError(f"the {child.name} is not ready after {child.timeout_s:.0f} s, see {log}")
             time.sleep(0.1)
 
-    def _death(self, child: Child) -> str:
+    def _describe_death(self, child: ManagedProcess) -> str:
         log = self.logs / f"{child.name}.log"
         code = child.process.returncode
         return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{read_last_lines(log)}"
 
-    def _end(self) -> None:
+    def _end_all(self) -> None:
         """Runner, wait, server: the runner needs the server to tell how its runs ended."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
@@ -244,38 +244,38 @@ class Launcher:
         for child in reversed(self.children):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGTERM)
-            self._await_end(child)
+            self._wait_for_end(child)
             if child.name == "runner":
                 self._end_runs()
 
-    def _await_end(self, child: Child) -> None:
+    def _wait_for_end(self, child: ManagedProcess) -> None:
         """Kill it when its grace is over. A server that dies while the runner needs it is started again here too."""
-        servers = [one for one in self.children if (child.name, one.name) == ("runner", "server")]
-        until, again = time.monotonic() + child.grace_s, 0
+        servers = [other_child for other_child in self.children if (child.name, other_child.name) == ("runner", "server")]
+        until, num_restarts = time.monotonic() + child.grace_s, 0
         while time.monotonic() < until:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(0.5)
                 return
             for server in servers:
-                if server.process.poll() is not None and again < len(PAUSES_S):
-                    again += 1
+                if server.process.poll() is not None and num_restarts < len(RESTART_PAUSES_S):
+                    num_restarts += 1
                     with contextlib.suppress(OSError):  # a full disk must not keep the runner from its end
-                        self._spawn(server, keep_log=True)
+                        self._spawn(server, is_restart=True)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
     def _end_runs(self) -> None:
         """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint, and its
         flow tells the server so. Whoever does not is ended."""
-        until = time.monotonic() + RUNS_S
-        while (left := [one for run in find_processes(self.home).values() for one in run]) and time.monotonic() < until:
+        until = time.monotonic() + RUNS_END_TIMEOUT_S
+        while (remaining := [process for processes in find_processes(self.home).values() for process in processes]) and time.monotonic() < until:
             time.sleep(0.5)
-        terminate_processes(left)
-        _, left = psutil.wait_procs(find_flow_processes(self.home), timeout=TELLING_S)
-        terminate_processes(left)
+        terminate_processes(remaining)
+        _, remaining = psutil.wait_procs(find_flow_processes(self.home), timeout=FLOW_END_TIMEOUT_S)
+        terminate_processes(remaining)
 
 
-def _preferred_port() -> int:
+def _choose_port() -> int:
     """Prefect's usual port, so that the address of the UI is known; another one when it is taken."""
     try:
         check_port(PREFERRED_PORT)
@@ -293,12 +293,12 @@ def main() -> int:
     launcher = Launcher(paths.home(), args.port)
     if args.until_stdin_closes:
 
-        def watch() -> None:
+        def stop_when_stdin_closes() -> None:
             while os.read(0, 4096):  # not sys.stdin, whose lock would abort the interpreter at exit
                 pass
-            launcher.stop.set()
+            launcher.stop_event.set()
 
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=stop_when_stdin_closes, daemon=True).start()
     return launcher.run()
 
 

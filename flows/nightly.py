@@ -20,18 +20,18 @@ log = logging.getLogger("lachesis.nightly")
 @flow(name="validate-all-environments", retries=0)
 def validate_all(home: str) -> list[str]:
     """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one could not be submitted."""
-    service, tests, problems = LachesisService(Path(home)), [], []
+    service, test_ids, problems = LachesisService(Path(home)), [], []
     chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
-    for name in chosen or [one.name for one in service.list_environments().environments]:
+    for name in chosen or [environment.name for environment in service.list_environments().environments]:
         try:
             launch = LaunchRequest(name)
             if service.describe(launch)["problem"]:  # the model of sums tells at least whether it works
                 launch = LaunchRequest(name, model=TINY_MODEL)
             test = service.start_test(launch, TestOptions())
-            tests.append(test.test_id)
+            test_ids.append(test.test_id)
             log.info("%s: test %s", name, test.test_id)
         except LachesisError as error:
             problems.append(f"{name}: {error}")
     if problems:
         raise LachesisError("; ".join(problems))
-    return tests
+    return test_ids

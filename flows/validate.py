@@ -28,54 +28,54 @@ from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, make_forecast
 from lachesis.validation.tests import InferenceTest, InferenceTestStore, Stage, measure_groups, make_model_result, make_test_result
 from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
-from tasks.history import earlier_pace
-from tasks.inference import Bench, ask_model, build_missing_model, failure_kind, score_model, wandb_run
+from tasks.history import find_earlier_step_time
+from tasks.inference import InferenceTestContext, run_model_inference, build_missing_model, read_failure_kind, score_model, make_wandb_run_name
 from tasks.report import publish_validation
-from tasks.stages import pass_stage
+from tasks.stages import run_stage
 
 Json = dict[str, Any]
-MOST_MODELS = 10
-SUSPENDED = "it was suspended in Prefect, which ends a test; start it again"
+MAX_MODELS = 10
+SUSPENDED_ERROR = "it was suspended in Prefect, which ends a test; start it again"
 
 
-@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MOST_MODELS))  # type: ignore[arg-type]
+@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MAX_MODELS))  # type: ignore[arg-type]
 def validate(test_id: str, home: str) -> State[Any] | None:
     """Go through the stages. What is wrong with the environment or a model is told in the result; the flow fails when nothing
     of the environment works."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     tests = InferenceTestStore(Path(home))
-    with tests.get_run_dir(test_id).hold_alive_lock() as lock:
-        record = _Record(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
+    with tests.get_run_dir(test_id).hold_alive_lock() as lock_fd:
+        record = _TestRecorder(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
         record.save()
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
-        bench = Bench(tests, record.test, config, lock)
+        context = InferenceTestContext(tests, record.test, config, lock_fd)
         try:
-            build_missing_model(bench)
-            result = _validated(record, bench)
+            build_missing_model(context)
+            result = _run_validation(record, context)
         except BaseException as error:
-            for group in bench.open:
+            for group in context.open_groups:
                 group.close()
-            _end_strays(tests.dir(test_id))
+            _end_stray_processes(tests.dir(test_id))
             if isinstance(error, Pause):  # it has no checkpoint to go on from
-                tests.fail(test_id, SUSPENDED)
-                return Cancelled(message=SUSPENDED)
+                tests.fail(test_id, SUSPENDED_ERROR)
+                return Cancelled(message=SUSPENDED_ERROR)
             tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
             raise
-    _end_strays(tests.dir(test_id))
+    _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
     if not result["summary"]["environment_working"]:
         what = "is broken" if result["summary"].get("verdict") else "could not be tested"
-        return Failed(message=f"{record.test.request.environment} {what}: {_reason(result)}")
+        return Failed(message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}")
     return None
 
 
-def _end_strays(folder: Path) -> None:
+def _end_stray_processes(folder: Path) -> None:
     """Children of the environment that left its process group, and may hold its key."""
-    leftovers.terminate_processes([one for processes in leftovers.find_processes(folder).values() for one in processes])
+    leftovers.terminate_processes([process for processes in leftovers.find_processes(folder).values() for process in processes])
 
 
-class _Record:
+class _TestRecorder:
     """The test's file, brought up to date after each stage."""
 
     def __init__(self, tests: InferenceTestStore, test: InferenceTest) -> None:
@@ -85,103 +85,103 @@ class _Record:
         self.test = self.test.model_copy(update=changes)
         self.tests.save(self.test)
 
-    def stage(self, name: str, status: Any, started: float, message: str | None = None) -> None:
+    def add_stage(self, name: str, status: Any, started: float, message: str | None = None) -> None:
         stage = Stage(name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message)
         self.save(stages=[*self.test.stages, stage])
 
 
-def _validated(record: _Record, bench: Bench) -> Json:
-    model_free, failed = _without_model(record, bench)
-    if failed is not None:
-        models = [_broken(bench, model, failed) for model in record.test.request.models]
+def _run_validation(record: _TestRecorder, context: InferenceTestContext) -> Json:
+    model_free, failure = _run_model_free_stages(record, context)
+    if failure is not None:
+        models = [_make_broken_entry(context, model, failure) for model in record.test.request.models]
     else:
-        models = _with_models(record, bench, model_free)
-    result = make_test_result(record.test, models, bench.tests.dir(record.test.test_id))
+        models = _test_models(record, context, model_free)
+    result = make_test_result(record.test, models, context.tests.dir(record.test.test_id))
     record.save(status="completed", result=result, ended_at=now_iso())
     return result
 
 
-def _without_model(record: _Record, bench: Bench) -> tuple[Json, str | None]:
+def _run_model_free_stages(record: _TestRecorder, context: InferenceTestContext) -> tuple[Json, str | None]:
     """What the check without a model found, and the name and reason of the stage that failed, if one did."""
-    folder = bench.tests.dir(record.test.test_id)
+    folder = context.tests.dir(record.test.test_id)
     line: Json = {}
-    with ServiceGroup(inherited_fds=(bench.lock,)) as group:
-        bench.open.append(group)
+    with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
+        context.open_groups.append(group)
         test = record.test
-        child = StageChild(group, test.request.environment_file, test.class_name, bench.config, folder)
+        child = StageChild(group, test.request.environment_file, test.class_name, context.config, folder)
         for name in STAGE_NAMES:
             started = time.monotonic()
             try:
-                line = pass_stage(child, name)
+                line = run_stage(child, name)
             except LachesisError as error:
-                record.stage(name, "failed", started, str(error))
+                record.add_stage(name, "failed", started, str(error))
                 return {}, f"{name}: {error}"
-            found = line.get("detail") or {}
-            if test.planned is not None and (answers := found.get("evaluation_answers")) is not None:
+            detail = line.get("detail") or {}
+            if test.planned is not None and (answers := detail.get("evaluation_answers")) is not None:
                 record.save(planned=test.planned.model_copy(update={"evaluation_answers": answers}))
-            offered = found.get("offered", True)
-            faults = found.get("faults") or []
+            offered = detail.get("offered", True)
+            faults = detail.get("faults") or []
             status = "failed" if faults else "passed" if offered else "not offered"
-            record.stage(name, status, started, "; ".join(faults) or None)
+            record.add_stage(name, status, started, "; ".join(faults) or None)
     return line.get("detail") or {}, None
 
 
-def _with_models(record: _Record, bench: Bench, model_free: Json) -> list[Json]:
+def _test_models(record: _TestRecorder, context: InferenceTestContext, model_free: Json) -> list[Json]:
     """Every model's entry; they are asked at the same time."""
     models, started = record.test.request.models, time.monotonic()
-    runs = [wandb_run(record.test) for _ in models]
-    futures = ask_model.map(unmapped(bench), models, runs)
+    wandb_run_names = [make_wandb_run_name(record.test) for _ in models]
+    futures = run_model_inference.map(unmapped(context), models, wandb_run_names)
     entries = []
-    for model, run, future in zip(models, runs, futures, strict=True):
-        error = _error_of(future)
-        record.stage(f"inference {model}", "failed" if error else "passed", started, error)
-        entries.append(_entry(record, bench, model, run, error, model_free))
+    for model, wandb_run_name, future in zip(models, wandb_run_names, futures, strict=True):
+        error = _find_error(future)
+        record.add_stage(f"inference {model}", "failed" if error else "passed", started, error)
+        entries.append(_make_model_entry(record, context, model, wandb_run_name, error, model_free))
     return entries
 
 
-def _error_of(future: PrefectFuture[Any]) -> str | None:
-    answer = future.result(raise_on_failure=False)
-    return str(answer) or type(answer).__name__ if isinstance(answer, BaseException) else None
+def _find_error(future: PrefectFuture[Any]) -> str | None:
+    result = future.result(raise_on_failure=False)
+    return str(result) or type(result).__name__ if isinstance(result, BaseException) else None
 
 
-def _entry(record: _Record, bench: Bench, model: str, run: str, error: str | None, model_free: Json) -> Json:
+def _make_model_entry(record: _TestRecorder, context: InferenceTestContext, model: str, wandb_run_name: str, error: str | None, model_free: Json) -> Json:
     """The contract's entry of one model, judged."""
     request, started = record.test.request, time.monotonic()
-    output, counted = bench.tests.get_output_file(record.test, model), read_counts(bench.tests.get_counters_file(record.test, model))
+    output, counts = context.tests.get_output_file(record.test, model), read_counts(context.tests.get_counters_file(record.test, model))
     verdict: Verdict | None = None
     if request.prompts is None:
         if error is None:
             try:
-                verdict = score_model(bench, model, model_free)
-                record.stage(f"scoring {model}", "passed", started)
+                verdict = score_model(context, model, model_free)
+                record.add_stage(f"scoring {model}", "passed", started)
             except LachesisError as problem:
                 error = str(problem)
-                record.stage(f"scoring {model}", "failed", started, error)
-        if verdict is None and failure_kind(bench.tests.get_counters_file(record.test, model)) not in ("transport", "endpoint"):
-            said = "; ".join((counted or {}).get("errors") or {})  # more than the end of its process says
-            verdict = judge_learnability(InferenceCounts(), error=said or error)  # what the endpoint did wrong says nothing of the environment
-    made = _forecast(record.test, bench, output, counted) if verdict else None
-    result = make_model_result(output, model, run, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=made)
-    if not error and result["steps_tested"] + (counted or {}).get("empty", 0) < request.num_steps:
-        few = f"{result['steps_tested']} groups came of those asked for"
-        result["error"] = "; ".join([few, *(counted or {}).get("errors", {})]) + f", see {result['log_file']}"
+                record.add_stage(f"scoring {model}", "failed", started, error)
+        if verdict is None and read_failure_kind(context.tests.get_counters_file(record.test, model)) not in ("transport", "endpoint"):
+            errors = "; ".join((counts or {}).get("errors") or {})  # more than the end of its process says
+            verdict = judge_learnability(InferenceCounts(), error=errors or error)  # what the endpoint did wrong says nothing of the environment
+    forecast = _make_forecast(record.test, context, output, counts) if verdict else None
+    result = make_model_result(output, model, wandb_run_name, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=forecast)
+    if not error and result["steps_tested"] + (counts or {}).get("empty", 0) < request.num_steps:
+        shortfall = f"{result['steps_tested']} groups came of those asked for"
+        result["error"] = "; ".join([shortfall, *(counts or {}).get("errors", {})]) + f", see {result['log_file']}"
     return result
 
 
-def _forecast(test: InferenceTest, bench: Bench, output: Path, counted: Json | None) -> Forecast | None:
+def _make_forecast(test: InferenceTest, context: InferenceTestContext, output: Path, counts: Json | None) -> Forecast | None:
     if test.planned is None:
         return None
-    pace = earlier_pace(bench.tests.home, test.fingerprint, test.planned)
-    return make_forecast(measure_groups(output, counted), test.planned, bench.config.tinker.prices, step_seconds=pace)
+    pace = find_earlier_step_time(context.tests.home, test.fingerprint, test.planned)
+    return make_forecast(measure_groups(output, counts), test.planned, context.config.tinker.prices, step_seconds=pace)
 
 
-def _broken(bench: Bench, model: str, reason: str) -> Json:
-    verdict = judge_learnability(InferenceCounts(), error=reason) if bench.test.request.prompts is None else None
-    output = bench.tests.get_output_file(bench.test, model)
-    prompts = bool(bench.test.request.prompts)
-    return make_model_result(output, model, wandb_run(bench.test), error=reason, prompts=prompts, verdict=verdict)
+def _make_broken_entry(context: InferenceTestContext, model: str, reason: str) -> Json:
+    verdict = judge_learnability(InferenceCounts(), error=reason) if context.test.request.prompts is None else None
+    output = context.tests.get_output_file(context.test, model)
+    prompts = bool(context.test.request.prompts)
+    return make_model_result(output, model, make_wandb_run_name(context.test), error=reason, prompts=prompts, verdict=verdict)
 
 
-def _reason(result: Json) -> str:
+def _find_failure_reason(result: Json) -> str:
     errors: list[str] = [model["error"] for model in result["models_tested"] if model.get("error")]
     return (errors or ["no model gave a usable group"])[0].split("\n")[0][:300]

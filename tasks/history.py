@@ -9,24 +9,24 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.validation.forecast import PlannedRun
 
-LEAST_STEPS = 10
-NEWEST = 20
+MIN_TIMED_STEPS = 10
+MAX_RUNS_READ = 20
 
 
-def earlier_pace(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
+def find_earlier_step_time(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
     """Median seconds per training step of the newest run of this environment's code on the same model, profile and batch
     size."""
     store = RunStore(home)
-    wanted = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
-    alike = [
-        record for record in store.all() if (record.fingerprint, record.base_model, record.profile, record.batch_size) == wanted
+    run_kind = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
+    similar_runs = [
+        record for record in store.all() if (record.fingerprint, record.base_model, record.profile, record.batch_size) == run_kind
     ]
-    for record in alike[:NEWEST]:
+    for record in similar_runs[:MAX_RUNS_READ]:
         try:
             steps = MetricsFile(store.dir(record.run_id).metrics).read()
         except OSError:
             continue  # one damaged run must not keep another one from being validated
-        times = [one["time/step"] for one in steps if one.get("time/step")]
-        if len(times) >= LEAST_STEPS:
-            return float(statistics.median(times))
+        step_times_s = [step["time/step"] for step in steps if step.get("time/step")]
+        if len(step_times_s) >= MIN_TIMED_STEPS:
+            return float(statistics.median(step_times_s))
     return None

@@ -34,23 +34,23 @@ from tasks.processes import build_tiny_model, is_missing_tiny_model
 Json = dict[str, Any]
 MODEL_TIMEOUT_S = 600.0
 """From the moment that the model can be asked."""
-RETRIES_S = (2.0, 10.0)
+RETRY_PAUSES_S = (2.0, 10.0)
 """Pauses before an endpoint that could not be reached is asked again."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class InferenceTestContext:
     """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are the groups of processes
     that the flow closes when it is told to end, as a signal reaches only its main thread."""
 
     tests: InferenceTestStore
     test: InferenceTest
     config: RunConfig
-    lock: int
-    open: list[ServiceGroup] = field(default_factory=list)
+    lock_fd: int
+    open_groups: list[ServiceGroup] = field(default_factory=list)
 
 
-def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
+def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
     """Only an endpoint that could not be reached is asked again; what an environment does wrong it does again."""
     return isinstance(state.result(raise_on_failure=False), ServerDownError)
 
@@ -58,86 +58,86 @@ def _may_help(task_: Any, task_run: Any, state: Any) -> bool:
 @task(
     task_run_name="inference {model}",
     cache_policy=NO_CACHE,
-    retries=len(RETRIES_S),
-    retry_delay_seconds=list(RETRIES_S),
-    retry_condition_fn=_may_help,
+    retries=len(RETRY_PAUSES_S),
+    retry_delay_seconds=list(RETRY_PAUSES_S),
+    retry_condition_fn=_should_retry,
 )
-def ask_model(bench: Bench, model: str, wandb_run: str) -> None:
+def run_model_inference(context: InferenceTestContext, model: str, wandb_run: str) -> None:
     """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
     another LachesisError."""
-    files = bench.tests.get_output_files(bench.test, model)
+    files = context.tests.get_output_files(context.test, model)
     for old in files:
         old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
     try:
-        with ServiceGroup(inherited_fds=(bench.lock,)) as group:
-            bench.open.append(group)
-            config, endpoint, client = _endpoint(group, bench, model)
+        with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
+            context.open_groups.append(group)
+            config, endpoint, client_env = _prepare_endpoint(group, context, model)
             use_wandb = "WANDB_API_KEY" in os.environ
-            content = make_process_config(config, bench.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
-            _probe(group, bench, model, content, wandb_run, client)
+            config_yaml = make_process_config(config, context.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
+            _run_process_command(group, context, model, config_yaml, wandb_run, client_env)
     except LachesisError as problem:
-        if failure_kind(bench.tests.get_counters_file(bench.test, model)) == "transport":
+        if read_failure_kind(context.tests.get_counters_file(context.test, model)) == "transport":
             raise ServerDownError(f"the endpoint of {model} could not be used: {problem}") from None
         raise
 
 
 @task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
-def score_model(bench: Bench, model: str, model_free: Json) -> Verdict:
+def score_model(context: InferenceTestContext, model: str, model_free: Json) -> Verdict:
     """The verdict on the model's answers. Raises StageError when not one score can be used."""
-    output = bench.tests.get_output_file(bench.test, model)
-    counted = collect_inference_counts(output, read_counts(bench.tests.get_counters_file(bench.test, model)))
-    verdict = judge_learnability(counted, model_free=model_free)
-    if not any(counted.scores_P):
+    output = context.tests.get_output_file(context.test, model)
+    counts = collect_inference_counts(output, read_counts(context.tests.get_counters_file(context.test, model)))
+    verdict = judge_learnability(counts, model_free=model_free)
+    if not any(counts.scores_P):
         raise StageError("; ".join(verdict.evidence), stage="scoring")
     return verdict
 
 
-def wandb_run(test: InferenceTest) -> str:
+def make_wandb_run_name(test: InferenceTest) -> str:
     return f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
 
 
-def failure_kind(tally: Path) -> str | None:
+def read_failure_kind(counters_file: Path) -> str | None:
     """Whose fault the end of a test was: transport, endpoint or environment."""
-    failure = (read_counts(tally) or {}).get("failure")
+    failure = (read_counts(counters_file) or {}).get("failure")
     return failure.get("kind") if isinstance(failure, dict) else None
 
 
-def build_missing_model(bench: Bench) -> None:
+def build_missing_model(context: InferenceTestContext) -> None:
     """Make this project's tiny model if it is asked for and not there yet. An environment asked at an endpoint takes its
     tokenizer. Raises LachesisError, which says nothing of the environment."""
-    names = [one.removeprefix(EMBEDDED) for one in bench.test.request.models]
-    for name in (bench.config.openai.model_name, *names):
-        if is_missing_tiny_model(name, bench.tests.home):
-            build_tiny_model(bench.tests.home, bench.tests.dir(bench.test.test_id))
+    names = [model.removeprefix(EMBEDDED) for model in context.test.request.models]
+    for name in (context.config.openai.model_name, *names):
+        if is_missing_tiny_model(name, context.tests.home):
+            build_tiny_model(context.tests.home, context.tests.dir(context.test.test_id))
 
 
-def _endpoint(group: ServiceGroup, bench: Bench, model: str) -> tuple[RunConfig, Json, dict[str, str]]:
+def _prepare_endpoint(group: ServiceGroup, context: InferenceTestContext, model: str) -> tuple[RunConfig, Json, dict[str, str]]:
     """Return where the model answers, and what its client needs in its environment. A local model is served here, and a
     proxy to the endpoint of another one, as long as the group lasts."""
-    config = bench.config
+    config = context.config
     if not model.startswith(EMBEDDED):
-        proxy = make_endpoint_proxy(bench.tests.get_output_file(bench.test, model))
+        proxy = make_endpoint_proxy(context.tests.get_output_file(context.test, model))
         group.start(proxy.service)
         wait_until_healthy(group, proxy.service)
         return config, make_remote_server_section(model, proxy.base_url), proxy.client_env
-    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), bench.tests.get_output_file(bench.test, model).with_suffix(""))
+    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), context.tests.get_output_file(context.test, model).with_suffix(""))
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 
 
-def _probe(group: ServiceGroup, bench: Bench, model: str, config_yaml: str, run: str, client: dict[str, str]) -> None:
-    test, request = bench.test, bench.test.request
-    output = bench.tests.get_output_file(test, model)
-    wanted: Json = {
+def _run_process_command(group: ServiceGroup, context: InferenceTestContext, model: str, config_yaml: str, wandb_run_name: str, client_env: dict[str, str]) -> None:
+    test, request = context.test, context.test.request
+    output = context.tests.get_output_file(test, model)
+    test_spec: Json = {
         "out": str(output),
-        "tally": str(bench.tests.get_counters_file(test, model)),
-        "samples": str(bench.tests.get_samples_file(test, model)),
+        "tally": str(context.tests.get_counters_file(test, model)),
+        "samples": str(context.tests.get_samples_file(test, model)),
         "prompts": request.prompts,
-        "wandb_run": run,
+        "wandb_run": wandb_run_name,
     }
     if request.prompts:
-        wanted |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    probe, files = make_inference_test_spec(request.environment_file, config_yaml, output, wanted, client_env=client, timeout_s=MODEL_TIMEOUT_S)
+        test_spec |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
+    service, files = make_inference_test_spec(request.environment_file, config_yaml, output, test_spec, client_env=client_env, timeout_s=MODEL_TIMEOUT_S)
     for path, text in files.items():
         write_private(path, text)
-    group.start(probe)
-    wait_until_ended(group, probe, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database
+    group.start(service)
+    wait_until_ended(group, service, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database

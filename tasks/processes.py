@@ -34,14 +34,14 @@ def wait_for_service(
     store: RunStore,
     run_id: str,
     needs: list[str] | None = None,
-    look: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> float:
     """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any), and when `look`,
     which is called meanwhile, raises."""
-    waited = wait_until_healthy(group, spec, needs, on_poll=look)
-    log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited, spec.log)
+    waited_s = wait_until_healthy(group, spec, needs, on_poll=on_poll)
+    log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited_s, spec.log)
     store.update_service(run_id, spec.name, state="running")
-    return waited
+    return waited_s
 
 
 @task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
@@ -49,10 +49,10 @@ def wait_for_end(
     group: ServiceGroup,
     spec: ServiceSpec,
     needs: list[str],
-    look: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> None:
     """As `await_end`; a task, so that it is seen."""
-    wait_until_ended(group, spec, needs, on_poll=look)
+    wait_until_ended(group, spec, needs, on_poll=on_poll)
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:

@@ -20,25 +20,25 @@ from lachesis.validation.tests import InferenceTest, InferenceTestStore, read_sa
 log = logging.getLogger(__name__)
 
 
-class Progress:
+class ProgressArtifact:
     """The progress artifact of one run, at most one update every few seconds."""
 
     INTERVAL_S = 5.0
 
     def __init__(self, run_id: str, flow_run_id: str | None) -> None:
         self.run_id, self.flow_run_id = run_id, flow_run_id
-        self._artifact: str | None = None
-        self._last = 0.0
+        self._artifact_id: str | None = None
+        self._published_at = 0.0
 
     def publish(self, step: int, total: int, *, force: bool = False) -> None:
-        if self.flow_run_id is None or (time.monotonic() - self._last < self.INTERVAL_S and not force):
+        if self.flow_run_id is None or (time.monotonic() - self._published_at < self.INTERVAL_S and not force):
             return
-        self._last = time.monotonic()
+        self._published_at = time.monotonic()
         try:
             data = round(100 * step / total, 1)
             key = f"progress-{self.run_id}"
-            self._artifact = PrefectApi().upsert_artifact(
-                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", artifact_id=self._artifact
+            self._artifact_id = PrefectApi().upsert_artifact(
+                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", artifact_id=self._artifact_id
             )
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
@@ -61,7 +61,7 @@ def publish_validation(tests: InferenceTestStore, test: InferenceTest, flow_run_
         log.warning("the validation was not published: %s", error)
 
 
-def judge_at_end(store: RunStore, run_id: str) -> None:
+def record_final_judgement(store: RunStore, run_id: str) -> None:
     """Write the judgement of a run that has just ended into its record; no server is needed for it."""
     judge_ended_run(store, store.load(run_id))
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
-def pass_stage(child: StageChild, stage: str) -> Json:
+def run_stage(child: StageChild, stage: str) -> Json:
     """What the stage found. Raises StageError."""
     line = child.wait_for_stage(stage)
     log.info("%s: %s", stage, json.dumps(line.get("detail")))

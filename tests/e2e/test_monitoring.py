@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.monitor import prune
+from flows.monitor import delete_old_ticks
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore, now_iso
@@ -137,8 +137,8 @@ def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
     server.tick()
     there = len(server.ask("POST", "/flow_runs/filter", wanted))
     assert there
-    assert prune(deployment, timedelta(hours=1)) == 0
-    assert prune(deployment, timedelta(0)) >= there
+    assert delete_old_ticks(deployment, timedelta(hours=1)) == 0
+    assert delete_old_ticks(deployment, timedelta(0)) >= there
     assert server.ask("POST", "/flow_runs/filter", wanted) == []
 
 

@@ -106,16 +106,16 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
     env = {**os.environ, LAUNCHER_MARK_VARIABLE: build_mark(tmp_path)}
     flow = subprocess.Popen([*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True)
-    runner = up.Child("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
+    runner = up.ManagedProcess("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
     runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
     for process in (run, flow, runner.process):
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-    monkeypatch.setattr(up, "RUNS_S", 0.5)
-    monkeypatch.setattr(up, "TELLING_S", 0.5)
+    monkeypatch.setattr(up, "RUNS_END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(up, "FLOW_END_TIMEOUT_S", 0.5)
     launcher_ = up.Launcher(tmp_path, None)
     launcher_.children = [runner]
-    launcher_._end()
+    launcher_._end_all()
     assert runner.process.returncode == -9
     assert not psutil.pid_exists(run.pid)
     assert not psutil.pid_exists(flow.pid)
@@ -141,17 +141,17 @@ def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Pat
 
     (tmp_path / "logs").mkdir()
     there = tmp_path / "there"
-    server = up.Child("server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0)
-    server.deaths = len(up.PAUSES_S)  # long ago
+    server = up.ManagedProcess("server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0)
+    server.num_deaths = len(up.RESTART_PAUSES_S)  # long ago
     server.process = subprocess.Popen(["true"], start_new_session=True)
     server.process.wait()
-    runner = up.Child("runner", [], {}, 60.0, lambda: True, 1.0)
+    runner = up.ManagedProcess("runner", [], {}, 60.0, lambda: True, 1.0)
     runner.process = subprocess.Popen([sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True)
     assert runner.process.stdout is not None
     with runner.process.stdout as lines:
         assert lines.readline() == b"up\n"
     launcher_ = up.Launcher(tmp_path, None)
-    launcher_.children, launcher_.lock = [server, runner], 0
-    launcher_._end()
+    launcher_.children, launcher_.lock_fd = [server, runner], 0
+    launcher_._end_all()
     assert runner.process.returncode == 0
     assert server.process.returncode == -15

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deployments.up import SETTINGS
+from deployments.up import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the deployment of training runs."""
     home, port = tmp_path_factory.mktemp("prefect"), reserve_free_ports(1)[0]
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    env = {**os.environ, **SETTINGS, "PREFECT_HOME": str(home)}
+    env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_HOME": str(home)}
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)

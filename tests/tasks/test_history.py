@@ -10,7 +10,7 @@ import pytest
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.validation.forecast import PlannedRun
-from tasks.history import LEAST_STEPS, earlier_pace
+from tasks.history import MIN_TIMED_STEPS, find_earlier_step_time
 
 SIZES: dict[str, Any] = {
     "total_steps": 100,
@@ -30,7 +30,7 @@ def test_a_run_that_cannot_be_read_is_passed_over(
     for day, run_id in ((1, "0123abcd"), (2, "4567abcd")):
         own = {"run_id": run_id, "created_at": f"2026-01-0{day}T00:00:00+00:00"}
         store.create(RunRecord.model_validate({**values, **own}))
-    for step in range(1, LEAST_STEPS + 1):
+    for step in range(1, MIN_TIMED_STEPS + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"time/step": 2.0})
     read = MetricsFile.read
 
@@ -40,4 +40,4 @@ def test_a_run_that_cannot_be_read_is_passed_over(
         return read(metrics)
 
     monkeypatch.setattr(MetricsFile, "read", read_if_allowed)
-    assert earlier_pace(tmp_path, "f", PlannedRun(group_size=4, **SIZES)) == 2.0
+    assert find_earlier_step_time(tmp_path, "f", PlannedRun(group_size=4, **SIZES)) == 2.0

@@ -14,7 +14,7 @@ from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
 from lachesis.validation.tests import InferenceRequest, InferenceTestStore
-from tasks.inference import Bench, ask_model
+from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables
 from tests.patience import deadline
@@ -41,7 +41,7 @@ def test_in_an_inference_test(nosy: Path, random_model: str, clean_environment: 
     with serving() as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
         lock = os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
-        ask_model.fn(Bench(tests, test, config, lock), "right", "run-of-the-test")
+        run_model_inference.fn(InferenceTestContext(tests, test, config, lock), "right", "run-of-the-test")
         assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
     assert tests.count_finished_groups(test) == 2
     assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in read_variables(nosy)] == [("offline", "mine")]

@@ -14,7 +14,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows import launch
-from flows.wanted import RUNNER_GONE
+from flows.stop_requests import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
 from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunDir, RunRecord, RunStore
@@ -36,9 +36,9 @@ def caught(*errors: BaseException) -> BaseException:
 
 def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
     asked = TerminationSignal(signal.SIGTERM)
-    assert launch.told_to_end(asked) is asked
-    assert launch.told_to_end(caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))) is asked
-    assert launch.told_to_end(caught(ValueError("of the run"), RuntimeError("left the task"))) is None
+    assert launch.find_termination_signal(asked) is asked
+    assert launch.find_termination_signal(caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))) is asked
+    assert launch.find_termination_signal(caught(ValueError("of the run"), RuntimeError("left the task"))) is None
 
 
 def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +52,9 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
 
     store.create(record)
     monkeypatch.setenv("HTTPS_PROXY", f"https://me:{secret}@proxy")
-    monkeypatch.setattr(launch, "_start_to_end", start_to_end)
+    monkeypatch.setattr(launch, "_run_services", start_to_end)
     with pytest.raises(RuntimeError, match=r"https://me:\*\*\*@proxy is away") as raised:
-        launch._recorded(store, record.run_id, 0, again=False)
+        launch._run_and_record_end(store, record.run_id, 0, is_new_attempt=False)
     assert secret not in "".join(traceback.format_exception(raised.value))
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
 
@@ -68,7 +68,7 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
         wandb_project="p", wandb_run_name="n", status="running",
     )  # fmt: skip
     store.create(record)
-    launch._end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    launch._record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)
     assert (ended.status, ended.learning) == (status, "unknown")
     assert (ended.health or {})["final"] is True
@@ -105,9 +105,9 @@ def test_an_attempt_without_its_validation_is_not_begun(
 ) -> None:
     store, begun = RunStore(tmp_path), []
     record = created(store, require_validation=True, status="failed")
-    monkeypatch.setattr(launch, "_start_to_end", lambda *_: begun.append(1))
+    monkeypatch.setattr(launch, "_run_services", lambda *_: begun.append(1))
     with pytest.raises(ValidationMissingError):
-        launch._recorded(store, record.run_id, 0, again=True)
+        launch._run_and_record_end(store, record.run_id, 0, is_new_attempt=True)
     assert (begun, store.load(record.run_id).attempt) == ([], 2)
 
 
@@ -164,7 +164,7 @@ def evaluating(
             look=lambda: None,
             _require_wanted=require_wanted,
         )
-        launch._Run.evaluate(run)
+        launch.TrainingRun.evaluate_held_out(run)
 
     with ServiceGroup() as group:
         group.start(trainer)

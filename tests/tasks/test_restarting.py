@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flows import restarting
+from flows import service_restarter
 from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
@@ -49,7 +49,7 @@ class World:
             service=self.specs.__getitem__,
             environment_again=lambda service, groups, number: self.specs[service],
         )
-        self.again = restarting.Restarting(store, RUN, group, plan, lambda: None)
+        self.again = service_restarter.ServiceRestarter(store, RUN, group, plan, lambda: None)
 
     def _spec(self, name: str) -> ServiceSpec:
         def ready() -> str:
@@ -89,12 +89,12 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with ServiceGroup() as group:
         made = World(tmp_path, group)
-        monkeypatch.setattr(made.again.restarts, "next_pause_s", lambda service: 0.1)
-        monkeypatch.setattr(restarting, "start_service", made.start)
-        monkeypatch.setattr(restarting, "wait_for_service", wait_for_service.fn)
-        monkeypatch.setattr(restarting, "fetch_trainer_health", lambda plan: {"groups": 5})
-        monkeypatch.setattr(restarting, "count_registered_environments", lambda plan: 2)
-        monkeypatch.setattr(restarting, "disconnect_environment", lambda plan, number: made.forgotten.append(number))
+        monkeypatch.setattr(made.again.restart_budget, "next_pause_s", lambda service: 0.1)
+        monkeypatch.setattr(service_restarter, "start_service", made.start)
+        monkeypatch.setattr(service_restarter, "wait_for_service", wait_for_service.fn)
+        monkeypatch.setattr(service_restarter, "fetch_trainer_health", lambda plan: {"groups": 5})
+        monkeypatch.setattr(service_restarter, "count_registered_environments", lambda plan: 2)
+        monkeypatch.setattr(service_restarter, "disconnect_environment", lambda plan, number: made.forgotten.append(number))
         yield made
 
 

@@ -28,12 +28,12 @@ from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.tests import InferenceRequest, InferenceTestStore, measure_groups, make_model_result, make_process_config, read_samples, collect_inference_counts
 from lachesis.validation.verdict import InferenceCounts, judge_learnability
 from tasks import inference
-from tasks.inference import Bench, ask_model
+from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import Endpoint, serving
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
-Make = Callable[..., Bench]
+Make = Callable[..., InferenceTestContext]
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +48,17 @@ def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
 
-    def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> Bench:
+    def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> InferenceTestContext:
         config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
         asked = InferenceRequest(environment="sums", environment_file=str(file), models=[model], num_steps=steps, group_size=8)
         tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)
-        return Bench(tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR))
+        return InferenceTestContext(tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR))
 
     return bench
 
 
-def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
+def stages(bench: InferenceTestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
     """The detail of each stage; raises for the one that fails."""
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
@@ -66,19 +66,19 @@ def stages(bench: Bench, timeouts_s: dict[str, float]) -> dict[str, Any]:
         return {name: child.wait_for_stage(name, timeouts_s.get(name, 60.0))["detail"] for name in STAGE_NAMES}
 
 
-def ask(bench: Bench) -> tuple[Any, LachesisError | None]:
+def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
     """What the model's test has counted, and its error."""
     (model,) = bench.test.request.models
     error = None
     try:
-        ask_model.fn(bench, model, "run")
+        run_model_inference.fn(bench, model, "run")
     except LachesisError as problem:
         error = problem
     output = bench.tests.get_output_file(bench.test, model)
     return collect_inference_counts(output, read_counts(bench.tests.get_counters_file(bench.test, model))), error
 
 
-def at_once(benches: dict[str, Bench], do: Callable[[Bench], Any]) -> dict[str, Any]:
+def at_once(benches: dict[str, InferenceTestContext], do: Callable[[InferenceTestContext], Any]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(benches)) as pool:
         return dict(zip(benches, pool.map(do, benches.values()), strict=True))
 
@@ -143,7 +143,7 @@ def test_stages_fail_by_their_names(make: Make) -> None:
     crash = make("crash", file=SUMS.with_name("crash.py"), class_name="Crash")
     benches = {"sound": make(), "never returns": make("never returns"), "crash": crash}
 
-    def tried(bench: Bench) -> Any:
+    def tried(bench: InferenceTestContext) -> Any:
         try:
             return stages(bench, {"dataset": 3.0})
         except StageError as error:
@@ -312,7 +312,7 @@ def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], wo
 def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's next task says so; there is no checkpoint to go on from."""
 
-    def suspended(_: Bench) -> None:
+    def suspended(_: InferenceTestContext) -> None:
         raise Pause("paused")
 
     bench = make()
@@ -323,4 +323,4 @@ def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytes
     assert state.type == "CANCELLED"
     test = bench.tests.load(bench.test.test_id)
     assert (test.status, test.error) == ("failed", "it was suspended in Prefect, which ends a test; start it again")
-    os.close(bench.lock)
+    os.close(bench.lock_fd)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prefect.exceptions import Pause
 
-from flows import wanted
-from flows.groups_watch import GroupsWatch
+from flows import stop_requests
+from flows.dead_environments import DeadEnvironmentDetector
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.cli import show
 from lachesis.orchestration.suspension import SUSPENDED
@@ -61,8 +61,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
-        monkeypatch.setattr(wanted, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
-        monkeypatch.setattr(wanted, "RUNNER_PID", os.getppid())
+        monkeypatch.setattr(stop_requests, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
+        monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
         yield kind
         served.shutdown()
 
@@ -80,16 +80,16 @@ def store(tmp_path: Path) -> RunStore:
 def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     server: type[Answering], store: RunStore, state: str
 ) -> None:
-    wanted.require_wanted(store, RUN)
+    stop_requests.raise_if_stop_requested(store, RUN)
     details = {"pause_reschedule": True, "pause_timeout": "2030-01-01T00:00:00Z"}
     server.state = {"type": state, "state_details": details}
     for _ in range(2):
-        with pytest.raises(wanted.SuspendRequested):
-            wanted.require_wanted(store, RUN)
+        with pytest.raises(stop_requests.SuspendRequested):
+            stop_requests.raise_if_stop_requested(store, RUN)
     assert store.load(RUN).stop_reason == SUSPENDED
     assert [sent["state"]["state_details"] for sent in server.sent] == [{"pause_reschedule": True}] * (state == "PAUSED")
     with pytest.raises(Pause):
-        wanted.leave_suspended()
+        stop_requests.leave_flow_run_suspended()
 
 
 @pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
@@ -100,37 +100,37 @@ def test_a_resume_since_the_last_question_is_not_overwritten(
 ) -> None:
     server.state = {"type": "PAUSED", "state_details": {"pause_timeout": "2030-01-01T00:00:00Z"}}
     server.later = {"type": state}
-    with pytest.raises(wanted.SuspendRequested):
-        wanted.require_wanted(store, RUN)
+    with pytest.raises(stop_requests.SuspendRequested):
+        stop_requests.raise_if_stop_requested(store, RUN)
     assert server.sent == []
 
 
 def test_other_ends_are_no_suspensions(server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     server.state = {"type": "CANCELLING"}
-    with pytest.raises(wanted.StopRequested, match="cancelling") as caught:
-        wanted.require_wanted(store, RUN)
-    assert not isinstance(caught.value, wanted.SuspendRequested)
-    assert wanted.leave_suspended().type == "CANCELLED"
+    with pytest.raises(stop_requests.StopRequested, match="cancelling") as caught:
+        stop_requests.raise_if_stop_requested(store, RUN)
+    assert not isinstance(caught.value, stop_requests.SuspendRequested)
+    assert stop_requests.leave_flow_run_suspended().type == "CANCELLED"
     server.state = {"type": "CRASHED"}
     with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` goes on"):
-        wanted.require_wanted(store, RUN)
+        stop_requests.raise_if_stop_requested(store, RUN)
     store.update(RUN, stop_reason="budget")
-    with pytest.raises(wanted.StopRequested, match="budget"):
-        wanted.require_wanted(store, RUN)
+    with pytest.raises(stop_requests.StopRequested, match="budget"):
+        stop_requests.raise_if_stop_requested(store, RUN)
     store.update(RUN, stop_reason=None)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    wanted.require_wanted(store, RUN)
+    stop_requests.raise_if_stop_requested(store, RUN)
     with pytest.raises(Pause):
-        wanted.leave_suspended()
-    monkeypatch.setattr(wanted, "RUNNER_PID", 1 << 30)
+        stop_requests.leave_flow_run_suspended()
+    monkeypatch.setattr(stop_requests, "RUNNER_PID", 1 << 30)
     with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
-        wanted.require_wanted(store, RUN)
+        stop_requests.raise_if_stop_requested(store, RUN)
 
 
 def test_a_check_that_is_called_often_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = [100.0], []
-    monkeypatch.setattr(wanted.time, "monotonic", lambda: clock[0])
-    check = wanted.seldom(lambda: looks.append(clock[0]))
+    monkeypatch.setattr(stop_requests.time, "monotonic", lambda: clock[0])
+    check = stop_requests.throttle(lambda: looks.append(clock[0]))
     for _ in range(100):
         check()
         clock[0] += 0.1
@@ -142,7 +142,7 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
-    watch, file = GroupsWatch(store, RUN, plan), store.dir(RUN).get_counters_file("environment")
+    watch, file = DeadEnvironmentDetector(store, RUN, plan), store.dir(RUN).get_counters_file("environment")
     watch.check()
     counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
     for changed in ({"at": 1.0}, {"at": 1.0, "rollouts": 1}, {"at": 9e9, "raised": 5}):
@@ -162,19 +162,19 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
     file = store.dir(RUN).get_counters_file("environment")
     invalid = json.dumps({"raised": 60, "at": 9e9})
-    looking, restarting = GroupsWatch(store, RUN, plan), GroupsWatch(store, RUN, plan)
+    looking, restarting = DeadEnvironmentDetector(store, RUN, plan), DeadEnvironmentDetector(store, RUN, plan)
     for counts in ({"rollouts": 4, "raised": 2}, {"empty": 1}):
         file.write_text(json.dumps({**counts, "at": 9e9}))
         looking.check()
-        restarting.remember()
+        restarting.remember_usable()
         file.write_text(invalid)
         looking.check()
         restarting.check()
-    GroupsWatch(store, RUN, plan, received={"sums": 3}).check()
+    DeadEnvironmentDetector(store, RUN, plan, received={"sums": 3}).check()
     assert store.load(RUN).stop_reason is None
     for received in (None, {}, {"sums": 0}):
         with pytest.raises(InvalidGroupsError):
-            GroupsWatch(store, RUN, plan, received=received).check()
+            DeadEnvironmentDetector(store, RUN, plan, received=received).check()
 
 
 def test_one_dead_environment_of_two_is_named_once(
@@ -187,7 +187,7 @@ def test_one_dead_environment_of_two_is_named_once(
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums", "environment-other": "other"}, config=config)
-    watch = GroupsWatch(store, RUN, plan)
+    watch = DeadEnvironmentDetector(store, RUN, plan)
     store.dir(RUN).get_counters_file("environment-other").write_text(json.dumps({"raised": 60, "at": 9e9}))
     for _ in range(2):
         watch.check()

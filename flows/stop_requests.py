@@ -18,7 +18,7 @@ from lachesis.orchestration.suspension import SUSPENDED, WAITING_STATES, remove_
 from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
-WATCH_S = 3.0
+CHECK_INTERVAL_S = 3.0
 RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
 
 
@@ -31,7 +31,7 @@ class SuspendRequested(StopRequested):
     """Somebody has suspended the flow run: it shall end with a checkpoint and stay there to be resumed."""
 
 
-def require_wanted(store: RunStore, run_id: str) -> None:
+def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
     """Check that nobody has asked for the end of the run: no service starts after that.
 
     Raises:
@@ -46,13 +46,13 @@ def require_wanted(store: RunStore, run_id: str) -> None:
     if os.getppid() != RUNNER_PID:
         raise ProcessExitedError(RUNNER_GONE)
     try:
-        _require_own_state(runtime.flow_run.id)
+        _check_flow_run_state(runtime.flow_run.id)
     except SuspendRequested:
         record_suspension(store, record)
         raise
 
 
-def _require_own_state(flow_run_id: str | None) -> None:
+def _check_flow_run_state(flow_run_id: str | None) -> None:
     """Check the state of the flow run. An outage of the server is no reason to stop training."""
     if flow_run_id is None:
         return
@@ -72,20 +72,20 @@ def _require_own_state(flow_run_id: str | None) -> None:
         raise ProcessExitedError(f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on")
 
 
-def seldom(check: Callable[[], None]) -> Callable[[], None]:
+def throttle(check: Callable[[], None]) -> Callable[[], None]:
     """Return a check that may be called often: it runs `check` once in `WATCH_S` seconds."""
     checked_at = time.monotonic()
 
-    def check_now_and_then() -> None:
+    def check_throttled() -> None:
         nonlocal checked_at
-        if time.monotonic() - checked_at > WATCH_S:
+        if time.monotonic() - checked_at > CHECK_INTERVAL_S:
             checked_at = time.monotonic()
             check()
 
-    return check_now_and_then
+    return check_throttled
 
 
-def leave_suspended() -> State[Any]:
+def leave_flow_run_suspended() -> State[Any]:
     """Leave the flow run as it is, suspended or waiting for its next process, by raising Prefect's `Pause`.
 
     Returns:

@@ -22,7 +22,7 @@ from lachesis.supervision.plan import ServicePlan
 log = logging.getLogger("lachesis.flow")
 
 
-class GroupsWatch:
+class DeadEnvironmentDetector:
     """Ends an attempt none of whose environments gives a group that can be trained on.
 
     An environment that once gave a usable group is not called dead: what it needs, such as a
@@ -49,10 +49,10 @@ class GroupsWatch:
         """
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
-        before = received or {}
-        self._usable = {service for service, name in plan.environment_names.items() if before.get(name)}
+        received_groups = received or {}
+        self._usable_services = {service for service, name in plan.environment_names.items() if received_groups.get(name)}
         """Services that have given a usable group."""
-        self._named: set[str] = set()
+        self._reported_names: set[str] = set()
         """Dead environments that the log and the record name already."""
 
     def check(self) -> None:
@@ -64,36 +64,36 @@ class GroupsWatch:
             InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
                 resumes the run.
         """
-        self.remember()
-        dead = [found for service in self.plan.environment_names if (found := self._dead(service))]
+        self.remember_usable()
+        dead = [dead_environment for service in self.plan.environment_names if (dead_environment := self._find_dead(service))]
         try:
             require_usable_groups(dead, len(self.plan.environment_names))
         except InvalidGroupsError:
             self.store.update(self.run_id, stop_reason="all groups were invalid")
             raise
         names = {environment.name for environment in dead}
-        if names == self._named:
+        if names == self._reported_names:
             return
         for environment in dead:
-            if environment.name not in self._named:
+            if environment.name not in self._reported_names:
                 log.warning("the run waits for another environment: %s", environment.describe())
-        told = {environment.name: redact(environment.describe()) for environment in dead}
-        self.store.update(self.run_id, dead_environments=told)
-        self._named = names
+        descriptions = {environment.name: redact(environment.describe()) for environment in dead}
+        self.store.update(self.run_id, dead_environments=descriptions)
+        self._reported_names = names
 
-    def remember(self) -> None:
+    def remember_usable(self) -> None:
         """Remember which environments have given a usable group until now. Call this before one is
         started again, which makes its counts begin at 0."""
         for service in self.plan.environment_names:
-            if has_usable_groups(self._counts(service) or {}):
-                self._usable.add(service)
+            if has_usable_groups(self._read_counts(service) or {}):
+                self._usable_services.add(service)
 
-    def _dead(self, service: str) -> DeadEnvironment | None:
+    def _find_dead(self, service: str) -> DeadEnvironment | None:
         """Return the environment of this service if all its groups were invalid."""
-        name, counts = self.plan.environment_names[service], self._counts(service)
+        name, counts = self.plan.environment_names[service], self._read_counts(service)
         env = self.plan.config.parts()[name].env
         batch_size = self.plan.config.env.batch_size
-        if counts is None or service in self._usable:
+        if counts is None or service in self._usable_services:
             return None
         if not is_dead(counts, group_size=env.group_size, batch_size=batch_size):
             return None
@@ -105,7 +105,7 @@ class GroupsWatch:
             reasons=counts.get("errors") or {},
         )
 
-    def _counts(self, service: str) -> Json | None:
+    def _read_counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
         since = self.store.load(self.run_id).attempt_start_unix_s
         return read_counts(self.folder.get_counters_file(service), since=since)
