@@ -91,7 +91,7 @@ class DeadEnvironmentDetector:
     def _find_dead(self, service: str) -> DeadEnvironment | None:
         """Return the environment of this service if all its groups were invalid."""
         name, counts = self.plan.environment_names[service], self._read_counts(service)
-        env = self.plan.config.parts()[name].env
+        env = self.plan.config.build_environment_configs()[name].env
         batch_size = self.plan.config.env.batch_size
         if counts is None or service in self._usable_services:
             return None

@@ -76,7 +76,7 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
     _save_job(job)
     with RunDir(folder.parent, folder.name).hold_alive_lock() as lock, (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lachesis.agent.checks", job.check_id],
+            [sys.executable, "-P", "-m", "lachesis.agent.check_jobs", job.check_id],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -10,7 +10,7 @@
 With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
 With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see
 `lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from
-where training stands; see `lachesis.env_process.position`. With LACHESIS_ENVIRONMENT its groups carry
+where training stands; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT its groups carry
 that name, where several environments feed a run.
 """
 

@@ -123,7 +123,7 @@ async def _read_items(state: Json) -> Json:
 async def _check_without_model(state: Json) -> Json:
     env = state["env"]
     missing = [name for name in ("gold", "corrupt", "score_answer") if not callable(getattr(env, name, None))]
-    if not getattr(env, "scores_texts", True):  # one of lachesis.environment that scores conversations
+    if not getattr(env, "can_score_texts", True):  # one of lachesis.environment that scores conversations
         missing.append("score_answer")
     if missing:
         return {"offered": False, "missing": missing, "faults": []}

@@ -33,7 +33,7 @@ def make_warmup_examples(file: Path, class_name: str, request: Json) -> list[lis
 
 
 async def _draw_examples(env: Any, request: Json) -> list[list[Json]]:
-    await env.load()
+    await env.load_items()
     rng = random.Random(request["seed"])
     examples = []
     for _ in range(request["count"]):

@@ -225,19 +225,19 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
     of the run.
     """
     total, trend = history.facts.total_steps, history.trend
-    rise = trend.rise()
-    if not total or rise is None or trend.last_step <= EARLY_RUN_SHARE * total or trend.count < WINDOW or trend.risen_at is not None:
+    rise = trend.estimate_rise()
+    if not total or rise is None or trend.last_step <= EARLY_RUN_SHARE * total or trend.num_steps < WINDOW or trend.risen_at is not None:
         return None
     level = statistics.fmean(trend.recent)
-    if level >= SOLVED_REWARD or rise.is_seen:
+    if level >= SOLVED_REWARD or rise.is_significant:
         return None
-    max_rise = max(0.0, rise.largest(total))
+    max_rise = max(0.0, rise.compute_max_rise(total))
     if trend.last_step < LATE_RUN_SHARE * total and max_rise > MIN_REWARD_RISE * max(1.0, abs(level)):
         return None
     return Finding(
         word="not learning",
         evidence=f"the mean reward has not risen in {rise.steps} steps, now {level:.3f}: its slope is "
-        f"{rise.slope * 100:+.4f} ± {rise.error * 100:.4f} per 100 steps",
+        f"{rise.slope * 100:+.4f} ± {rise.standard_error * 100:.4f} per 100 steps",
         advice=f"{history.facts.format_report_command()} shows sampled rollouts; {history.facts.format_test_command()} shows whether "
         "the model reaches any reward; a run that may take off late can simply go on",
     )
@@ -249,8 +249,8 @@ def find_reward_drop(history: RunHistory) -> Finding | None:
     if trend.best is None or len(rewards) < WINDOW:
         return None
     current_mean = statistics.fmean(rewards)
-    noise = max(statistics.pstdev(rewards) / math.sqrt(WINDOW), trend.window_error)
-    selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.count / WINDOW)))  # of the largest of so many
+    noise = max(statistics.pstdev(rewards) / math.sqrt(WINDOW), trend.window_standard_error)
+    selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.num_steps / WINDOW)))  # of the largest of so many
     if trend.best - current_mean <= max(0.1 * (abs(trend.best) or 1.0), (MIN_DROP_STANDARD_ERRORS + selection_allowance) * noise):
         return None
     return Finding(

@@ -44,9 +44,9 @@ def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHea
 def select_judged_steps(observation: Observation) -> list[Step]:
     """Return the steps that a judgement looks at. A resumed run is judged by those of its attempt,
     as what was wrong with the attempt before may be mended; once it has ended, by all."""
-    if observation.record.ended or observation.record.attempt == 1:
+    if observation.record.has_ended or observation.record.attempt == 1:
         return observation.last_steps
-    return [step for step in observation.last_steps if (step.get("time") or 0.0) >= observation.record.attempt_since]
+    return [step for step in observation.last_steps if (step.get("time") or 0.0) >= observation.record.attempt_start_unix_s]
 
 
 def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
@@ -104,7 +104,7 @@ def build_health_entry(observation: Observation, health: RunHealth, stall: Stall
         "budget": compute_budget_shares(observation.limits, observation.budget_usage),
         "spent": observation.budget_usage.model_dump(),
         "at": now_iso(),
-        "final": observation.record.ended,
+        "final": observation.record.has_ended,
     }
 
 
@@ -118,7 +118,7 @@ def collect_facts(observation: Observation) -> RunFacts:
         "profile": record.profile,
         "total_steps": record.total_steps,
         "batch_size": record.batch_size,
-        "has_ended": record.ended,
+        "has_ended": record.has_ended,
         "status": record.status,
         "error": record.error,
         "checkpoints": tuple(manifest.step for manifest in Checkpoints(checkpoints_folder).list_intact()),

@@ -62,7 +62,7 @@ class Observation:
 def observe_runs(store: RunStore, records: list[RunRecord]) -> list[Observation]:
     """In the order of the records. A run whose files cannot be read is seen with what there is."""
     observations = [observe_files(store, record) for record in records]
-    asyncio.run(_query_all_services([observation for observation in observations if not observation.record.ended]))
+    asyncio.run(_query_all_services([observation for observation in observations if not observation.record.has_ended]))
     return observations
 
 
@@ -80,7 +80,7 @@ def _read_files(observation: Observation) -> None:
     observation.observed_at = time.time()
     pids = {"flow": observation.record.flow_pid} | {name: service.pid for name, service in observation.record.services.items()}
     observation.process_states = {name: read_process_state(pid) for name, pid in pids.items()}
-    observation.environment_counts = read_all_counts(observation.run_dir.counters_files, since=observation.record.attempt_since)
+    observation.environment_counts = read_all_counts(observation.run_dir.counters_files, since=observation.record.attempt_start_unix_s)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(observation.run_dir.metrics)
         observation.last_steps, observation.first_steps = metrics.tail(MAX_LAST_STEPS), metrics.head(MAX_FIRST_STEPS)

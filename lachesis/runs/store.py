@@ -178,7 +178,7 @@ class RunDir:
         return self.path / f"{service}.json"
 
     def get_position_file(self, service: str) -> Path:
-        """Where an environment stands in its items; see `lachesis.env_process.position`."""
+        """Where an environment stands in its items; see `lachesis.env_process.dataset_position`."""
         return self.path / f"cursor{service.removeprefix('environment')}.txt"
 
     @property

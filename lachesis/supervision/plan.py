@@ -54,7 +54,7 @@ class ServicePlan:
     def environment_names(self) -> dict[str, str]:
         """The names of the run's environments, by service, in the order of their start."""
         return dict(
-            zip((spec.name for spec in self.services if get_service_role(spec.name) == "environment"), self.config.parts(), strict=True)
+            zip((spec.name for spec in self.services if get_service_role(spec.name) == "environment"), self.config.build_environment_configs(), strict=True)
         )
 
     def make_restart_spec(self, service: str, *, groups: int, env_id: int) -> ServiceSpec:

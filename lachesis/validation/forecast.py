@@ -151,7 +151,7 @@ def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
     old_tokens = forecast.tokens_per_rollout
     prefill = old_tokens.prefill * (forecast.planned.group_size / planned.group_size if forecast.prompt_is_shared else 1.0)
     tokens = old_tokens.model_copy(update={"prefill": round(prefill, 2)})
-    rollout_factor = planned.num_rollouts / forecast.planned.rollouts
+    rollout_factor = planned.num_rollouts / forecast.planned.num_rollouts
     token_factor = _count_total_tokens(tokens, planned) / max(_count_total_tokens(old_tokens, forecast.planned), 1e-9)
     ranges = {
         name: Range(**{key: round(getattr(old_range, key) * factor, 4) for key in ("low", "expected", "high")})

@@ -24,7 +24,7 @@ def test_rl_check_environment(
     assert ask("rl_check_environment", check_id="../x")["code"] == "unknown_test"
 
     with monkeypatch.context() as brief:
-        brief.setattr("lachesis.agent.checks.MAX_TEST_WAIT_S", 0.1)  # a quick machine would be done with the check
+        brief.setattr("lachesis.agent.check_jobs.MAX_TEST_WAIT_S", 0.1)  # a quick machine would be done with the check
         answer = ask("rl_check_environment", environment="my_task", new=True, model=random_model)
         same = ask("rl_check_environment", environment="my_task", model=random_model)
     assert same["check_id"] == answer["check_id"]
@@ -45,7 +45,7 @@ def test_rl_check_environment(
     assert not answer["ok"]
     assert "load_dataset" in answer["message"]
 
-    monkeypatch.setattr("lachesis.agent.checks.MAX_TEST_WAIT_S", 0.1)
+    monkeypatch.setattr("lachesis.agent.check_jobs.MAX_TEST_WAIT_S", 0.1)
     (mine / "my_task.py").write_text(text + "\n# another version\n")
     answer = ask("rl_check_environment", environment="my_task", model=random_model)
     assert answer["status"] == "running"

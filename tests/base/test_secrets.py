@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRET = "marked-0a1b2c3d"
 CHATTY = """
 import os, sys
-from deployments.kept_log import keep_log
-keep_log("chatty", most_bytes=1_000_000)
+from deployments.log_capture import capture_log
+capture_log("chatty", max_bytes=1_000_000)
 os.write(1, b"half of it: marked-0a1b"); os.write(2, b"2c3d, and the rest\\n")
 for number in range(int(sys.argv[1])):
     print(f"line {number:05}", "-" * 50)

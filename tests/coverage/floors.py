@@ -19,7 +19,7 @@ PURE = tuple(
     for name in (
         "trainer/batch", "trainer/advantages", "engine/losses", "runs/budgets", "config/edits", "validation/verdict",
         "validation/forecast",
-        "monitor/stalls", "monitor/learning", "monitor/course", "monitor/signs", "monitor/trend",
+        "monitor/stalls", "monitor/learning", "monitor/run_history", "monitor/detectors", "monitor/trend",
     )
 )  # fmt: skip
 

@@ -56,7 +56,7 @@ async def play(make: Make, generator: Generator, answers: list[str], template: s
     await env.setup()
     said = iter(answers)
     generator.say = lambda prompt, n: [next(said)]
-    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    (rollout,) = await env.sample_rollouts({"question": "one?"}, 1)
     return env, rollout
 
 
@@ -122,7 +122,7 @@ async def test_slow_samples_are_no_hang(made: Make, generator: Generator) -> Non
     env = made(Echo, verifier_timeout=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [time.sleep(0.3) or "yes"]
-    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    (rollout,) = await env.sample_rollouts({"question": "one?"}, 1)
     assert rollout.outcome.reward == 1.0
 
 
@@ -160,7 +160,7 @@ async def test_what_the_server_did_not_answer_was_never_said(made: Make, generat
     env = made(Stubborn, group_size=1)
     await env.setup()
     generator.say = lambda prompt, n: ["!500" if "two?" in prompt else "yes"]
-    (rollout,) = await env.rollouts({"question": "one?"}, 1)
+    (rollout,) = await env.sample_rollouts({"question": "one?"}, 1)
     text = "<|user|>one?<|end|><|assistant|>yes<|end|><|user|>three?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
     assert [one["content"] for one in rollout.messages] == ["one?", "yes", "three?", "yes"]
@@ -211,7 +211,7 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     async def played(*answers: str) -> Any:
         said = iter(answers)
         generator.say = lambda prompt, n: [next(said)]
-        (rollout,) = await env.rollouts(game, 1)
+        (rollout,) = await env.sample_rollouts(game, 1)
         return rollout
 
     right = await played(call(6))

@@ -28,7 +28,7 @@ def environment(name: str) -> Any:
 
 
 async def scored(env: Any, item: dict[str, Any], answer: str) -> tuple[float | None, str | None]:
-    outcome = await env.scored(env.score_answer, item, answer)
+    outcome = await env.score_safely(env.score_answer, item, answer)
     return (None if outcome.reward is None else round(outcome.reward, 6)), outcome.reason
 
 
@@ -173,7 +173,7 @@ async def test_problems_from_a_file(made: Make, problems: Path, caplog: pytest.L
     await env.setup()
     assert "1 of 31 rows are left out: 1 has no 'answer'" in caplog.text
     asked = [one["question"] for one in [*env.items.train, *env.items.held_out]]
-    shown = env.messages(env.items.train[0])
+    shown = env.build_messages(env.items.train[0])
     assert [one["role"] for one in shown] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert shown[2]["content"] == "3+4=<<3+4=7>>7 pens. \\boxed{7}"
     assert len(asked) == 28, "what is shown as solved is not asked"
@@ -187,7 +187,7 @@ async def test_a_long_right_answer_is_worth_less_when_asked_for(made: Make, prob
     env = made(environment("gsm8k"), dataset=str(problems), length_penalty=0.5, max_answer_tokens=100)
     await env.setup()
     generator.say = lambda prompt, n: ["\\boxed{7}", "x" * 40 + "\\boxed{7}", "\\boxed{8}", "x" * 40]
-    rewards = [one.outcome.reward for one in await env.rollouts(PROBLEM, 4)]
+    rewards = [one.outcome.reward for one in await env.sample_rollouts(PROBLEM, 4)]
     assert rewards == [pytest.approx(1 - 0.5 * 10 / 100), pytest.approx(1 - 0.5 * 50 / 100), 0.0, 0.0]
 
 
@@ -209,8 +209,8 @@ async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path:
     for fields in ({}, {"held_out_dataset": str(held_out)}):
         env = made(environment("gsm8k"), dataset=str(whole), few_shot=8, **fields)
         await env.setup()
-        shown = {one["question"] for one in env.shots}
-        assert len(env.shots) == 8
+        shown = {one["question"] for one in env.few_shot_items}
+        assert len(env.few_shot_items) == 8
         assert not shown & {one["question"] for one in [*env.items.train, *env.items.held_out]}
 
 
@@ -256,7 +256,7 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
     assert await scored(env, item, "2") == (0.0, None)
     reward, reason = await scored(env, item, "bug")
     assert (reward, re.sub(r":\d+:", ":N:", str(reason))) == (None, "the verifier raised ValueError at mine.py:N: a bug")
-    assert {len(env.messages(one)) for one in [*env.items.train, *env.items.held_out]} == {1}
+    assert {len(env.build_messages(one)) for one in [*env.items.train, *env.items.held_out]} == {1}
     every = made(environment("reward_function"), **{**fields, "function": f"{tmp_path}/mine.py:whole"})
     await every.setup()
     assert await scored(every, item, "1") == (3.0, None)

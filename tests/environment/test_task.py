@@ -76,7 +76,7 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     env = made(Words, verifier_timeout=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
-    first, *others = await env.rollouts(env.items.train[0], 4)
+    first, *others = await env.sample_rollouts(env.items.train[0], 4)
     assert (first.outcome.reward, without_place(first.outcome.reason)) == (reward, reason)
     assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
@@ -85,7 +85,7 @@ async def test_one_that_hangs_amid_others_costs_its_own_score_alone(made: Make, 
     env = made(Words, verifier_timeout=0.3)
     await env.setup()
     generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
-    rollouts = await env.rollouts(env.items.train[0], 5)
+    rollouts = await env.sample_rollouts(env.items.train[0], 5)
     assert [one.outcome.reward for one in rollouts] == [0.5, None, None, 0.75, None]
 
 
@@ -100,7 +100,7 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
 
     env = made(Judged, verifier_timeout=5.0)
     await env.setup()
-    rollouts = await env.rollouts(env.items.train[0], 4)
+    rollouts = await env.sample_rollouts(env.items.train[0], 4)
     assert [one.outcome for one in rollouts] == [Outcome(0.5)] * 4
 
 
@@ -108,7 +108,7 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, 
     env = made(Words, verifier_timeout=0.02)
     await env.setup()
     generator.say = lambda prompt, n: ["hangs"] * n
-    rollouts = await env.rollouts(env.items.train[0], 12)
+    rollouts = await env.sample_rollouts(env.items.train[0], 12)
     reasons = [one.outcome.reason for one in rollouts]
     assert reasons[0] == "the verifier was not done after 0.02 s"
     assert reasons[-1] == "too many calls of the verifier have not ended; none is made until one of them has"
@@ -160,7 +160,7 @@ async def test_answers_can_be_scored_beside_each_other(
     env = made(Longest)
     await env.setup()
     generator.say = lambda prompt, n: ["b", "a", "c"]
-    rollouts = await env.rollouts(env.items.train[0], 3)
+    rollouts = await env.sample_rollouts(env.items.train[0], 3)
     assert [replace(one.outcome, reason=without_place(one.outcome.reason)) for one in rollouts] == outcomes
 
 
@@ -172,10 +172,10 @@ async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Ma
         time.sleep(0.5)
         return 1.0
 
-    reasons = [(await env.scored(slow, {}, None)).reason for _ in range(12)]
+    reasons = [(await env.score_safely(slow, {}, None)).reason for _ in range(12)]
     assert "none is made" in str(reasons[-1])
     await asyncio.sleep(0.7)
-    assert (await env.scored(lambda item, rollout: 0.5, {}, None)) == Outcome(0.5)
+    assert (await env.score_safely(lambda item, rollout: 0.5, {}, None)) == Outcome(0.5)
 
 
 async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Make) -> None:
@@ -186,7 +186,7 @@ async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Mak
         raise TimeoutError("the judge did not answer")
 
     for _ in range(12):
-        reason = without_place((await env.scored(away, {})).reason)
+        reason = without_place((await env.score_safely(away, {})).reason)
         assert reason == "the verifier raised TimeoutError somewhere: the judge did not answer"
 
 
@@ -206,15 +206,15 @@ async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made:
         await asyncio.sleep(5)
         return 1.0
 
-    assert await env.scored(waits, {}) == Outcome(1.0)
-    assert (await env.scored(hangs, {})).reason == "the verifier was not done after 0.3 s"
+    assert await env.score_safely(waits, {}) == Outcome(1.0)
+    assert (await env.score_safely(hangs, {})).reason == "the verifier was not done after 0.3 s"
 
 
 async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generator) -> None:
     env = made(Words, system_prompt="Short.")
     await env.setup()
     generator.say = lambda prompt, n: ["ja", "no…"]
-    whole, cut = await env.rollouts({"question": "why", "answer": "so"}, 2)
+    whole, cut = await env.sample_rollouts({"question": "why", "answer": "so"}, 2)
     decoded = env.tokenizer.decode(whole.tokens)
     assert decoded == "<|user|>Short.<|end|><|user|>why<|end|><|assistant|>ja<|end|>"
     sampled = [token for token in whole.masks if token != -100]
@@ -253,7 +253,7 @@ async def test_equal_rewards_beside_an_invalid_one_are_equal(made: Make, generat
     """The mean of three times 0.1 is not 0.1."""
     env = made(Words)
     await env.setup()
-    rollouts = await env.rollouts(env.items.train[0], 4)
+    rollouts = await env.sample_rollouts(env.items.train[0], 4)
     for one in rollouts:
         one.outcome = Outcome(0.1)
     rollouts[3].outcome = Outcome(None, reason="away")
@@ -317,7 +317,7 @@ async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(made: Make, 
     env = made(Words)
     env.tokenizer.chat_template = None
     await env.setup()
-    (one,) = await env.rollouts({"question": "why", "answer": "ok"}, 1)
+    (one,) = await env.sample_rollouts({"question": "why", "answer": "ok"}, 1)
     assert env.tokenizer.decode(one.tokens) == "user: why\nassistant: ok<|end|>"
 
 
@@ -325,7 +325,7 @@ async def test_a_prompt_that_leaves_no_room_is_told_by_name(made: Make) -> None:
     env = made(Words, max_token_length=30)
     await env.setup()
     with pytest.raises(Exception, match="the prompt has 53 tokens; max_token_length is 30"):
-        await env.rollouts({"question": "x" * 50, "answer": ""}, 4)
+        await env.sample_rollouts({"question": "x" * 50, "answer": ""}, 4)
 
 
 async def test_a_server_that_fails_costs_the_group_and_no_more(made: Make, generator: Generator) -> None:

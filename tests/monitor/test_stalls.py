@@ -35,25 +35,25 @@ def look(tmp_path: Path, **changes: Any) -> Observation:
 
 
 def waits(what: str, for_s: float = 100) -> dict[str, Any]:
-    return {"trainer": {"waiting_for": what, "since": NOW - for_s}}
+    return {"trainer_health": {"waiting_for": what, "since": NOW - for_s}}
 
 
 @pytest.mark.parametrize(
     ("changes", "part", "ago", "said"),
     [
-        ({"states": {"environment": "stopped"}, "tally": {**ALIVE, "at": NOW - 7}}, "environment", 7, "stopped by a signal"),
-        ({"states": {"trainer": "stopped"}, "trainer": None}, "trainer", 0, "pid 100"),
-        ({"tally": {**ALIVE, "at": NOW - 90}}, "environment", 90, "no sign of life since 90 s"),
-        ({"tally": None}, "environment", 100, "has not told anything"),
-        ({"tally": {**ALIVE, "in_request": 3, "request_since": NOW - 80}}, "sampler", 80, "3 requests for samples"),
-        ({"tally": {**ALIVE, "item_since": NOW - 70}}, "environment", 70, "get_next_item() has not returned for 70 s"),
-        ({"tally": {**ALIVE, "in_group": 2, "group_since": NOW - 75}}, "environment", 75, "its score does not end"),
-        ({"tally": {**ALIVE, "errors": {"ValueError: x": 7}}}, "environment", 300, "no usable group: ValueError: x (7 times)"),
-        ({"tally": {**ALIVE, "group_at": NOW - 1}, "api": {"queued": {"5": 3}, "batch_size": 32}}, "API queue", 100,
+        ({"process_states": {"environment": "stopped"}, "environment_counts": {**ALIVE, "at": NOW - 7}}, "environment", 7, "stopped by a signal"),
+        ({"process_states": {"trainer": "stopped"}, "trainer_health": None}, "trainer", 0, "pid 100"),
+        ({"environment_counts": {**ALIVE, "at": NOW - 90}}, "environment", 90, "no sign of life since 90 s"),
+        ({"environment_counts": None}, "environment", 100, "has not told anything"),
+        ({"environment_counts": {**ALIVE, "in_request": 3, "request_since": NOW - 80}}, "sampler", 80, "3 requests for samples"),
+        ({"environment_counts": {**ALIVE, "item_since": NOW - 70}}, "environment", 70, "get_next_item() has not returned for 70 s"),
+        ({"environment_counts": {**ALIVE, "in_group": 2, "group_since": NOW - 75}}, "environment", 75, "its score does not end"),
+        ({"environment_counts": {**ALIVE, "errors": {"ValueError: x": 7}}}, "environment", 300, "no usable group: ValueError: x (7 times)"),
+        ({"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"queued": {"5": 3}, "batch_size": 32}}, "API queue", 100,
          "the groups that wait (3 of 5 rollouts) do not fill one: a batch takes exactly 32 rollouts"),
-        ({"tally": {**ALIVE, "group_at": NOW - 1}, "api": {"turn": "slow"}}, "environment", 1, "it is the turn of slow"),
-        ({"api": {"refused": 4, "refusal": "a score is nan"}}, "API queue", 100, "has refused 4 groups: a score is nan"),
-        ({"tally": {**ALIVE, "group_at": NOW - 1, "dropped": 64}}, "rollouts", 100, "64 rollouts were dropped"),
+        ({"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"turn": "slow"}}, "environment", 1, "it is the turn of slow"),
+        ({"api_counts": {"refused": 4, "refusal": "a score is nan"}}, "API queue", 100, "has refused 4 groups: a score is nan"),
+        ({"environment_counts": {**ALIVE, "group_at": NOW - 1, "dropped": 64}}, "rollouts", 100, "64 rollouts were dropped"),
         (waits("forward_backward"), "forward_backward", 100, "the trainer waits for the answer of the engine"),
         (waits("optim_step"), "optim_step", 100, "the trainer waits for the answer"),
         (waits("sampler"), "sampler", 100, "new sampling weights"),
@@ -81,22 +81,22 @@ def test_a_service_that_does_not_answer_is_named_after_a_while(tmp_path: Path, n
 
 def test_what_is_slow_as_always_is_no_stall(tmp_path: Path) -> None:
     steps = [{"step": number, "time/rollouts": 40.0} for number in range(9)]
-    assert find_stall(look(tmp_path, steps=steps), {}) is None
-    assert find_stall(look(tmp_path, steps=steps, **waits("rollouts", 201)), {}) is not None
+    assert find_stall(look(tmp_path, last_steps=steps), {}) is None
+    assert find_stall(look(tmp_path, last_steps=steps, **waits("rollouts", 201)), {}) is not None
     assert find_stall(look(tmp_path, **waits("rollouts", 59)), {}) is None
 
 
 def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
     """There is no usual length yet; a process that gives no sign of life is named all the same."""
-    assert find_stall(look(tmp_path, steps=[], **waits("rollouts", 290)), {}) is None
-    assert find_stall(look(tmp_path, steps=[], **waits("rollouts", 301)), {}) is not None
-    silent = find_stall(look(tmp_path, steps=[], tally={**ALIVE, "at": NOW - 90}), {})
+    assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 290)), {}) is None
+    assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 301)), {}) is not None
+    silent = find_stall(look(tmp_path, last_steps=[], environment_counts={**ALIVE, "at": NOW - 90}), {})
     assert silent is not None
     assert silent.part == "environment"
 
 
 def test_a_flow_that_stands_still_is_named(tmp_path: Path) -> None:
-    stall = find_stall(look(tmp_path, states={"flow": "stopped"}, **waits("rollouts", 1)), {})
+    stall = find_stall(look(tmp_path, process_states={"flow": "stopped"}, **waits("rollouts", 1)), {})
     assert stall is not None
     assert stall.part == "flow"
 

@@ -394,11 +394,11 @@ def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunSto
     for step in (31, 32):
         metrics.append(step, {"reward/mean": 0.7})
     Monitor(store).tick()
-    assert load_memory(folder).trend.count == 32
+    assert load_memory(folder).trend.num_steps == 32
     metrics.append(20, {"reward/mean": 0.9})
     Monitor(store).tick()
     trend = load_memory(folder).trend
-    assert (trend.count, trend.last_step, trend.recent[-1]) == (20, 20, 0.9)
+    assert (trend.num_steps, trend.last_step, trend.recent[-1]) == (20, 20, 0.9)
 
 
 def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore, make: Make) -> None:

@@ -47,7 +47,7 @@ async def main(kind, answers, tokenizer):
     await env.setup()
     env.server = Server(answers, env.tokenizer)
     item = await env.get_next_item()
-    rollouts = await env.rollouts(
+    rollouts = await env.sample_rollouts(
         {**item, "prompt": [{"role": "user", "content": "reverse 12"}], "answer": "21"},
         1 if kind in ("turns", "tools") else len(answers),
     )
