@@ -1,9 +1,11 @@
-"""How long an agent waits: each tool in-process on a home with 100 environments and 200 runs, and the start of each surface.
+"""How long an agent waits: each tool in-process on a home with 100 environments and 200 runs, and
+the start of each surface.
 
 python bench/agents.py [--repeat 200]
 
-The ratios are against the project's own targets: 150 ms for the 95th percentile of a call, 3 s from the start of the MCP server
-to its list of tools, 0.4 s for `lachesis --help`, 2 s from the call of a start to the run id.
+The ratios are against the project's own targets: 150 ms for the 95th percentile of a call, 3 s from
+the start of the MCP server to its list of tools, 0.4 s for `lachesis --help`, 2 s from the call of
+a start to the run id.
 """
 
 from __future__ import annotations
@@ -41,11 +43,16 @@ def main() -> None:
             rows = measure_tools(living, args.repeat)
             rows.append(measure_start())
     rows += [
-        ["MCP: start to list of tools (s)", *seconds([asyncio.run(mcp_tools()) for _ in range(5)], TARGET_TOOLS_S)],
+        [
+            "MCP: start to list of tools (s)",
+            *seconds([asyncio.run(mcp_tools()) for _ in range(5)], TARGET_TOOLS_S),
+        ],
         ["lachesis --help (s)", *seconds([run_help() for _ in range(10)], TARGET_HELP_S)],
     ]
     title = f"agents ({ENVIRONMENTS} environments, {RUNS} runs, {LIVING} of them living)"
-    show(title, ["what", "median", "95th percentile", "target", "times faster than the target"], rows)
+    show(
+        title, ["what", "median", "95th percentile", "target", "times faster than the target"], rows
+    )
 
 
 def make_environments(folder: Path) -> Path:
@@ -58,7 +65,9 @@ def make_environments(folder: Path) -> Path:
 
 
 def make_runs() -> str:
-    """Records with metrics; the living ones are known to the server as scheduled for another day. One of these."""
+    """Records with metrics; the living ones are known to the server as scheduled for another day.
+    One of these.
+    """
     from lachesis.orchestration.prefect_api import PrefectApi
     from lachesis.runs.metrics import MetricsFile
     from lachesis.runs.store import RunRecord, RunStore
@@ -81,13 +90,26 @@ def make_runs() -> str:
             status="pending" if index < LIVING else "completed",
         )
         if index < LIVING:
-            later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
-            body = {"state": later, "name": run_id, "parameters": {"run_id": run_id, "home": str(store.home)}}
-            answer = httpx.post(f"{api.url}/deployments/{deployment['id']}/create_flow_run", json=body)
-            record = record.model_copy(update={"flow_run_id": answer.raise_for_status().json()["id"]})
+            later = {
+                "type": "SCHEDULED",
+                "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"},
+            }
+            body = {
+                "state": later,
+                "name": run_id,
+                "parameters": {"run_id": run_id, "home": str(store.home)},
+            }
+            answer = httpx.post(
+                f"{api.url}/deployments/{deployment['id']}/create_flow_run", json=body
+            )
+            record = record.model_copy(
+                update={"flow_run_id": answer.raise_for_status().json()["id"]}
+            )
             living = run_id
         metrics = MetricsFile(store.create(record).metrics)
-        metrics.path.write_text("".join(f'{{"step": {n}, "time": {n}.5, "reward/mean": 0.5}}\n' for n in range(1, 301)))
+        metrics.path.write_text(
+            "".join(f'{{"step": {n}, "time": {n}.5, "reward/mean": 0.5}}\n' for n in range(1, 301))
+        )
     return living
 
 
@@ -98,7 +120,8 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
     call = CallContext(AgentSession("bench"))
-    for index in range(5):  # the first look at an environment imports it in a child; its schema is kept
+    # the first look at an environment imports it in a child; its schema is kept
+    for index in range(5):
         TOOLS["rl_select_environment"].run(call, {"name": f"arithmetic{index}"})
     calls: dict[str, Callable[[int], dict[str, object]]] = {
         "rl_list_environments": lambda n: {},
@@ -150,7 +173,9 @@ async def mcp_tools() -> float:
 
 def run_help() -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "lachesis.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "lachesis.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL
+    )
     return time.perf_counter() - started
 
 
@@ -160,7 +185,12 @@ def seconds(times: list[float], target: float) -> list[object]:
 
 def row(times: list[float], target: float, digits: int) -> list[object]:
     p95 = statistics.quantiles(times, n=20, method="inclusive")[-1]
-    return [f"{statistics.median(times):.{digits}f}", f"{p95:.{digits}f}", f"{target:g}", f"{target / p95:.1f}"]
+    return [
+        f"{statistics.median(times):.{digits}f}",
+        f"{p95:.{digits}f}",
+        f"{target:g}",
+        f"{target / p95:.1f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The whole chain to a reward of 0.85, beside a loop by hand in torch and GRPO of TRL: the same model, adapter, batch and
-learning rate.
+"""The whole chain to a reward of 0.85, beside a loop by hand in torch and GRPO of TRL: the same
+model, adapter, batch and learning rate.
 
 python bench/chain.py [--seeds 0 1 2] [--trl PYTHON]
 
-Ours is a real run: Prefect, four processes, checkpoints. `--trl` is the interpreter of an environment with TRL (`pip install
-trl==1.16.0 peft` beside a PyTorch for the CPU). Seconds from the first batch: ours from its arrival at the trainer, theirs from
-the first question; with start-up, from the command to the reward.
+Ours is a real run: Prefect, four processes, checkpoints. `--trl` is the interpreter of an
+environment with TRL (`pip install trl==1.16.0 peft` beside a PyTorch for the CPU). Seconds from the
+first batch: ours from its arrival at the trainer, theirs from the first question; with start-up,
+from the command to the reward.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from table import show
 
 from lachesis.cli import watch
 from lachesis.orchestration import launcher
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 GOAL = 0.85
 WORK = str(Path(__file__).with_name("reinforce.py"))
-EDITS = (("total_steps", 200), ("use_wandb", False), ("final_evaluation", False), ("save_checkpoint_interval", 50))
+EDITS = (
+    ("total_steps", 200),
+    ("use_wandb", False),
+    ("final_evaluation", False),
+    ("save_checkpoint_interval", 50),
+)
 Times = tuple[float, float, int]
 """Seconds of training, seconds with start-up, steps."""
 
@@ -44,15 +50,30 @@ def main() -> None:
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
     with launcher.LauncherProcess():
-        found["Lachesis, two batches may wait"] = [ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds]
+        found["Lachesis, two batches may wait"] = [
+            ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
+        ]
         found["Lachesis"] = [ours(seed) for seed in args.seeds]
     mine = middle(found["Lachesis"])
     rows: list[list[object]] = []
     for name, times in found.items():
         own = middle(times)
-        rows.append([name, *(f"{one:.1f}" for one in own), *(f"{mine[at] / own[at]:.2f}" for at in (0, 1))])
-    columns = ["to reward 0.85, medians", "s", "s with start-up", "steps", "Lachesis / this one", "with start-up"]
-    show(f"chain, seeds {args.seeds} (targets: at most 4 times the loop by hand, at most TRL)", columns, rows)
+        rows.append(
+            [name, *(f"{one:.1f}" for one in own), *(f"{mine[at] / own[at]:.2f}" for at in (0, 1))]
+        )
+    columns = [
+        "to reward 0.85, medians",
+        "s",
+        "s with start-up",
+        "steps",
+        "Lachesis / this one",
+        "with start-up",
+    ]
+    show(
+        f"chain, seeds {args.seeds} (targets: at most 4 times the loop by hand, at most TRL)",
+        columns,
+        rows,
+    )
     outside = statistics.median(share for seed in args.seeds for share in outside_shares(seed))
     print(f"outside Tinker calls and waits: {100 * outside:.1f} % of a step (target: 5)")
 
@@ -76,7 +97,13 @@ def ours(seed: int, *edits: tuple[str, object]) -> Times:
 
 def outside_shares(seed: int) -> list[float]:
     """Of each step, what was neither a wait for rollouts nor for the server."""
-    waits = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
+    waits = (
+        "time/rollouts",
+        "time/forward_backward",
+        "time/optim_step",
+        "time/publish",
+        "time/checkpoint",
+    )
     steps = LachesisService().read_metrics(RUNS[seed])
     return [1 - sum(one.get(name) or 0.0 for name in waits) / one["time/step"] for one in steps]
 
@@ -86,7 +113,12 @@ def by(python: str, kind: str, model: str, seed: int) -> Times:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [python, WORK, kind, model, str(seed)], env=env, cwd=folder, capture_output=True, text=True, check=False
+            [python, WORK, kind, model, str(seed)],
+            env=env,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     whole = time.perf_counter() - started
     if done.returncode != 0:

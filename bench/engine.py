@@ -1,14 +1,17 @@
-"""The embedded engine beside what a user could take instead, on one machine, in one run: ratios of ours to the other.
+"""The embedded engine beside what a user could take instead, on one machine, in one run: ratios of
+ours to the other.
 
 python bench/engine.py [--model FOLDER …] [--skyrl PYTHON]
 
-Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million parameters. On a
-machine with a GPU the same script measures there. `--skyrl` is the interpreter of an environment of its own, with SkyRL-tx:
+Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million
+parameters. On a machine with a GPU the same script measures there. `--skyrl` is the interpreter of
+an environment of its own, with SkyRL-tx:
 
 pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax
 
-See `bench/work.py` for what is done. `no model at all` is our server with answers that cost nothing: what the SDK and HTTP take
-by themselves, which is the most that any server could reach; see `bench/nothing.py`.
+See `bench/work.py` for what is done. `no model at all` is our server with answers that cost
+nothing: what the SDK and HTTP take by themselves, which is the most that any server could reach;
+see `bench/nothing.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def main() -> None:
 
 
 def medium() -> Path:
-    """A Qwen3 of 48 million parameters with random weights, made once; its tokenizer is that of the tiny model."""
+    """A Qwen3 of 48 million parameters with random weights, made once; its tokenizer is that of the
+    tiny model.
+    """
     folder = paths.models_dir() / "bench-48m"
     if not (folder / "config.json").exists():
         import torch
@@ -79,13 +84,24 @@ def compare(model: str, skyrl: str | None) -> None:
     for name, measure in measures.items():
         contenders[name] = measure()
         print(name, json.dumps(contenders[name]), file=sys.stderr, flush=True)
-    mine, others = contenders["Lachesis"], {name: one for name, one in contenders.items() if name != "Lachesis"}
+    mine, others = (
+        contenders["Lachesis"],
+        {name: one for name, one in contenders.items() if name != "Lachesis"},
+    )
     rows: list[list[object]] = []
     for name in ROWS:
-        ratios = [f"{mine[name] / one[name]:.2f}" if name in one else "–" for one in others.values()]
+        ratios = [
+            f"{mine[name] / one[name]:.2f}" if name in one else "–" for one in others.values()
+        ]
         rows.append([f"{name}, tokens per second", f"{mine[name]:,.0f}", *ratios])
-    for name, unit in (("start to first answer", "s"), ("swap", "s beyond a first token"), ("peak memory", "GB")):
-        ratios = [f"{one[name] / mine[name]:.2f}" if name in one else "–" for one in others.values()]
+    for name, unit in (
+        ("start to first answer", "s"),
+        ("swap", "s beyond a first token"),
+        ("peak memory", "GB"),
+    ):
+        ratios = [
+            f"{one[name] / mine[name]:.2f}" if name in one else "–" for one in others.values()
+        ]
         rows.append([f"{name}, {unit}", f"{mine[name]:.3f}", *ratios])
     columns = ["what", "Lachesis", *(f"times {name}" for name in others)]
     show(f"engine, {Path(model).name} (above 1: ours is faster, or smaller)", columns, rows)
@@ -93,7 +109,9 @@ def compare(model: str, skyrl: str | None) -> None:
 
 def work(python: str, kind: str, *rest: str) -> Found:
     env = {**os.environ, "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([python, WORK, kind, *rest], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, WORK, kind, *rest], env=env, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
     found: Found = json.loads(done.stdout.splitlines()[-1])
@@ -104,21 +122,43 @@ def ours(model: str, program: list[str] | None = None) -> Found:
     with tempfile.TemporaryDirectory() as store:
         port = reserve_free_ports(1)[0]
         program = program or ["-m", "lachesis.engine"]
-        command = [sys.executable, *program, "--model", model, "--port", str(port), "--store", store]
-        return measured(command, {"LACHESIS_ENGINE_TOKEN": TOKEN}, f"http://127.0.0.1:{port}", sys.executable, model)
+        command = [
+            sys.executable,
+            *program,
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--store",
+            store,
+        ]
+        return measured(
+            command,
+            {"LACHESIS_ENGINE_TOKEN": TOKEN},
+            f"http://127.0.0.1:{port}",
+            sys.executable,
+            model,
+        )
 
 
 def theirs(model: str, python: str) -> Found:
-    """It starts its engine by `uv`; here that is a script that starts it in the environment which is there. Its transformers
-    is an older one, which knows the tokenizer's class and one setting by other names."""
+    """It starts its engine by `uv`; here that is a script that starts it in the environment which
+    is there. Its transformers is an older one, which knows the tokenizer's class and one setting by
+    other names.
+    """
     with tempfile.TemporaryDirectory() as store:
         copy = Path(store) / "model"
         shutil.copytree(model, copy)
         about = json.loads((copy / "tokenizer_config.json").read_text())
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", **{key: about.get(key) for key in ("eos_token", "pad_token")}}
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{key: about.get(key) for key in ("eos_token", "pad_token")},
+        }
         (copy / "tokenizer_config.json").write_text(json.dumps(about))
         config = json.loads((copy / "config.json").read_text())
-        (copy / "config.json").write_text(json.dumps({**config, "rope_theta": config["rope_parameters"]["rope_theta"]}))
+        (copy / "config.json").write_text(
+            json.dumps({**config, "rope_theta": config["rope_parameters"]["rope_theta"]})
+        )
         model = str(copy)
         port = reserve_free_ports(1)[0]
         uv = Path(store) / "uv"
@@ -140,7 +180,10 @@ def measured(command: list[str], env: dict[str, str], url: str, python: str, mod
         ready(url, process)
         start = time.perf_counter() - started
         found = work(python, "server", url, TOKEN, model)
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        family = [
+            psutil.Process(process.pid),
+            *psutil.Process(process.pid).children(recursive=True),
+        ]
         peak = sum(peak_bytes(one.pid) for one in family)
     return {**found, "start to first answer": start, "peak memory": peak / 1e9}
 
@@ -149,7 +192,11 @@ def measured(command: list[str], env: dict[str, str], url: str, python: str, mod
 def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
-            command, env={**os.environ, "HF_HUB_OFFLINE": "1", **env}, stdout=log, stderr=log, start_new_session=True
+            command,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         yield process

@@ -1,10 +1,10 @@
-"""What environments cost: finding many of them, running a program in the sandbox, and the time that an environment adds to the
-engine's.
+"""What environments cost: finding many of them, running a program in the sandbox, and the time that
+an environment adds to the engine's.
 
 python bench/environments.py
 
-Ratios in one run on this machine: discovery beside reading the same files alone, the sandbox beside the same program without
-one, and rollouts through a TaskEnv beside the same requests sent by hand.
+Ratios in one run on this machine: discovery beside reading the same files alone, the sandbox beside
+the same program without one, and rollouts through a TaskEnv beside the same requests sent by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lachesis.catalog.scaffold import TEMPLATE
 from lachesis.config.run_config import RunConfig
 from lachesis.environment.sandbox import Sandbox
 from lachesis.runs.environment_counts import read_counts
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended
 from lachesis.supervision.plan import make_inference_test_spec
@@ -47,7 +47,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         finding(Path(folder))
     asyncio.run(sandbox())
-    for name, model in (("arithmetic", None), ("reverse_text", taught("reverse_text")), ("reverse_text", medium())):
+    for name, model in (
+        ("arithmetic", None),
+        ("reverse_text", taught("reverse_text")),
+        ("reverse_text", medium()),
+    ):
         with tempfile.TemporaryDirectory() as folder:
             process(name, model, Path(folder))
 
@@ -58,9 +62,13 @@ def taught(name: str) -> Path:
 
 
 def finding(folder: Path) -> None:
-    """Environments as `lachesis env new` makes them; the first time, again, and after some of them were changed."""
+    """Environments as `lachesis env new` makes them; the first time, again, and after some of them
+    were changed.
+    """
     for number in range(FILES):
-        text = TEMPLATE.read_text().replace("CLASS", f"Env{number}").replace("NAME", f"env_{number}")
+        text = (
+            TEMPLATE.read_text().replace("CLASS", f"Env{number}").replace("NAME", f"env_{number}")
+        )
         (folder / f"env_{number}.py").write_text(text)
 
     def look() -> None:
@@ -79,7 +87,9 @@ def finding(folder: Path) -> None:
         ["again, in the same process", f"{again:.3f}", f"{again / alone:.1f}"],
         [f"after {TOUCHED} were changed", f"{changed:.3f}", f"{changed / alone:.1f}"],
     ]
-    show(f"finding {FILES} environments (target: 0.5 s)", ["", "s", "times reading the files"], rows)
+    show(
+        f"finding {FILES} environments (target: 0.5 s)", ["", "s", "times reading the files"], rows
+    )
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -89,12 +99,21 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 async def sandbox() -> None:
-    """One program after the other, and as many at once as there are cores; beside the same in a bare child."""
+    """One program after the other, and as many at once as there are cores; beside the same in a
+    bare child.
+    """
     jailed = Sandbox()
 
     async def bare() -> None:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-B", "-c", PROGRAM, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            "-c",
+            PROGRAM,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         await child.communicate()
 
@@ -102,12 +121,23 @@ async def sandbox() -> None:
         assert (await jailed.run(PROGRAM)).how == "ended"
 
     rows: list[list[object]] = []
-    times = {name: await one_by_one(call) for name, call in (("confined", confined), ("bare", bare))}
+    times = {
+        name: await one_by_one(call) for name, call in (("confined", confined), ("bare", bare))
+    }
     overhead = 1000 * (times["confined"] - times["bare"])
     whole = 1000 * times["confined"]
-    rows.append(["one, ms", f"{whole:.0f}", f"{times['confined'] / times['bare']:.2f}", f"{overhead:.0f} ms more"])
+    rows.append(
+        [
+            "one, ms",
+            f"{whole:.0f}",
+            f"{times['confined'] / times['bare']:.2f}",
+            f"{overhead:.0f} ms more",
+        ]
+    )
     rate = {name: await at_once(call) for name, call in (("confined", confined), ("bare", bare))}
-    rows.append(["a second", f"{rate['confined']:.0f}", f"{rate['bare'] / rate['confined']:.2f}", ""])
+    rows.append(
+        ["a second", f"{rate['confined']:.0f}", f"{rate['bare'] / rate['confined']:.2f}", ""]
+    )
     columns = ["", "sandbox", "times a bare child", "overhead"]
     show("a program in the sandbox (targets: 80 ms overhead, 8 a second)", columns, rows)
 
@@ -128,20 +158,38 @@ async def at_once(call: Callable[[], Awaitable[None]]) -> float:
 
 
 def process(name: str, model: Path | None, folder: Path) -> None:
-    """Groups that an environment's process makes one after the other, beside the same requests sent to the same server by hand,
-    one after the other: what is more is tokenising, scoring and Atropos."""
+    """Groups that an environment's process makes one after the other, beside the same requests sent
+    to the same server by hand, one after the other: what is more is tokenising, scoring and
+    Atropos.
+    """
     launch = LaunchRequest(name, model=str(model) if model else None)
     environment, config = LachesisService().resolve(launch)
     LachesisService().build_tiny_model(config, lambda done, total: None)
     output = folder / "groups.jsonl"
     request = InferenceRequest(
-        environment=name, environment_file=environment.file_path, models=[], num_steps=GROUPS, group_size=GROUP
+        environment=name,
+        environment_file=environment.file_path,
+        models=[],
+        num_steps=GROUPS,
+        group_size=GROUP,
     )
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
-        content = make_process_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench")
-        places = {"out": str(output), "tally": str(folder / "tally.json"), "samples": str(folder / "samples.jsonl")}
-        probe, files = make_inference_test_spec(environment.file_path, content, output, {**places, "wandb_run": "bench"}, client_env=plan.client_env)
+        content = make_process_config(
+            plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench"
+        )
+        places = {
+            "out": str(output),
+            "tally": str(folder / "tally.json"),
+            "samples": str(folder / "samples.jsonl"),
+        }
+        probe, files = make_inference_test_spec(
+            environment.file_path,
+            content,
+            output,
+            {**places, "wandb_run": "bench"},
+            client_env=plan.client_env,
+        )
         for path, text in files.items():
             path.write_text(text)
         group.start(probe)
@@ -155,13 +203,19 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         ["the same requests by hand", f"{1000 * by_hand:.0f}", "1.00"],
     ]
     size = "48 million" if model and model.name == medium().name else "100,000"
-    show(f"{name}, {size} parameters: a group of {GROUP} answers (target: 1.10)", ["", "ms", "times by hand"], rows)
+    show(
+        f"{name}, {size} parameters: a group of {GROUP} answers (target: 1.10)",
+        ["", "ms", "times by hand"],
+        rows,
+    )
 
 
 def ask(lines: list[dict[str, Any]], config: RunConfig, url: str, token: str) -> float:
     """Seconds per group, after the first ones."""
     took, most = [], (config.env.model_extra or {})["max_answer_tokens"]
-    with httpx.Client(timeout=120, trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
+    with httpx.Client(
+        timeout=120, trust_env=False, headers={"Authorization": f"Bearer {token}"}
+    ) as client:
         for line in lines:
             masks = line["masks"][0]
             prompt = line["tokens"][0][: next(at for at, mask in enumerate(masks) if mask != -100)]

@@ -1,4 +1,5 @@
-"""Compare the engine with transformers and PEFT on every family of models, with small random weights.
+"""Compare the engine with transformers and PEFT on every family of models, with small random
+weights.
 
 `python bench/families.py` plays all families and prints a table; `--write docs/families.md` writes
 the page, and names play those families alone. Nothing is downloaded. Of each family the engine
@@ -34,10 +35,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lachesis.base.errors import LachesisError
 from lachesis.engine import lora
-from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_request import SampleResponse, SampleRequest
+from lachesis.engine.sample_request import SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 from lachesis.engine.training import TrainingModel
@@ -114,11 +115,17 @@ def build(family: str, folder: Path) -> None:
     """Write a small model with random weights and its tokenizer."""
     defaults = AutoConfig.for_model(family)
     names = {name for name in [*defaults.to_dict(), *defaults.attribute_map] if name in SMALL}
-    sizes = {name: SMALL[name] for name in names if getattr(defaults, name, 0) is not None or name in ALWAYS}
+    sizes = {
+        name: SMALL[name]
+        for name in names
+        if getattr(defaults, name, 0) is not None or name in ALWAYS
+    }
     sizes |= {name: SMALL[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model(family, **{**sizes, **OWN.get(family, {})})
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(
+            weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters()
+        )
     if size > MOST_WEIGHTS:
         raise ValueError(f"{size:,} weights at the smallest sizes that this table knows")
     torch.manual_seed(0)
@@ -186,13 +193,17 @@ def _compare(family: str, base: BaseLanguageModel, plain: Any, folder: Path) -> 
     return Outcome(family, "", max(apart), step, (layers[0], layers[1] + extra))
 
 
-def sample(base: BaseLanguageModel, jobs: list[tuple[list[int], LoraAdapter | None]]) -> list[tuple[list[int], np.ndarray]]:
+def sample(
+    base: BaseLanguageModel, jobs: list[tuple[list[int], LoraAdapter | None]]
+) -> list[tuple[list[int], np.ndarray]]:
     """Sample all in one batch; the whole sequences and the log-probabilities of their ends."""
     sampler = Sampler(base, seed=0)
     results: dict[int, SampleResponse | Exception] = {}
     for number, (prompt, snapshot) in enumerate(jobs):
         request = SampleRequest(prompt, max_tokens=NEW_TOKENS)
-        sampler.add(SamplingJob(request, snapshot, lambda one, at=number: results.__setitem__(at, one)))
+        sampler.add(
+            SamplingJob(request, snapshot, lambda one, at=number: results.__setitem__(at, one))
+        )
     while sampler.is_busy:
         sampler.step()
     sequences = []
@@ -239,7 +250,9 @@ def step_with_peft(model: Any, sequences: list[list[int]]) -> None:
     loss = -torch.stack([logprobs(model, tokens).sum() for tokens in sequences]).sum()
     loss.backward()
     betas = (ADAM["beta1"], ADAM["beta2"])
-    torch.optim.AdamW(weights, lr=ADAM["learning_rate"], betas=betas, eps=ADAM["eps"], weight_decay=0.0).step()
+    torch.optim.AdamW(
+        weights, lr=ADAM["learning_rate"], betas=betas, eps=ADAM["eps"], weight_decay=0.0
+    ).step()
 
 
 def export(base: BaseLanguageModel, model: TrainingModel, folder: Path) -> Path:
@@ -247,7 +260,9 @@ def export(base: BaseLanguageModel, model: TrainingModel, folder: Path) -> Path:
     folder.mkdir()
     save_file(lora.to_tensors(model.factors), folder / "adapter_model.safetensors")
     targets = base.lora_layers.find_target_modules(model.factors)
-    config = lora.make_peft_config(model.spec.rank, targets, base.source, transposed=base.lora_layers.transposed)
+    config = lora.make_peft_config(
+        model.spec.rank, targets, base.source, transposed=base.lora_layers.transposed
+    )
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -309,7 +324,10 @@ def page(outcomes: list[Outcome]) -> str:
     for outcome in outcomes:
         by_verdict.setdefault(outcome.verdict, []).append(outcome)
     agree, refused = by_verdict.get("agrees", []), by_verdict.get("refused", [])
-    agreeing = [f"| `{one.family}` | {one.sampled:.0e} | {one.trained:.0e} | {one.layers[0]} |" for one in agree]
+    agreeing = [
+        f"| `{one.family}` | {one.sampled:.0e} | {one.trained:.0e} | {one.layers[0]} |"
+        for one in agree
+    ]
     refusals = [f"| `{one.family}` | {_reason(one)} |" for one in refused]
     others = [f"`{one.family}`" for one in by_verdict.get("not built", [])]
     return PAGE.format(

@@ -1,8 +1,9 @@
 """Measure how readable the code is, and fail when a number falls below its floor.
 
-Run it as `make house`. It reads the packages that users install (`lachesis`, `flows`, `tasks`, `deployments`) with Python's
-own parser and prints one line per number: what was measured, the value, and what is allowed. Names and sentences are
-judged by word lists, which only catch what is plainly wrong; a person still has to read the code.
+Run it as `make house`. It reads the packages that users install (`lachesis`, `flows`, `tasks`,
+`deployments`) with Python's own parser and prints one line per number: what was measured, the
+value, and what is allowed. Names and sentences are judged by word lists, which only catch what is
+plainly wrong; a person still has to read the code.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ MAX_COLUMNS = 100
 VAGUE_NAMES = {"one", "found", "told", "known", "said", "made", "wanted", "asked", "given"}
 # Comments for tools say nothing to a reader, so they do not count as comments.
 DIRECTIVE = re.compile(r"#\s*(noqa|type:|fmt:|pragma|mypy:|!)")
-# A sentence that does not begin with a verb must hold one of these, or a word that ends like a verb.
-FINITE_VERB = re.compile(r"\b(is|are|was|were|be|been|has|have|had|does|do|can|may|must|will|would|should|[a-z]{2,}(?:s|ed))\b")
+# A sentence that does not begin with a verb must hold one of these, or a word that ends like a
+# verb.
+FINITE_VERB = re.compile(
+    r"\b(is|are|was|were|be|been|has|have|had|does|do|can|may|must|will|would|should|[a-z]{2,}(?:s|ed))\b"
+)
 NOT_VERBS = set(
     re.findall(
         r"\w+",
@@ -102,7 +106,9 @@ def is_any(annotation: ast.expr | None) -> bool:
 
 
 def iterate_public(source: Source) -> Iterator[Documented]:
-    """Yield the module and what others may use of it: functions and classes, and methods of public classes."""
+    """Yield the module and what others may use of it: functions and classes, and methods of public
+    classes.
+    """
     yield source.tree
     pending: list[ast.Module | ast.ClassDef] = [source.tree]
     while pending:
@@ -116,7 +122,8 @@ def iterate_public(source: Source) -> Iterator[Documented]:
 def is_sentence(docstring: str, node: Documented) -> bool:
     """Return whether a docstring's first paragraph is a whole sentence with a verb.
 
-    That of a function must begin with the verb; that of a class or module may begin with what it is about.
+    That of a function must begin with the verb; that of a class or module may begin with what it is
+    about.
     """
     first = re.split(r"\n\s*\n", docstring.strip())[0]
     words = re.findall(r"[\w'`-]+", first)
@@ -130,7 +137,9 @@ def is_sentence(docstring: str, node: Documented) -> bool:
 def count_comment_lines(source: Source) -> int:
     """Return how many lines hold a comment for readers."""
     tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
-    return sum(token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) for token in tokens)
+    return sum(
+        token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string) for token in tokens
+    )
 
 
 def find_circle(sources: list[Source]) -> list[str]:
@@ -147,7 +156,9 @@ def find_circle(sources: list[Source]) -> list[str]:
                 continue
             modules = [target for target in targets if target in names and target != source.name]
             # A package is not imported for itself when one of its modules is named.
-            graph[source.name].update(m for m in modules if not any(o.startswith(f"{m}.") for o in modules))
+            graph[source.name].update(
+                m for m in modules if not any(o.startswith(f"{m}.") for o in modules)
+            )
     try:
         tuple(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
@@ -165,7 +176,12 @@ def measure_sizes(sources: list[Source]) -> list[Measure]:
     }
     sizes = sorted(functions.values())
     p95 = statistics.quantiles(sizes, n=20)[-1]
-    code = [(source, number, line) for source in sources for number, line in enumerate(source.lines, 1) if line.strip()]
+    code = [
+        (source, number, line)
+        for source in sources
+        for number, line in enumerate(source.lines, 1)
+        if line.strip()
+    ]
     long = [f"{source.path}:{number}" for source, number, line in code if len(line) > MAX_COLUMNS]
     share = 100 * len(long) / len(code)
     large_modules = [f"{path} {size}" for path, size in modules.items() if size > 400]
@@ -173,31 +189,60 @@ def measure_sizes(sources: list[Source]) -> list[Measure]:
     return [
         Measure("modules", len(modules), "", True),
         Measure("lines of a module, median", statistics.median(modules.values()), "", True),
-        Measure("lines of a module, most", max(modules.values()), "≤ 400", not large_modules, "", large_modules),
+        Measure(
+            "lines of a module, most",
+            max(modules.values()),
+            "≤ 400",
+            not large_modules,
+            "",
+            large_modules,
+        ),
         Measure("lines of a function, median", statistics.median(sizes), "", True),
         Measure("lines of a function, 95 of 100 at most", p95, "≤ 30", p95 <= 30),
-        Measure("lines of a function, most", sizes[-1], "≤ 60", not large_functions, "", large_functions),
+        Measure(
+            "lines of a function, most", sizes[-1], "≤ 60", not large_functions, "", large_functions
+        ),
         Measure(f"lines over {MAX_COLUMNS} columns", share, "< 1 %", share < 1, " %", long),
     ]
 
 
 def measure_names(sources: list[Source]) -> list[Measure]:
-    """Measure how many variables have a name that says nothing, and how long names of functions are."""
-    variables = [(source, *variable) for source in sources for variable in iterate_variables(source)]
-    vague = [f"{source.path}:{line} {name}" for source, name, line in variables if name in VAGUE_NAMES]
-    names = [f.name.strip("_") for source in sources for f in iterate_functions(source) if not f.name.startswith("__")]
-    classes = Counter(node.name for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef))
+    """Measure how many variables have a name that says nothing, and how long names of functions
+    are.
+    """
+    variables = [
+        (source, *variable) for source in sources for variable in iterate_variables(source)
+    ]
+    vague = [
+        f"{source.path}:{line} {name}" for source, name, line in variables if name in VAGUE_NAMES
+    ]
+    names = [
+        f.name.strip("_")
+        for source in sources
+        for f in iterate_functions(source)
+        if not f.name.startswith("__")
+    ]
+    classes = Counter(
+        node.name
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+    )
     twice = sorted(name for name, count in classes.items() if count > 1)
     share = 100 * len(vague) / len(variables)
     return [
         Measure("variables with a vague name", share, "< 0.3 %", share < 0.3, " %", vague),
         Measure("letters of a function's name, mean", statistics.mean(map(len, names)), "", True),
-        Measure("class names that stand for two things", len(twice), "0", not twice, examples=twice),
+        Measure(
+            "class names that stand for two things", len(twice), "0", not twice, examples=twice
+        ),
     ]
 
 
 def measure_style(sources: list[Source]) -> list[Measure]:
-    """Measure conditional expressions, comments, parameters of type `Any`, return types, and import circles."""
+    """Measure conditional expressions, comments, parameters of type `Any`, return types, and import
+    circles.
+    """
     nodes = [node for source in sources for node in ast.walk(source.tree)]
     statements = sum(isinstance(node, ast.stmt) for node in nodes)
     conditional = 100 * sum(isinstance(node, ast.IfExp) for node in nodes) / statements
@@ -212,7 +257,14 @@ def measure_style(sources: list[Source]) -> list[Measure]:
         Measure("lines with a comment", comments, "≥ 2 %", comments >= 2, " %"),
         Measure("parameters of type Any", loose, "≤ 106", loose <= 106),
         Measure("functions with a return type", typed, "100 %", typed == 100, " %"),
-        Measure("modules in an import circle", len(set(circle)), "0", not circle, "", [" > ".join(circle)]),
+        Measure(
+            "modules in an import circle",
+            len(set(circle)),
+            "0",
+            not circle,
+            "",
+            [" > ".join(circle)],
+        ),
     ]
 
 
@@ -232,7 +284,13 @@ def measure_docstrings(sources: list[Source]) -> list[Measure]:
     share = 100 * documented / (documented + len(missing))
     return [
         Measure("public names with a docstring", share, "≥ 90 %", share >= 90, " %", missing),
-        Measure("docstrings that are no sentence with a verb", len(fragments), "0", not fragments, examples=fragments),
+        Measure(
+            "docstrings that are no sentence with a verb",
+            len(fragments),
+            "0",
+            not fragments,
+            examples=fragments,
+        ),
     ]
 
 
@@ -249,7 +307,9 @@ def measure_house(root: Path) -> list[Measure]:
 
 
 def main() -> int:
-    """Print the numbers; with `--all`, everything that spoils one. Return 1 when a number is not allowed."""
+    """Print the numbers; with `--all`, everything that spoils one. Return 1 when a number is not
+    allowed.
+    """
     shown = None if "--all" in sys.argv else 3
     measures = measure_house(Path(__file__).resolve().parents[1])
     for measure in measures:

@@ -1,8 +1,9 @@
-"""How often the judgement of learning is right: simulated runs of five kinds, judged repeatedly as the monitor does.
+"""How often the judgement of learning is right: simulated runs of five kinds, judged repeatedly as
+the monitor does.
 
-A run of a simulation has groups of rollouts with rewards 0 or 1. Each prompt has a difficulty of its own, and the policy's
-level wanders slowly, so that the noise of successive steps is alike. The table has, per kind, the share of runs that were ever
-called each word, and when.
+A run of a simulation has groups of rollouts with rewards 0 or 1. Each prompt has a difficulty of
+its own, and the policy's level wanders slowly, so that the noise of successive steps is alike. The
+table has, per kind, the share of runs that were ever called each word, and when.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.monitor.run_history import SEVERITY, RunFacts
 from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.run_history import SEVERITY, RunFacts
 from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
@@ -38,7 +39,9 @@ SPREADS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class Curve:
-    """The expected reward of each step, and the step at which the kind's event happens: the take-off, or the collapse."""
+    """The expected reward of each step, and the step at which the kind's event happens: the
+    take-off, or the collapse.
+    """
 
     level: Array
     event: int
@@ -62,7 +65,9 @@ def late(rng: np.random.Generator, steps: int) -> Curve:
     """Stay at a low level for 15 to 70 % of the run, then rise within a fifth of it."""
     start, top = rng.uniform(0.002, 0.15), rng.uniform(0.5, 0.95)
     begin, width = rng.uniform(0.15, 0.7) * steps, 0.2 * steps
-    return Curve(start + (top - start) * np.clip((np.arange(steps) - begin) / width, 0, 1), int(begin))
+    return Curve(
+        start + (top - start) * np.clip((np.arange(steps) - begin) / width, 0, 1), int(begin)
+    )
 
 
 def solved(rng: np.random.Generator, steps: int) -> Curve:
@@ -97,7 +102,11 @@ def make_steps(rng: np.random.Generator, curve: Curve) -> list[Step]:
     noise, shocks = np.zeros(steps), rng.normal(0, wander * math.sqrt(1 - persistence**2), steps)
     for at in range(steps):
         noise[at] = (persistence * noise[at - 1] if at else 0.0) + shocks[at]
-    level = np.clip(curve.level + noise * np.minimum(1, 4 * curve.level * (1 - curve.level) + 0.05), 1e-4, 1 - 1e-4)
+    level = np.clip(
+        curve.level + noise * np.minimum(1, 4 * curve.level * (1 - curve.level) + 0.05),
+        1e-4,
+        1 - 1e-4,
+    )
     spread = rng.choice(SPREADS)
     # wider difficulties pull the mean towards a half; the usual approximation undoes it
     logits = np.log(level / (1 - level)) * math.sqrt(1 + math.pi * spread**2 / 8)
@@ -121,13 +130,23 @@ def make_steps(rng: np.random.Generator, curve: Curve) -> list[Step]:
 
 
 def looks(steps: list[Step]) -> Iterator[tuple[int, str, str]]:
-    """Judge a run as the monitor does; yield the step, the word and the first evidence of each look."""
+    """Judge a run as the monitor does; yield the step, the word and the first evidence of each
+    look.
+    """
     trend, facts, seen = Trend(), RunFacts(total_steps=len(steps)), 0
     for look in range(1, LOOKS + 1):
         end = round(look * len(steps) / LOOKS)
         trend.add(steps[seen:end])
-        trend, seen = Trend.model_validate_json(trend.model_dump_json()) if look % 10 == 0 else trend, end
-        health = judge_learning(steps[max(0, end - 60) : end], first_steps=steps[: min(WINDOW, end)], trend=trend, facts=facts)
+        trend, seen = (
+            Trend.model_validate_json(trend.model_dump_json()) if look % 10 == 0 else trend,
+            end,
+        )
+        health = judge_learning(
+            steps[max(0, end - 60) : end],
+            first_steps=steps[: min(WINDOW, end)],
+            trend=trend,
+            facts=facts,
+        )
         yield end, health.word, health.evidence[0]
 
 
@@ -171,7 +190,11 @@ def simulate(kind: str, runs: int, seed: int = 0, lengths: tuple[int, ...] = LEN
         tally.missing_after += any(end > curve.event + total / 5 for end in missing)
         tally.missing_at_end += words[-1][1] == "not learning"
         tally.too_soon += any(end <= total / 10 for end in missing)
-        alarms = [end for end, word in words if end > curve.event and word not in ("healthy", "not learning")]
+        alarms = [
+            end
+            for end, word in words
+            if end > curve.event and word not in ("healthy", "not learning")
+        ]
         tally.delays.append((alarms[0] - curve.event) / total if alarms else math.inf)
     return tally
 
@@ -193,11 +216,17 @@ def main() -> None:
         assert tally.delays is not None
         counts = (tally.worse, tally.ever["suspect"], tally.ever["not learning"], tally.missing_by_half, tally.missing_before,
                   tally.missing_after, tally.missing_at_end, tally.too_soon)  # fmt: skip
-        delay = f"{sorted(tally.delays)[args.runs // 2]:.1%} of the run" if kind == "collapsing" else ""
+        delay = (
+            f"{sorted(tally.delays)[args.runs // 2]:.1%} of the run" if kind == "collapsing" else ""
+        )
         rows.append([kind, *(f"{count / args.runs:.1%}" for count in counts), delay])
         failed |= kind in HEALTHY and tally.worse > 0.02 * args.runs
         failed |= kind == "flat" and tally.missing_by_half < 0.95 * args.runs
-    show(f"judgement of {args.runs} simulated runs per kind, each looked at {LOOKS} times", columns, rows)
+    show(
+        f"judgement of {args.runs} simulated runs per kind, each looked at {LOOKS} times",
+        columns,
+        rows,
+    )
     sys.exit(int(failed))
 
 

@@ -14,7 +14,7 @@ from table import show
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import seconds_between
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 OLD_SLEEPS_S = 135.0
@@ -35,7 +35,11 @@ def main() -> None:
         target = {"submit to flow start": "3", "submit to all healthy": "27"}.get(name, "")
         ratio = f"{OLD_SLEEPS_S / value:.1f}" if name == "submit to all healthy" else ""
         rows.append([name, f"{value:.1f}", target, ratio])
-    show("launch", ["what (seconds, median)", "measured", "target", "times faster than the old sleeps"], rows)
+    show(
+        "launch",
+        ["what (seconds, median)", "measured", "target", "times faster than the old sleeps"],
+        rows,
+    )
 
 
 def one_launch(service: LachesisService) -> dict[str, float]:
@@ -43,7 +47,10 @@ def one_launch(service: LachesisService) -> dict[str, float]:
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
     record = service.start(LaunchRequest("arithmetic", edits=edits))
     run_id = record.run_id
-    launcher.wait_until(lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended, timeout_s=120)
+    launcher.wait_until(
+        lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended,
+        timeout_s=120,
+    )
     record = service.get_run(run_id)
     assert record.status == "running", record.error
     assert record.started_at is not None
@@ -62,8 +69,13 @@ def one_launch(service: LachesisService) -> dict[str, float]:
 def task_times(flow_run_id: str) -> dict[str, float]:
     """Seconds of each waiting task, as the Prefect server has recorded them."""
     time.sleep(5)  # task states reach the server late
-    tasks = PrefectApi()._request("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
-    found = {task["name"]: task["total_run_time"] for task in sorted(tasks, key=lambda task: task["start_time"] or "")}
+    tasks = PrefectApi()._request(
+        "POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}}
+    )
+    found = {
+        task["name"]: task["total_run_time"]
+        for task in sorted(tasks, key=lambda task: task["start_time"] or "")
+    }
     return {f"  {name}": seconds for name, seconds in found.items() if name.startswith("wait")}
 
 

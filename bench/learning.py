@@ -1,8 +1,10 @@
-"""Does the demo learn, for every seed, and how fast? What would the monitor have said of it after each step?
+"""Does the demo learn, for every seed, and how fast? What would the monitor have said of it after
+each step?
 
 python bench/learning.py [--seeds 0 1 2 3 4] [--environment NAME …]
 
-Another environment than `arithmetic` is learned by a tiny model that was taught the form of its answers first.
+Another environment than `arithmetic` is learned by a tiny model that was taught the form of its
+answers first.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from table import show
 
 from lachesis.catalog import describe
 from lachesis.cli import watch
-from lachesis.monitor.run_history import RunFacts
 from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.run_history import RunFacts
 from lachesis.orchestration import launcher
 from lachesis.runs.store import seconds_between
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build, teach
 
 
@@ -31,22 +33,36 @@ def main() -> None:
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
-        model = build.ensure_tiny_model(build.TinyModelRecipe()) if name == "arithmetic" else teach.ensure_environment_model((describe.find_environment(name), {}))
+        model = (
+            build.ensure_tiny_model(build.TinyModelRecipe())
+            if name == "arithmetic"
+            else teach.ensure_environment_model((describe.find_environment(name), {}))
+        )
         with launcher.LauncherProcess():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
-        targets = "first <= 0.35, last >= 0.85, training <= 180 s" if name == "arithmetic" else "reward up by 0.3, run <= 300 s"
+        targets = (
+            "first <= 0.35, last >= 0.85, training <= 180 s"
+            if name == "arithmetic"
+            else "reward up by 0.3, run <= 300 s"
+        )
         show(f"learning {name} (targets: {targets}, never broken)", columns, rows)
 
 
 def learned(service: LachesisService, name: str, model: str, seed: int) -> list[object]:
-    record = service.start(LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed))
+    record = service.start(
+        LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed)
+    )
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     launcher.wait_until_gone(service.store, record)
     results = service.get_results(record.run_id).to_payload()
     steps = service.read_metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
-    said = collections.Counter(judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1))
-    good = next((one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None)
+    said = collections.Counter(
+        judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1)
+    )
+    good = next(
+        (one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None
+    )
     return [
         seed,
         record.status,

@@ -1,7 +1,8 @@
-"""What a tick of the monitor costs: seconds and memory with 25, 50 and 100 living runs, and what it adds to Prefect's database.
+"""What a tick of the monitor costs: seconds and memory with 25, 50 and 100 living runs, and what it
+adds to Prefect's database.
 
-The runs are records with metrics of 300 steps; their services are one simulated server. The Prefect server, its database, the
-runner and the flow runs of the ticks are real.
+The runs are records with metrics of 300 steps; their services are one simulated server. The Prefect
+server, its database, the runner and the flow runs of the ticks are real.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Services(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        answer = json.dumps({"waiting_for": "rollouts", "since": time.time(), "queue_size": 0}).encode()
+        answer = json.dumps(
+            {"waiting_for": "rollouts", "since": time.time(), "queue_size": 0}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -89,7 +92,10 @@ def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> N
         folder = store.create(record, config)
         metrics = MetricsFile(folder.metrics)
         for step in range(1, STEPS + 1):
-            metrics.append(step, {f"metric/{key}": 0.123456789 for key in range(40)} | {"reward/mean": step / STEPS})
+            metrics.append(
+                step,
+                {f"metric/{key}": 0.123456789 for key in range(40)} | {"reward/mean": step / STEPS},
+            )
 
 
 def seconds(store: RunStore, repeat: int = 3) -> float:
@@ -113,7 +119,12 @@ def flow_ticks(home: Path, url: str) -> float:
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}
         made = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
-        wait_until(lambda made=made: httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED", 60)
+        wait_until(
+            lambda made=made: (
+                httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED"
+            ),
+            60,
+        )
     return (database(home) - before) / 1024 / TICKS
 
 

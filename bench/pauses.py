@@ -1,6 +1,6 @@
-"""How long a batch of 128 rollouts of 8,000 tokens keeps the event loop of the trainer, which also serves inference, from
-answering: the longest pause of the loop while a batch is fetched and made into datums, as this program does it, over that of
-`json.loads` and `to_batch` in the loop itself.
+"""How long a batch of 128 rollouts of 8,000 tokens keeps the event loop of the trainer, which also
+serves inference, from answering: the longest pause of the loop while a batch is fetched and made
+into datums, as this program does it, over that of `json.loads` and `to_batch` in the loop itself.
 
     python bench/pauses.py [--rollouts 128] [--tokens 8000]
 """
@@ -45,7 +45,9 @@ async def serve(body: bytes) -> asyncio.Server:
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+        with contextlib.suppress(
+            asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError
+        ):
             while await reader.readuntil(b"\r\n\r\n"):
                 writer.write(head)
                 for start in range(0, len(body), 1 << 18):
@@ -105,7 +107,9 @@ async def main() -> None:
         pause, took = (sorted(values)[1] for values in zip(*rounds, strict=True))
         found[name] = pause
         print(f"{name}: longest pause {1000 * pause:.0f} ms, {took:.2f} s in all")
-    print(f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses {found['beside it'] / found['in the loop']:.3f}")
+    print(
+        f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses {found['beside it'] / found['in the loop']:.3f}"
+    )
     await atropos.close()
     server.close()
 

@@ -1,11 +1,11 @@
-"""Reinforcement of the tiny model on sums without Lachesis, for `bench/chain.py`: the same model, adapter, batch and learning
-rate.
+"""Reinforcement of the tiny model on sums without Lachesis, for `bench/chain.py`: the same model,
+adapter, batch and learning rate.
 
-python bench/reinforce.py torch MODEL SEED     a loop by hand: sample, score, update
-python bench/reinforce.py trl MODEL SEED       GRPOTrainer of TRL
+python bench/reinforce.py torch MODEL SEED     a loop by hand: sample, score, update python
+bench/reinforce.py trl MODEL SEED       GRPOTrainer of TRL
 
-Ends when the mean reward of a batch has reached 0.85 and prints, as JSON, the seconds since the first batch was begun and the
-steps.
+Ends when the mean reward of a batch has reached 0.85 and prints, as JSON, the seconds since the
+first batch was begun and the steps.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ def by_hand(model: str, seed: int) -> tuple[float, int]:
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    adapted: Any = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear"))
-    optimizer = torch.optim.AdamW((one for one in adapted.parameters() if one.requires_grad), RATE, (0.9, 0.95), 1e-8, 0.0)
+    adapted: Any = get_peft_model(
+        base, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear")
+    )
+    optimizer = torch.optim.AdamW(
+        (one for one in adapted.parameters() if one.requires_grad), RATE, (0.9, 0.95), 1e-8, 0.0
+    )
     items, started = sums(seed), time.perf_counter()
     for step in range(MOST_STEPS):
         chosen = [items[(step * GROUPS + index) % len(items)] for index in range(GROUPS)]
         asked = [
-            tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False
+            )
             for q, _ in chosen
         ]
         prompt = torch.tensor(asked).repeat_interleave(SAMPLES, 0)
@@ -58,12 +64,17 @@ def by_hand(model: str, seed: int) -> tuple[float, int]:
         ended = (answers == tokenizer.eos_token_id).int().cumsum(1)
         learned = (ended - (answers == tokenizer.eos_token_id).int()) == 0
         texts = tokenizer.batch_decode(
-            [row[keep] for row, keep in zip(answers, learned, strict=True)], skip_special_tokens=True
+            [row[keep] for row, keep in zip(answers, learned, strict=True)],
+            skip_special_tokens=True,
         )
-        scores = torch.tensor([float(text.strip() == chosen[i // SAMPLES][1]) for i, text in enumerate(texts)])
+        scores = torch.tensor(
+            [float(text.strip() == chosen[i // SAMPLES][1]) for i, text in enumerate(texts)]
+        )
         if scores.mean() >= GOAL:
             return time.perf_counter() - started, step + 1
-        advantages = (scores.view(GROUPS, -1) - scores.view(GROUPS, -1).mean(1, keepdim=True)).flatten()
+        advantages = (
+            scores.view(GROUPS, -1) - scores.view(GROUPS, -1).mean(1, keepdim=True)
+        ).flatten()
         whole = torch.cat([prompt, answers], 1)
         logits = adapted(input_ids=whole[:, :-1], use_cache=False).logits[:, prompt.shape[1] - 1 :]
         logprobs = torch.log_softmax(logits, -1).gather(2, answers[..., None])[..., 0]
@@ -97,7 +108,9 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = bool(reached)
 
-    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in sums(seed)] * (MOST_STEPS * GROUPS // 80)
+    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in sums(seed)] * (
+        MOST_STEPS * GROUPS // 80
+    )
     options = GRPOConfig(
         output_dir="unused", use_cpu=True, seed=seed, per_device_train_batch_size=GROUPS * SAMPLES, num_generations=SAMPLES,
         max_completion_length=NEW, temperature=1.0, beta=0.0, learning_rate=RATE, lr_scheduler_type="constant", adam_beta2=0.95,
@@ -108,7 +121,13 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = GRPOTrainer(
-        model, score, options, Dataset.from_list(rows), processing_class=tokenizer, peft_config=lora, callbacks=[Until()]
+        model,
+        score,
+        options,
+        Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=lora,
+        callbacks=[Until()],
     )
     trainer.train()
     if not reached:

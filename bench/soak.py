@@ -1,5 +1,5 @@
-"""Many clients for long: 64 threads that open sessions, sample, train a little, and leave, at one engine; errors, and its
-memory over time.
+"""Many clients for long: 64 threads that open sessions, sample, train a little, and leave, at one
+engine; errors, and its memory over time.
 
 python bench/soak.py [--minutes 60] [--clients 64]
 """
@@ -36,18 +36,35 @@ def main() -> None:
     url, counts = f"http://127.0.0.1:{port}", {"rounds": 0, "sessions": 0, "errors": 0}
     sizes: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as store:
-        command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", store]
+        command = [
+            sys.executable,
+            "-m",
+            "lachesis.engine",
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--store",
+            store,
+        ]
         with running(command, {"LACHESIS_ENGINE_TOKEN": TOKEN}) as process:
             ready(url, process)
             started = time.monotonic()
             until = started + 60 * args.minutes
             for number in range(args.clients):
-                threading.Thread(target=client, args=(url, model, number, until, counts), daemon=True).start()
+                threading.Thread(
+                    target=client, args=(url, model, number, until, counts), daemon=True
+                ).start()
             while time.monotonic() < until:
                 time.sleep(min(10.0, max(0.1, until - time.monotonic())))
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                sizes.append((time.monotonic() - started, int(status.split("VmRSS:")[1].split()[0]) / 1e3))
-    rows: list[list[object]] = [[f"{seconds / 60:.1f}", f"{size:.0f}"] for seconds, size in sizes[:: max(1, len(sizes) // 10)]]
+                sizes.append(
+                    (time.monotonic() - started, int(status.split("VmRSS:")[1].split()[0]) / 1e3)
+                )
+    rows: list[list[object]] = [
+        [f"{seconds / 60:.1f}", f"{size:.0f}"]
+        for seconds, size in sizes[:: max(1, len(sizes) // 10)]
+    ]
     show(f"soak, {args.clients} clients: {counts}", ["minute", "MB of the engine"], rows)
 
 
@@ -62,13 +79,17 @@ def client(url: str, model: str, number: int, until: float, counts: dict[str, in
                 print(f"client {number}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def session(url: str, model: str, draw: random.Random, trains: bool, until: float, counts: dict[str, int]) -> None:
+def session(
+    url: str, model: str, draw: random.Random, trains: bool, until: float, counts: dict[str, int]
+) -> None:
     import numpy as np
     import tinker
 
     service = tinker.ServiceClient(base_url=url, api_key=TOKEN)
     sampler = service.create_sampling_client(base_model=model).result()
-    training = service.create_lora_training_client(base_model=model, rank=8).result() if trains else None
+    training = (
+        service.create_lora_training_client(base_model=model, rank=8).result() if trains else None
+    )
     for _ in range(ROUNDS):
         if time.monotonic() > until:
             break
@@ -77,9 +98,17 @@ def session(url: str, model: str, draw: random.Random, trains: bool, until: floa
         sampler.sample(tinker.ModelInput.from_ints(prompt), draw.randint(1, 8), params).result()
         if training is not None:
             tokens = np.array(prompt)
-            inputs: dict[str, Any] = {"target_tokens": tokens, "weights": np.ones(len(tokens), np.float32)}
+            inputs: dict[str, Any] = {
+                "target_tokens": tokens,
+                "weights": np.ones(len(tokens), np.float32),
+            }
             training.forward_backward(
-                [tinker.Datum(model_input=tinker.ModelInput.from_ints(prompt), loss_fn_inputs=inputs)], "cross_entropy"
+                [
+                    tinker.Datum(
+                        model_input=tinker.ModelInput.from_ints(prompt), loss_fn_inputs=inputs
+                    )
+                ],
+                "cross_entropy",
             )
             training.optim_step(tinker.AdamParams(learning_rate=1e-4)).result()
             sampler = training.save_weights_and_get_sampling_client().result()

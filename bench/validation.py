@@ -1,8 +1,10 @@
-"""How long a validation takes: without keys from its submission, and three models of an endpoint at once against one alone.
+"""How long a validation takes: without keys from its submission, and three models of an endpoint at
+once against one alone.
 
 python bench/validation.py [--repeat 3]
 
-The endpoint is a server of ours that takes its time over each answer, as one at the other end of a network does.
+The endpoint is a server of ours that takes its time over each answer, as one at the other end of a
+network does.
 """
 
 from __future__ import annotations
@@ -32,35 +34,56 @@ def main() -> None:
     from lachesis.validation.tests import TestOptions
     from tests.endpoint import serving
 
-    with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home, serving(LATENCY_S) as endpoint:
-        os.environ.update(LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key)
+    with (
+        tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home,
+        serving(LATENCY_S) as endpoint,
+    ):
+        os.environ.update(
+            LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key
+        )
         build.ensure_tiny_model(build.TinyModelRecipe())
         with launcher.LauncherProcess():
             keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []
             for turn in range(args.repeat):
-                alone.append(max(tested(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values()))
-                three = TestOptions(models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS)
+                alone.append(
+                    max(tested(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values())
+                )
+                three = TestOptions(
+                    models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS
+                )
                 together.append(max(tested(three)[1].values()))
     one, three_s = statistics.median(alone), statistics.median(together)
     rows: list[list[object]] = [
-        ["arithmetic without keys, submit to verdict (s)", f"{statistics.median(keyless):.1f}", f"{TARGET_S:.0f}", ""],
+        [
+            "arithmetic without keys, submit to verdict (s)",
+            f"{statistics.median(keyless):.1f}",
+            f"{TARGET_S:.0f}",
+            "",
+        ],
         [f"one model, {GROUPS} groups at {LATENCY_S:g} s an answer (s)", f"{one:.1f}", "", ""],
-        ["three models at once (s)", f"{three_s:.1f}", f"{TARGET_RATIO * one:.1f}", f"{three_s / one:.2f}"],
+        [
+            "three models at once (s)",
+            f"{three_s:.1f}",
+            f"{TARGET_RATIO * one:.1f}",
+            f"{three_s / one:.2f}",
+        ],
     ]
     show("validation", ["what (median)", "measured", "target", "ratio to one model"], rows)
 
 
 def tested(options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
-    from lachesis.service import LaunchRequest, LachesisService
+    from lachesis.service import LachesisService, LaunchRequest
 
     service, started = LachesisService(), time.monotonic()
     test = service.start_test(LaunchRequest("arithmetic"), options)  # type: ignore[arg-type]
     while (test := service.get_test(test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test
-    asked = {stage.name: stage.seconds for stage in test.stages if stage.name.startswith("inference")}
+    asked = {
+        stage.name: stage.seconds for stage in test.stages if stage.name.startswith("inference")
+    }
     return time.monotonic() - started, asked
 
 

@@ -1,11 +1,13 @@
-"""The work that `bench/engine.py` has every contender do; each does it in a process of its own and prints its numbers as JSON.
+"""The work that `bench/engine.py` has every contender do; each does it in a process of its own and
+prints its numbers as JSON.
 
-python bench/work.py server URL TOKEN MODEL      through the Tinker SDK of this interpreter, from 0.16 on
-python bench/work.py torch MODEL                 by hand in torch: one batch, a cache, LoRA of PEFT
-python bench/work.py generate MODEL              `transformers`' generate, once per request
+python bench/work.py server URL TOKEN MODEL      through the Tinker SDK of this interpreter, from
+0.16 on python bench/work.py torch MODEL                 by hand in torch: one batch, a cache, LoRA
+of PEFT python bench/work.py generate MODEL              `transformers`' generate, once per request
 
-Numbers are medians. Sampling: N requests at once, each another prompt of 16 tokens, 32 new tokens each. Training:
-forward-backward and update on 32 sequences of 32 to 128 tokens. Nothing here imports Lachesis.
+Numbers are medians. Sampling: N requests at once, each another prompt of 16 tokens, 32 new tokens
+each. Training: forward-backward and update on 32 sequences of 32 to 128 tokens. Nothing here
+imports Lachesis.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def prompts(count: int) -> list[list[int]]:
 
 def sequences() -> list[list[int]]:
     draw = random.Random(0)
-    return [[draw.randrange(MOST_TOKEN) for _ in range(draw.randint(SHORT, LONG))] for _ in range(SEQUENCES)]
+    return [
+        [draw.randrange(MOST_TOKEN) for _ in range(draw.randint(SHORT, LONG))]
+        for _ in range(SEQUENCES)
+    ]
 
 
 def median(call: Callable[[], Any], seconds: float = 6.0) -> float:
@@ -65,7 +70,11 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
             max_tokens=new, temperature=1.0, stop=[MOST_TOKEN + 1]
         )  # a token that is next to never drawn
         waiting = [
-            sampler.sample(prompt=types.ModelInput.from_ints(prompt), num_samples=samples, sampling_params=params)
+            sampler.sample(
+                prompt=types.ModelInput.from_ints(prompt),
+                num_samples=samples,
+                sampling_params=params,
+            )
             for prompt in prompts(count)
         ]
         for one in waiting:
@@ -77,7 +86,9 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
         weights = np.ones(len(tokens) - 1, np.float32)
         inputs = {"target_tokens": np.array(tokens[1:], np.int64), "weights": weights}
         tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
-        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors)
+        return types.Datum(
+            model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors
+        )
 
     data = [datum(tokens) for tokens in sequences()]
 
@@ -89,8 +100,13 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
 
     sampler = publish(0)
     sample(sampler, 1)
-    found = {f"sample {count}": count * NEW / median(lambda count=count: sample(sampler, count)) for count in AT_ONCE}
-    found[f"sample {GROUPS}x{SAMPLES}"] = GROUPS * SAMPLES * NEW / median(lambda: sample(sampler, GROUPS, SAMPLES))
+    found = {
+        f"sample {count}": count * NEW / median(lambda count=count: sample(sampler, count))
+        for count in AT_ONCE
+    }
+    found[f"sample {GROUPS}x{SAMPLES}"] = (
+        GROUPS * SAMPLES * NEW / median(lambda: sample(sampler, GROUPS, SAMPLES))
+    )
     found["train"] = sum(map(len, sequences())) / median(step)
     first = median(lambda: sample(sampler, 1, new=1), 1.0)
     swaps = []
@@ -114,7 +130,9 @@ def by_hand(model: str) -> dict[str, float]:
         cache = DynamicCache(config=module.config)
         logprobs = []
         for _ in range(NEW):
-            logits = module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = module(
+                input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ).logits[:, -1]
             shares = torch.log_softmax(logits, -1)
             ids = torch.multinomial(shares.exp(), 1)
             logprobs.append(shares.gather(1, ids))
@@ -134,8 +152,12 @@ def by_hand(model: str) -> dict[str, float]:
     mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in sequences()])
 
     def step() -> None:
-        logits = adapted(input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        logits = adapted(
+            input_ids=tokens[:, :-1], attention_mask=mask[:, :-1], use_cache=False
+        ).logits
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
         (losses * mask[:, 1:].flatten()).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -158,14 +180,25 @@ def by_generate(model: str) -> dict[str, float]:
             )  # fmt: skip
 
     # One call after the other: 128 of them take eight times as long as 16.
-    found = {f"sample {count}": min(16, count) * NEW / median(lambda count=count: sample(min(16, count))) for count in AT_ONCE}
-    return {**found, f"sample {GROUPS}x{SAMPLES}": GROUPS * SAMPLES * NEW / median(lambda: sample(GROUPS, SAMPLES))}
+    found = {
+        f"sample {count}": min(16, count) * NEW / median(lambda count=count: sample(min(16, count)))
+        for count in AT_ONCE
+    }
+    return {
+        **found,
+        f"sample {GROUPS}x{SAMPLES}": GROUPS
+        * SAMPLES
+        * NEW
+        / median(lambda: sample(GROUPS, SAMPLES)),
+    }
 
 
 def main() -> None:
     kind, *rest = sys.argv[1:]
     found = {"server": through_a_server, "torch": by_hand, "generate": by_generate}[kind](*rest)
-    found["memory of this process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    found["memory of this process"] = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    )
     print(json.dumps(found))
 
 

@@ -1,7 +1,8 @@
-"""The process that executes the flow runs of this machine: `python -m deployments.runner`, from the checkout.
+"""The process that executes the flow runs of this machine: `python -m deployments.runner`, from the
+checkout.
 
-Prefect's `serve()` kills flow processes when it is told to end, without their `finally`. This runner instead cancels
-them, waits until each has ended its services, and then ends itself.
+Prefect's `serve()` kills flow processes when it is told to end, without their `finally`. This
+runner instead cancels them, waits until each has ended its services, and then ends itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import PrefectException
@@ -29,7 +35,11 @@ from prefect.states import Cancelled, Crashed
 from deployments.log_capture import capture_output
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
-from lachesis.orchestration.launcher import READY_LINE, read_monitor_interval_s, read_max_runs_setting
+from lachesis.orchestration.launcher import (
+    READY_LINE,
+    read_max_runs_setting,
+    read_monitor_interval_s,
+)
 
 log = logging.getLogger("lachesis.runner")
 SCHEDULE_ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,51 +58,88 @@ class DeploymentPool:
 
 
 def make_pools() -> list[DeploymentPool]:
-    """A test need not wait for a training run to end, nor the monitor for either. Raises ConfigError."""
+    """A test need not wait for a training run to end, nor the monitor for either. Raises
+    ConfigError.
+    """
     launch = RunnerDeployment.from_entrypoint("flows.launch.launch", name=DEPLOYMENT_NAME)
     validate = RunnerDeployment.from_entrypoint("flows.validate.validate", name=DEPLOYMENT_NAME)
-    return [DeploymentPool([launch], read_max_runs_setting()), DeploymentPool([validate], 2), DeploymentPool([_make_monitor_deployment(), _make_nightly_deployment()], None)]
+    return [
+        DeploymentPool([launch], read_max_runs_setting()),
+        DeploymentPool([validate], 2),
+        DeploymentPool([_make_monitor_deployment(), _make_nightly_deployment()], None),
+    ]
 
 
 def _make_monitor_deployment() -> RunnerDeployment:
-    """One tick at a time: what would start beside another one, or piled up while the host slept, is cancelled without a
-    process. With a limit of its own for the pool the piled-up ticks would run one after the other instead. The schedule has a
-    fixed slug and anchor, or each start of the runner would make a new one."""
-    schedule = Interval(timedelta(seconds=read_monitor_interval_s()), anchor_date=SCHEDULE_ANCHOR, timezone="UTC", slug="tick")
-    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    """One tick at a time: what would start beside another one, or piled up while the host slept, is
+    cancelled without a process. With a limit of its own for the pool the piled-up ticks would run
+    one after the other instead. The schedule has a fixed slug and anchor, or each start of the
+    runner would make a new one.
+    """
+    schedule = Interval(
+        timedelta(seconds=read_monitor_interval_s()),
+        anchor_date=SCHEDULE_ANCHOR,
+        timezone="UTC",
+        slug="tick",
+    )
+    one_at_a_time = ConcurrencyLimitConfig(
+        limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
+    )
     return RunnerDeployment.from_entrypoint(
-        "flows.monitor.monitor", name=DEPLOYMENT_NAME, parameters=HOME_PARAMETERS, schedule=schedule, concurrency_limit=one_at_a_time, tags=["lachesis-tick"]
+        "flows.monitor.monitor",
+        name=DEPLOYMENT_NAME,
+        parameters=HOME_PARAMETERS,
+        schedule=schedule,
+        concurrency_limit=one_at_a_time,
+        tags=["lachesis-tick"],
     )
 
 
 def _make_nightly_deployment() -> RunnerDeployment:
-    """Validates all environments when $LACHESIS_NIGHTLY holds a cron line, or when somebody starts it by hand."""
+    """Validates all environments when $LACHESIS_NIGHTLY holds a cron line, or when somebody starts
+    it by hand.
+    """
     cron = os.environ.get("LACHESIS_NIGHTLY", "")
     try:
         schedule = Cron(cron or "0 3 * * *", active=bool(cron), slug="nightly")
     except ValueError as error:
-        raise ConfigError(f"the environment variable LACHESIS_NIGHTLY is {cron!r}, which is no cron line: {error}") from error
-    return RunnerDeployment.from_entrypoint("flows.nightly.validate_all", name=DEPLOYMENT_NAME, parameters=HOME_PARAMETERS, schedule=schedule)
+        raise ConfigError(
+            f"the environment variable LACHESIS_NIGHTLY is {cron!r}, which is no cron line: {error}"
+        ) from error
+    return RunnerDeployment.from_entrypoint(
+        "flows.nightly.validate_all",
+        name=DEPLOYMENT_NAME,
+        parameters=HOME_PARAMETERS,
+        schedule=schedule,
+    )
 
 
 async def main() -> int:
     runners, deployment_ids = [], []
     for pool in make_pools():
         name = f"{pool.deployments[0].flow_name}-{os.getpid()}"
-        # Claimed only a second before its time: a tick holds its place from then on, and the next one is cancelled.
+        # Claimed only a second before its time: a tick holds its place from then on, and the next
+        # one is cancelled.
         runner = Runner(name=name, limit=pool.limit, pause_on_shutdown=False, prefetch_seconds=1)
-        deployment_ids += [await runner.aadd_deployment(deployment) for deployment in pool.deployments]
+        deployment_ids += [
+            await runner.aadd_deployment(deployment) for deployment in pool.deployments
+        ]
         runners.append(runner)
     await _crash_orphaned_runs(deployment_ids)
     runner_tasks = [asyncio.create_task(runner.start()) for runner in runners]
-    while not all(runner.started for runner in runners) and not any(task.done() for task in runner_tasks):  # noqa: ASYNC110
+    while not all(runner.started for runner in runners):
+        if any(task.done() for task in runner_tasks):
+            break
         await asyncio.sleep(0.05)
     stop_event = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):  # after start(), which installs handlers that kill
+    # after start(), which installs handlers that kill
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop_event.set)
     print(READY_LINE, flush=True)
     cancellation_task = asyncio.create_task(_watch_cancellations(runners, deployment_ids))
-    await asyncio.wait([asyncio.create_task(stop_event.wait()), *runner_tasks], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        [asyncio.create_task(stop_event.wait()), *runner_tasks], return_when=asyncio.FIRST_COMPLETED
+    )
     cancellation_task.cancel()
     ended_tasks = [task for task in runner_tasks if task.done()]
     for task in ended_tasks:
@@ -106,12 +153,20 @@ async def main() -> int:
 
 
 async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:
-    """This is the only runner of its deployments (one launcher and one deployment name per home), so a run that is still
-    called running has lost its own. A flow process that survived sees the new state and ends its services."""
+    """This is the only runner of its deployments (one launcher and one deployment name per home),
+    so a run that is still called running has lost its own. A flow process that survived sees the
+    new state and ends its services.
+    """
     async with get_client() as client:
-        for run in await client.read_flow_runs(flow_run_filter=_make_flow_run_filter(deployment_ids, "RUNNING", "PENDING", "CANCELLING")):
+        for run in await client.read_flow_runs(
+            flow_run_filter=_make_flow_run_filter(
+                deployment_ids, "RUNNING", "PENDING", "CANCELLING"
+            )
+        ):
             log.warning("%s had lost its runner; it is marked as crashed", run.name)
-            await client.set_flow_run_state(run.id, Crashed(message="its runner was gone"), force=True)
+            await client.set_flow_run_state(
+                run.id, Crashed(message="its runner was gone"), force=True
+            )
 
 
 def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFilter:
@@ -121,7 +176,9 @@ def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFi
 
 
 async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]) -> None:
-    """Prefect's look-out for cancellations ends for good after three polls that the server did not answer."""
+    """Prefect's look-out for cancellations ends for good after three polls that the server did not
+    answer.
+    """
     without_process: set[UUID] = set()
     async with get_client() as client:
         while True:
@@ -136,19 +193,37 @@ async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]
                     and observer._consumer_task is not None
                 ):
                     observer._start_polling_task(observer._consumer_task)
-            without_process = await _end_cancelled_runs(client, runners, deployment_ids, without_process)
+            without_process = await _end_cancelled_runs(
+                client, runners, deployment_ids, without_process
+            )
 
 
 async def _end_cancelled_runs(
-    client: PrefectClient, runners: list[Runner], deployment_ids: list[UUID], previous_ids: set[UUID]
+    client: PrefectClient,
+    runners: list[Runner],
+    deployment_ids: list[UUID],
+    previous_ids: set[UUID],
 ) -> set[UUID]:
-    """A run that is cancelled after it was claimed and before it has a process has nobody who would tell of its end; Prefect's
-    server gives it up after five minutes. Those that have no process now; the ones that had none `before` either are over."""
+    """A run that is cancelled after it was claimed and before it has a process has nobody who would
+    tell of its end; Prefect's server gives it up after five minutes. Those that have no process
+    now; the ones that had none `before` either are over.
+    """
     try:
-        cancelling_ids = {run.id for run in await client.read_flow_runs(flow_run_filter=_make_flow_run_filter(deployment_ids, "CANCELLING"))}
-        cancelling_ids -= {flow_run_id for runner in runners for flow_run_id in runner._process_manager.flow_run_ids()}
+        cancelling_ids = {
+            run.id
+            for run in await client.read_flow_runs(
+                flow_run_filter=_make_flow_run_filter(deployment_ids, "CANCELLING")
+            )
+        }
+        cancelling_ids -= {
+            flow_run_id
+            for runner in runners
+            for flow_run_id in runner._process_manager.flow_run_ids()
+        }
         for flow_run_id in cancelling_ids & previous_ids:
-            await client.set_flow_run_state(flow_run_id, Cancelled(message="it was cancelled before it began"), force=True)
+            await client.set_flow_run_state(
+                flow_run_id, Cancelled(message="it was cancelled before it began"), force=True
+            )
     except (httpx.HTTPError, PrefectException) as error:  # a server that is away is asked again
         log.warning("cancelled runs were not looked at: %r", error)
         return set()
@@ -158,11 +233,16 @@ async def _end_cancelled_runs(
 async def _cancel_all(runner: Runner) -> None:
     # astop() alone would cancel one after the other, up to 30 s each.
     ids = list(runner._process_manager.flow_run_ids())
-    await asyncio.gather(*(runner._cancellation_manager.cancel_by_id(flow_run_id) for flow_run_id in ids), return_exceptions=True)
+    await asyncio.gather(
+        *(runner._cancellation_manager.cancel_by_id(flow_run_id) for flow_run_id in ids),
+        return_exceptions=True,
+    )
 
 
 if __name__ == "__main__":
     capture_output("runner")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.exit(asyncio.run(main()))

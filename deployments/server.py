@@ -1,12 +1,14 @@
 """`prefect server start …` that collects garbage in a thread of its own.
 
-A statement of SQLite that an error has left in a reference cycle is finalised by the collector, and that waits while another
-thread works on the same connection. If the collector happens to run in the thread of the event loop while that connection waits
-for the write lock, whoever has the lock cannot go on, and the whole server stands still for SQLite's 60 s. In its own thread
-the collector may wait without harm.
+A statement of SQLite that an error has left in a reference cycle is finalised by the collector, and
+that waits while another thread works on the same connection. If the collector happens to run in the
+thread of the event loop while that connection waits for the write lock, whoever has the lock cannot
+go on, and the whole server stands still for SQLite's 60 s. In its own thread the collector may wait
+without harm.
 
-Whoever can change a deployment can run programs here, so a page in a browser that came from elsewhere is refused, whatever name
-it found this server by; $LACHESIS_SERVER_NAMES has further names, separated by commas.
+Whoever can change a deployment can run programs here, so a page in a browser that came from
+elsewhere is refused, whatever name it found this server by; $LACHESIS_SERVER_NAMES has further
+names, separated by commas.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ COLLECT_INTERVAL_S = 1.0
 FULL_COLLECTION_EVERY = 30
 """Each so many times the old objects are looked through as well."""
 FREEZE_AFTER = 15
-"""By then all modules are loaded; their half a million objects stay, and need not be looked through again."""
+"""By then all modules are loaded; their half a million objects stay, and need not be looked through
+again.
+"""
 
 
 def _collect_garbage() -> None:
@@ -45,8 +49,19 @@ def _guard_served_app() -> None:
     run_uvicorn = uvicorn.run
 
     def run_guarded(app: Any, *args: Any, host: str, **options: Any) -> None:
-        allowed_hosts = [name.strip() for name in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",") if name.strip()]
-        guarded_app = HttpGuard(app, host=host, token=None, allowed_hosts=allowed_hosts, max_body_bytes=MAX_REQUEST_BYTES, serves_pages=True)
+        allowed_hosts = [
+            name.strip()
+            for name in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",")
+            if name.strip()
+        ]
+        guarded_app = HttpGuard(
+            app,
+            host=host,
+            token=None,
+            allowed_hosts=allowed_hosts,
+            max_body_bytes=MAX_REQUEST_BYTES,
+            serves_pages=True,
+        )
         run_uvicorn(guarded_app, *args, host=host, **options)
 
     uvicorn.run = run_guarded  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """The launcher: a local Prefect server on SQLite and our runner, ended in the right order.
 
-`python -m deployments.up [--port N] [--until-stdin-closes]`, from the checkout. With PREFECT_API_URL set, that server is
-used and only the runner is started. Prefect itself is not imported here: a process that has imported it can hang at exit
-when its server is gone.
+`python -m deployments.up [--port N] [--until-stdin-closes]`, from the checkout. With
+PREFECT_API_URL set, that server is used and only the runner is started. Prefect itself is not
+imported here: a process that has imported it can hang at exit when its server is gone.
 """
 
 from __future__ import annotations
@@ -25,21 +25,30 @@ import psutil
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
-from lachesis.base.files import storage_errors, read_last_lines, write_private
+from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.secrets import build_child_env
 from lachesis.config.profiles import list_all_keys
-from lachesis.orchestration.launcher import READY_LINE, get_deployment_name, read_monitor_interval_s, read_max_runs_setting, find_running_server
+from lachesis.orchestration.launcher import (
+    READY_LINE,
+    find_running_server,
+    get_deployment_name,
+    read_max_runs_setting,
+    read_monitor_interval_s,
+)
 from lachesis.orchestration.prefect_api import PrefectApi, read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
-from lachesis.runs.leftovers import terminate_processes, build_mark, find_processes
+from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
 from lachesis.runs.store import now_iso
 from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
-"""For the server, and for the runner. One that dies is noticed at once; this is for one that hangs."""
+"""For the server, and for the runner. One that dies is noticed at once; this is for one that hangs.
+"""
 RUNS_END_TIMEOUT_S = 240.0
-"""All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint takes the longest."""
+"""All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint
+takes the longest.
+"""
 FLOW_END_TIMEOUT_S = 10.0
 """A flow's process asks a server that is away again and again."""
 PREFERRED_PORT = 4200
@@ -81,8 +90,9 @@ class ManagedProcess:
 
 
 class Launcher:
-    """Server, then runner; ended as runner, then server. One that dies is started again: runs outlive the server, and those of
-    a runner end with a checkpoint and can be resumed."""
+    """Server, then runner; ended as runner, then server. One that dies is started again: runs
+    outlive the server, and those of a runner end with a checkpoint and can be resumed.
+    """
 
     def __init__(self, home: Path, port: int | None) -> None:
         self.home, self.port = home, port
@@ -96,7 +106,8 @@ class Launcher:
             signal.signal(signal_number, lambda *_: self.stop_event.set())
         try:
             with self._hold_launcher_lock():
-                read_max_runs_setting(), read_monitor_interval_s()  # a wrong number is told before anything is started
+                # a wrong number is told before anything is started
+                read_max_runs_setting(), read_monitor_interval_s()
                 try:
                     self._start_all()
                     self._watch()
@@ -116,23 +127,32 @@ class Launcher:
                     self._restart_child(child)
 
     def _restart_child(self, child: ManagedProcess) -> None:
-        """When told to end, only the server: the runner needs it to tell how its runs ended. Raises ProcessExitedError when
-        it has died too often."""
+        """When told to end, only the server: the runner needs it to tell how its runs ended. Raises
+        ProcessExitedError when it has died too often.
+        """
         if self.stop_event.is_set() and child.name == "runner":
             return
-        child.num_deaths = 0 if time.monotonic() - child.started_at > RESTART_RESET_S else child.num_deaths
+        child.num_deaths = (
+            0 if time.monotonic() - child.started_at > RESTART_RESET_S else child.num_deaths
+        )
         if child.num_deaths >= len(RESTART_PAUSES_S):
             raise ProcessExitedError(self._describe_death(child))
         pause = RESTART_PAUSES_S[child.num_deaths]
         child.num_deaths += 1
-        print(f"started again in {pause:g} s: {self._describe_death(child).splitlines()[0]}", file=sys.stderr, flush=True)
+        print(
+            f"started again in {pause:g} s: {self._describe_death(child).splitlines()[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
         if not self.stop_event.wait(pause) or child.name == "server":
             self._start_child(child, is_restart=True)
             self._write_server_info()
 
     @contextlib.contextmanager
     def _hold_launcher_lock(self) -> Iterator[None]:
-        """One launcher per home. Its children hold the lock too, so that after a kill no second server opens the database."""
+        """One launcher per home. Its children hold the lock too, so that after a kill no second
+        server opens the database.
+        """
         with storage_errors(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
         with open(self.home / "launcher.lock", "a") as lock:
@@ -141,7 +161,9 @@ class Launcher:
             except OSError:
                 server_info = find_running_server()
                 if server_info is not None and psutil.pid_exists(server_info["pid"]):
-                    raise RunStateError(f"it is running already: {server_info['ui_url']}, for {self.home}") from None
+                    raise RunStateError(
+                        f"it is running already: {server_info['ui_url']}, for {self.home}"
+                    ) from None
                 raise RunStateError(
                     f"another launcher runs in {self.home}, or a server and runner that a killed one has left, which nobody "
                     "starts again when they die; `lachesis doctor` says which, and `lachesis doctor --fix` ends the latter, "
@@ -154,12 +176,23 @@ class Launcher:
         url = os.environ.get("PREFECT_API_URL")
         if not url:
             url = f"http://127.0.0.1:{self._start_server()}/api"
-        env = {**os.environ, "PREFECT_API_URL": url, "LACHESIS_DEPLOYMENT": get_deployment_name(self.home)}
+        env = {
+            **os.environ,
+            "PREFECT_API_URL": url,
+            "LACHESIS_DEPLOYMENT": get_deployment_name(self.home),
+        }
         if auth := read_auth_string():
             env["PREFECT_API_AUTH_STRING"] = auth
         log = self.logs / "runner.log"
         command = [sys.executable, "-m", "deployments.runner"]
-        runner = ManagedProcess("runner", command, env, RUNS_END_TIMEOUT_S, lambda: READY_LINE in read_last_lines(log, 200), START_TIMEOUT_S)
+        runner = ManagedProcess(
+            "runner",
+            command,
+            env,
+            RUNS_END_TIMEOUT_S,
+            lambda: READY_LINE in read_last_lines(log, 200),
+            START_TIMEOUT_S,
+        )
         self._start_child(runner)
         self.api_url = url
         self._write_server_info()
@@ -183,17 +216,37 @@ class Launcher:
         if self.port is not None:
             check_port(self.port)
         port = self.port or _choose_port()
-        command = [sys.executable, "-m", "deployments.server", "--host", "127.0.0.1", "--port", str(port)]
-        # Only its own pages may call it from a browser: whoever can change a deployment can run programs here.
+        command = [
+            sys.executable,
+            "-m",
+            "deployments.server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        # Only its own pages may call it from a browser: whoever can change a deployment can run
+        # programs here.
         allowed_origins = f"http://127.0.0.1:{port},http://localhost:{port}"
         env = build_child_env(
-            {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": allowed_origins, "PREFECT_UI_URL": f"http://127.0.0.1:{port}"}
+            {
+                "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": allowed_origins,
+                "PREFECT_UI_URL": f"http://127.0.0.1:{port}",
+            }
         )
-        server_env = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))}
+        server_env = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("PREFECT_SERVER_", "LACHESIS_SERVER_"))
+        }
         if auth := read_auth_string():
             server_env["PREFECT_SERVER_API_AUTH_STRING"] = auth
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._start_child(ManagedProcess("server", command, {**env, **server_env}, 10.0, api.is_healthy, START_TIMEOUT_S))
+        self._start_child(
+            ManagedProcess(
+                "server", command, {**env, **server_env}, 10.0, api.is_healthy, START_TIMEOUT_S
+            )
+        )
         return port
 
     def _spawn(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
@@ -205,7 +258,12 @@ class Launcher:
             child.process = subprocess.Popen(
                 child.command,
                 cwd=CHECKOUT,
-                env={**PREFECT_SETTINGS, **child.env, "PREFECT_HOME": str(self.home / "prefect"), LAUNCHER_MARK_VARIABLE: build_mark(self.home)},
+                env={
+                    **PREFECT_SETTINGS,
+                    **child.env,
+                    "PREFECT_HOME": str(self.home / "prefect"),
+                    LAUNCHER_MARK_VARIABLE: build_mark(self.home),
+                },
                 pass_fds=(self.lock_fd,),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -225,10 +283,14 @@ class Launcher:
                 raise ProcessExitedError(self._describe_death(child))
             if self.stop_event.is_set() and not is_restart:
                 raise RunStateError("told to end while starting")
-            if child.process.poll() is not None or (self.stop_event.is_set() and child.name == "runner"):
+            if child.process.poll() is not None or (
+                self.stop_event.is_set() and child.name == "runner"
+            ):
                 return  # the watch looks after it
             if time.monotonic() - child.started_at > child.timeout_s:
-                raise ProcessExitedError(f"the {child.name} is not ready after {child.timeout_s:.0f} s, see {log}")
+                raise ProcessExitedError(
+                    f"the {child.name} is not ready after {child.timeout_s:.0f} s, see {log}"
+                )
             time.sleep(0.1)
 
     def _describe_death(self, child: ManagedProcess) -> str:
@@ -249,8 +311,14 @@ class Launcher:
                 self._end_runs()
 
     def _wait_for_end(self, child: ManagedProcess) -> None:
-        """Kill it when its grace is over. A server that dies while the runner needs it is started again here too."""
-        servers = [other_child for other_child in self.children if (child.name, other_child.name) == ("runner", "server")]
+        """Kill it when its grace is over. A server that dies while the runner needs it is started
+        again here too.
+        """
+        servers = [
+            other_child
+            for other_child in self.children
+            if (child.name, other_child.name) == ("runner", "server")
+        ]
         until, num_restarts = time.monotonic() + child.grace_s, 0
         while time.monotonic() < until:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -259,16 +327,22 @@ class Launcher:
             for server in servers:
                 if server.process.poll() is not None and num_restarts < len(RESTART_PAUSES_S):
                     num_restarts += 1
-                    with contextlib.suppress(OSError):  # a full disk must not keep the runner from its end
+                    # a full disk must not keep the runner from its end
+                    with contextlib.suppress(OSError):
                         self._spawn(server, is_restart=True)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
     def _end_runs(self) -> None:
-        """What a runner that was killed, or died, has left: each run notices and ends by itself, with a checkpoint, and its
-        flow tells the server so. Whoever does not is ended."""
+        """What a runner that was killed, or died, has left: each run notices and ends by itself,
+        with a checkpoint, and its flow tells the server so. Whoever does not is ended.
+        """
         until = time.monotonic() + RUNS_END_TIMEOUT_S
-        while (remaining := [process for processes in find_processes(self.home).values() for process in processes]) and time.monotonic() < until:
+        while (
+            remaining := [
+                process for processes in find_processes(self.home).values() for process in processes
+            ]
+        ) and time.monotonic() < until:
             time.sleep(0.5)
         terminate_processes(remaining)
         _, remaining = psutil.wait_procs(find_flow_processes(self.home), timeout=FLOW_END_TIMEOUT_S)
@@ -286,8 +360,14 @@ def _choose_port() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.up", description=__doc__)
-    parser.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the process that started this one is gone")
+    parser.add_argument(
+        "--port", type=int, help="of the Prefect server (default: 4200, or a free one)"
+    )
+    parser.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="end when the process that started this one is gone",
+    )
     args = parser.parse_args()
     os.umask(0o077)  # server, runner and all their children inherit it
     launcher = Launcher(paths.home(), args.port)

@@ -1,4 +1,6 @@
-"""Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
+"""Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to
+learn.
+"""
 
 import asyncio
 import random
@@ -14,9 +16,13 @@ Item = dict[str, Any]
 
 class ArithmeticConfig(BaseEnvConfig):
     largest: int = Field(default=9, ge=1, le=999, description="Sums of two numbers from 0 to this")
-    held_out_share: float = Field(default=0.2, gt=0, lt=1, description="Share of the sums that are never trained on")
+    held_out_share: float = Field(
+        default=0.2, gt=0, lt=1, description="Share of the sums that are never trained on"
+    )
     max_answer_tokens: int = Field(default=8, ge=2, le=64, description="Most tokens of one answer")
-    eval_samples: int = Field(default=16, ge=1, le=64, description="Answers sampled per held-out sum in an evaluation")
+    eval_samples: int = Field(
+        default=16, ge=1, le=64, description="Answers sampled per held-out sum in an evaluation"
+    )
     data_seed: int = Field(default=0, ge=0, description="Seed of the order of the training sums")
 
 
@@ -35,9 +41,13 @@ class ArithmeticEnv(BaseEnv):
         self.load_dataset()
 
     def load_dataset(self) -> None:
-        """All sums, split into training and held-out ones; the split depends on nothing but the two fields."""
+        """All sums, split into training and held-out ones; the split depends on nothing but the two
+        fields.
+        """
         numbers = range(self.config.largest + 1)
-        items: list[Item] = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in numbers]
+        items: list[Item] = [
+            {"question": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in numbers
+        ]
         random.Random("arithmetic").shuffle(items)
         num_held_out = max(1, round(len(items) * self.config.held_out_share))
         self.held_out, self.train = items[:num_held_out], items[num_held_out:]
@@ -50,7 +60,9 @@ class ArithmeticEnv(BaseEnv):
         return self.queue.pop()
 
     def item_from_prompt(self, prompt: str) -> Item | None:
-        """The item that asks this, for an inference test with prompts of somebody's own; None for anything but a sum."""
+        """The item that asks this, for an inference test with prompts of somebody's own; None for
+        anything but a sum.
+        """
         match = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
         if match is None:
             return None
@@ -73,7 +85,10 @@ class ArithmeticEnv(BaseEnv):
         messages = [{"role": "user", "content": item["question"]}]
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.chat_completion(
-                messages=messages, n=self.config.group_size, max_tokens=self.config.max_answer_tokens, temperature=1.0
+                messages=messages,
+                n=self.config.group_size,
+                max_tokens=self.config.max_answer_tokens,
+                temperature=1.0,
             )
             nodes = managed.get_state()["nodes"]
         group = ScoredDataGroup(tokens=[], masks=[], scores=[], inference_logprobs=[])
@@ -95,9 +110,16 @@ class ArithmeticEnv(BaseEnv):
         for item, completion in zip(self.held_out, completions, strict=True):
             for choice in completion.choices:
                 answer = choice.message.content or ""
-                samples.append({**item, "model_answer": answer, "score": self.score_answer(item, answer)})
+                samples.append(
+                    {**item, "model_answer": answer, "score": self.score_answer(item, answer)}
+                )
         accuracy = sum(sample["score"] for sample in samples) / len(samples)
-        await self.evaluate_log({"eval/percent_correct": accuracy}, start_time=started, end_time=time.time(), samples=samples)
+        await self.evaluate_log(
+            {"eval/percent_correct": accuracy},
+            start_time=started,
+            end_time=time.time(),
+            samples=samples,
+        )
 
     async def sample_answers(self, item: Item) -> Any:
         """Answers to one held-out sum."""

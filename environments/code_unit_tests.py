@@ -1,5 +1,6 @@
-"""A function from its description, checked by running it on inputs. What a model writes runs in a sandbox, and the right
-results never enter it: a program that knew them could say them."""
+"""A function from its description, checked by running it on inputs. What a model writes runs in a
+sandbox, and the right results never enter it: a program that knew them could say them.
+"""
 
 import json
 import random
@@ -20,7 +21,9 @@ KINDS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 }
 INPUTS = (-7, 0, 1, 5, 12, 100)
 RUNS_REWARD = 0.2
-"""Of the reward, for a function that answers each call without an error; the rest is for right answers."""
+"""Of the reward, for a function that answers each call without an error; the rest is for right
+answers.
+"""
 CODE_BLOCK_PATTERN = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
 HARNESS = """
 import json, sys
@@ -39,13 +42,17 @@ sys.stdout.write("\\n" + json.dumps(results, default=repr))
 
 class CodeUnitTestsConfig(TaskEnvConfig):
     max_answer_tokens: int = Field(40, ge=8, le=4096, description="Most tokens of one answer")
-    largest: int = Field(20, ge=2, le=10_000, description="Numbers in the functions, from 1 to this")
+    largest: int = Field(
+        20, ge=2, le=10_000, description="Numbers in the functions, from 1 to this"
+    )
     seconds: float = Field(2.0, gt=0, le=60, description="Time of one program")
     memory_mib: int = Field(256, ge=64, le=65_536, description="Memory of one program")
 
 
 class CodeUnitTestsEnv(TaskEnv):
-    """Write a function f(x) in Python: 0.2 when it runs, 0.8 times the share of inputs for which it is right."""
+    """Write a function f(x) in Python: 0.2 when it runs, 0.8 times the share of inputs for which it
+    is right.
+    """
 
     name = "code_unit_tests"
     env_config_cls = CodeUnitTestsConfig
@@ -57,14 +64,22 @@ class CodeUnitTestsEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item]:
         return [
-            {"question": f"f(x): x {word} {k}", "kind": word, "k": k, "results": [compute(x, k) for x in INPUTS]}
+            {
+                "question": f"f(x): x {word} {k}",
+                "kind": word,
+                "k": k,
+                "results": [compute(x, k) for x in INPUTS],
+            }
             for word, (_, compute) in KINDS.items()
             for k in range(1, self.config.largest + 1)
         ]
 
     async def score_answer(self, item: Item, answer: str) -> Outcome | dict[str, float]:
         fenced = CODE_BLOCK_PATTERN.search(answer)
-        request = {"source": fenced[1] if fenced else answer.strip(), "calls": [[x] for x in INPUTS]}
+        request = {
+            "source": fenced[1] if fenced else answer.strip(),
+            "calls": [[x] for x in INPUTS],
+        }
         sandbox_result = await self.sandbox.run(HARNESS, json.dumps(request))
         if sandbox_result.how != "ended":
             return zero(f"the program: {sandbox_result.how}")
@@ -72,16 +87,27 @@ class CodeUnitTestsEnv(TaskEnv):
         if results is None:
             return zero("the program hid its results")
         values = [result.get("value") for result in results]
-        num_right = sum(type(value) is int and value == expected for value, expected in zip(values, item["results"], strict=True))
+        num_right = sum(
+            type(value) is int and value == expected
+            for value, expected in zip(values, item["results"], strict=True)
+        )
         has_run_all = all("value" in result for result in results)
-        return {"runs": RUNS_REWARD * has_run_all, "tests": (1 - RUNS_REWARD) * num_right / len(INPUTS)}
+        return {
+            "runs": RUNS_REWARD * has_run_all,
+            "tests": (1 - RUNS_REWARD) * num_right / len(INPUTS),
+        }
 
     def gold(self, item: Item) -> str:
         return f"def f(x): return {KINDS[item['kind']][0].format(k=item['k'])}"
 
     def corrupt(self, item: Item) -> str:
         other = random.choice([kind for kind in KINDS if kind != item["kind"]])
-        return random.choice([f"def f(x): return {KINDS[other][0].format(k=item['k'] + 1)}", f"def f(x) return {item['k']}"])
+        return random.choice(
+            [
+                f"def f(x): return {KINDS[other][0].format(k=item['k'] + 1)}",
+                f"def f(x) return {item['k']}",
+            ]
+        )
 
 
 def _parse_results(output: str) -> list[dict[str, Any]] | None:
@@ -90,7 +116,11 @@ def _parse_results(output: str) -> list[dict[str, Any]] | None:
         results = json.loads(output.rpartition("\n")[2])
     except (ValueError, RecursionError):
         return None
-    is_valid = isinstance(results, list) and len(results) == len(INPUTS) and all(isinstance(result, dict) for result in results)
+    is_valid = (
+        isinstance(results, list)
+        and len(results) == len(INPUTS)
+        and all(isinstance(result, dict) for result in results)
+    )
     return results if is_valid else None
 
 

@@ -1,4 +1,6 @@
-"""Countdown: make a number out of others with + - * /. Many answers are right and no list has them: a program checks one."""
+"""Countdown: make a number out of others with + - * /. Many answers are right and no list has them:
+a program checks one.
+"""
 
 import ast
 import operator
@@ -35,7 +37,9 @@ class WrongForm(Exception):
 
 
 class CountdownEnv(TaskEnv):
-    """Reach a target with each of the numbers once and + - * /: 0.1 for the form, 0.9 for the value."""
+    """Reach a target with each of the numbers once and + - * /: 0.1 for the form, 0.9 for the
+    value.
+    """
 
     name = "countdown"
     env_config_cls = CountdownConfig
@@ -44,13 +48,19 @@ class CountdownEnv(TaskEnv):
     def load_dataset(self) -> Iterable[Item]:
         rng, config = random.Random("countdown"), self.config
         items_by_question: dict[str, Item] = {}
-        for _ in range(20 * config.puzzles):  # small settings have fewer puzzles than were asked for
+        # small settings have fewer puzzles than were asked for
+        for _ in range(20 * config.puzzles):
             numbers = [rng.randint(1, config.largest) for _ in range(config.numbers)]
             expression = _draw_expression(rng, numbers)
             target = evaluate_expression(expression)
             if target is not None and target.denominator == 1 and target >= 0:
                 question = f"{' '.join(map(str, sorted(numbers)))} make {target}:"
-                item = {"question": question, "numbers": sorted(numbers), "target": int(target), "solution": expression}
+                item = {
+                    "question": question,
+                    "numbers": sorted(numbers),
+                    "target": int(target),
+                    "solution": expression,
+                }
                 items_by_question.setdefault(question, item)
             if len(items_by_question) == config.puzzles:
                 break
@@ -67,12 +77,19 @@ class CountdownEnv(TaskEnv):
         return str(item["solution"])
 
     def corrupt(self, item: Item) -> str:
-        wrong = [expression for operator_sign in OPERATORS if evaluate_expression(expression := operator_sign.join(map(str, item["numbers"]))) != item["target"]]
+        wrong = [
+            expression
+            for operator_sign in OPERATORS
+            if evaluate_expression(expression := operator_sign.join(map(str, item["numbers"])))
+            != item["target"]
+        ]
         return random.choice(wrong)
 
 
 def evaluate_answer(answer: str, numbers: list[int]) -> Fraction | None:
-    """The value of an answer that uses each number once; None when it divides by zero. Raises WrongForm."""
+    """The value of an answer that uses each number once; None when it divides by zero. Raises
+    WrongForm.
+    """
     text = answer.strip()
     if len(text) > MAX_CHARACTERS:
         raise WrongForm("the answer is longer than any expression")
@@ -96,7 +113,11 @@ def _evaluate_node(node: ast.expr) -> Fraction | None:
         return Fraction(node.value)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         left_value, right_value = _evaluate_node(node.left), _evaluate_node(node.right)
-        if left_value is None or right_value is None or (isinstance(node.op, ast.Div) and right_value == 0):
+        if (
+            left_value is None
+            or right_value is None
+            or (isinstance(node.op, ast.Div) and right_value == 0)
+        ):
             return None
         return OPERATIONS[type(node.op)](left_value, right_value)
     raise WrongForm("the answer holds something that is no number and none of + - * /")

@@ -1,4 +1,6 @@
-"""Facts written as JSON: an answer has components, and each is rewarded by itself, so that a model finds its way."""
+"""Facts written as JSON: an answer has components, and each is rewarded by itself, so that a model
+finds its way.
+"""
 
 import json
 import random
@@ -21,7 +23,9 @@ class FormatJsonConfig(TaskEnvConfig):
 
 
 class FormatJsonEnv(TaskEnv):
-    """Write a name, an age and a city as JSON: a quarter each for JSON, the keys, the types and the values."""
+    """Write a name, an age and a city as JSON: a quarter each for JSON, the keys, the types and the
+    values.
+    """
 
     name = "format_json"
     env_config_cls = FormatJsonConfig
@@ -29,7 +33,12 @@ class FormatJsonEnv(TaskEnv):
 
     def load_dataset(self) -> Iterable[Item]:
         rng = random.Random("format_json")
-        all_facts = [(name, age, city) for name in NAMES for age in range(1, self.config.oldest + 1) for city in CITIES]
+        all_facts = [
+            (name, age, city)
+            for name in NAMES
+            for age in range(1, self.config.oldest + 1)
+            for city in CITIES
+        ]
         return [_build_item(*fact) for fact in rng.sample(all_facts, min(1000, len(all_facts)))]
 
     def score_answer(self, item: Item, answer: str) -> dict[str, float]:
@@ -37,9 +46,16 @@ class FormatJsonEnv(TaskEnv):
         parsed = _parse_json(answer)
         is_object = isinstance(parsed, dict)
         has_right_keys = is_object and set(parsed) == set(expected)
-        has_right_types = has_right_keys and all(type(parsed[key]) is type(expected[key]) for key in expected)
+        has_right_types = has_right_keys and all(
+            type(parsed[key]) is type(expected[key]) for key in expected
+        )
         has_right_values = has_right_types and parsed == expected
-        return {"json": COMPONENT_REWARD * is_object, "keys": COMPONENT_REWARD * has_right_keys, "types": COMPONENT_REWARD * has_right_types, "values": COMPONENT_REWARD * has_right_values}
+        return {
+            "json": COMPONENT_REWARD * is_object,
+            "keys": COMPONENT_REWARD * has_right_keys,
+            "types": COMPONENT_REWARD * has_right_types,
+            "values": COMPONENT_REWARD * has_right_values,
+        }
 
     def gold(self, item: Item) -> str:
         return json.dumps(item["answer"], separators=(",", ":"))
@@ -48,15 +64,27 @@ class FormatJsonEnv(TaskEnv):
         """With one fault of those that models make."""
         expected = item["answer"]
         wrong_city = random.choice([city for city in CITIES if city != expected["city"]])
-        with_text_age, with_wrong_city = {**expected, "age": str(expected["age"])}, {**expected, "city": wrong_city}
+        with_text_age, with_wrong_city = (
+            {**expected, "age": str(expected["age"])},
+            {**expected, "city": wrong_city},
+        )
         without_city = {"name": expected["name"], "age": expected["age"]}
         return random.choice(
-            [self.gold(item)[:-1], *(json.dumps(wrong_answer, separators=(",", ":")) for wrong_answer in (with_text_age, with_wrong_city, without_city))]
+            [
+                self.gold(item)[:-1],
+                *(
+                    json.dumps(wrong_answer, separators=(",", ":"))
+                    for wrong_answer in (with_text_age, with_wrong_city, without_city)
+                ),
+            ]
         )
 
 
 def _build_item(name: str, age: int, city: str) -> Item:
-    return {"question": f"{name}, {age}, {city}", "answer": {"name": name, "age": age, "city": city}}
+    return {
+        "question": f"{name}, {age}, {city}",
+        "answer": {"name": name, "age": age, "city": city},
+    }
 
 
 def _parse_json(answer: str) -> Any:

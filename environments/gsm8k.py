@@ -1,4 +1,6 @@
-"""Grade-school problems in words (Cobbe et al. 2021, arXiv:2110.14168), answered with a number in \\boxed{}."""
+"""Grade-school problems in words (Cobbe et al. 2021, arXiv:2110.14168), answered with a number in
+\\boxed{}.
+"""
 
 import logging
 import random
@@ -17,22 +19,33 @@ BOXED_EXTRACTION = [LatexExtractionConfig(boxed_match_priority=0, try_extract_wi
 EXPENSIVE_EXPRESSION = re.compile(r"\^|\*\*|!|\\(?:uparrow|binom|prod|sum|int|Gamma)")
 """What no answer here needs, and what can keep a computer busy for years."""
 MAX_CHARACTERS = 100
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that the time limit is somebody else's
+# it warns at each call that the time limit is somebody else's
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 class Gsm8kConfig(TaskEnvConfig):
-    system_prompt: str | None = Field(SYSTEM_PROMPT, description="Said before each question, as the system's message")
+    system_prompt: str | None = Field(
+        SYSTEM_PROMPT, description="Said before each question, as the system's message"
+    )
     max_answer_tokens: int = Field(512, ge=8, le=131_072, description="Most tokens of one answer")
-    dataset: str = Field("openai/gsm8k", description="Of Hugging Face, or a JSONL file with `question` and `answer`")
+    dataset: str = Field(
+        "openai/gsm8k", description="Of Hugging Face, or a JSONL file with `question` and `answer`"
+    )
     held_out_dataset: str | None = Field(
         None, description="The path of a JSONL file to evaluate on; without it a part of `dataset`"
     )
-    few_shot: int = Field(0, ge=0, le=32, description="Solved problems before each question; they are not trained on")
-    length_penalty: float = Field(0.0, ge=0, le=1, description="Of a right answer's reward, lost in proportion to its length")
+    few_shot: int = Field(
+        0, ge=0, le=32, description="Solved problems before each question; they are not trained on"
+    )
+    length_penalty: float = Field(
+        0.0, ge=0, le=1, description="Of a right answer's reward, lost in proportion to its length"
+    )
 
 
 class Gsm8kEnv(TaskEnv):
-    """Grade-school mathematics: 1 for the right number in \\boxed{}, less for a long answer when asked for."""
+    """Grade-school mathematics: 1 for the right number in \\boxed{}, less for a long answer when
+    asked for.
+    """
 
     name = "gsm8k"
     env_config_cls = Gsm8kConfig
@@ -46,15 +59,23 @@ class Gsm8kEnv(TaskEnv):
         if config.held_out_dataset:
             held_out = rows(config.held_out_dataset, needed=needed)
         else:
-            held_out = [] if is_local else rows(config.dataset, needed=needed, subset="main", split="test")
+            held_out = (
+                [] if is_local else rows(config.dataset, needed=needed, subset="main", split="test")
+            )
         held_out_questions = {_normalize_question(item) for item in held_out}
-        self.few_shot_items = [item for item in train if _normalize_question(item) not in held_out_questions][: config.few_shot]
+        self.few_shot_items = [
+            item for item in train if _normalize_question(item) not in held_out_questions
+        ][: config.few_shot]
         few_shot_questions = {_normalize_question(shot) for shot in self.few_shot_items}
         train = [item for item in train if _normalize_question(item) not in few_shot_questions]
         return {"train": train, "held_out": held_out} if held_out else train
 
     def prompt(self, item: Item) -> list[dict[str, Any]]:
-        few_shot_messages = [{"role": role, "content": text} for shot in self.few_shot_items for role, text in _build_turns(shot)]
+        few_shot_messages = [
+            {"role": role, "content": text}
+            for shot in self.few_shot_items
+            for role, text in _build_turns(shot)
+        ]
         return [*few_shot_messages, {"role": "user", "content": item["question"]}]
 
     def identity(self, item: Item) -> str:
@@ -64,7 +85,9 @@ class Gsm8kEnv(TaskEnv):
         score = self.score_answer(item, rollout.answer)
         if not isinstance(score, float) or score == 0:
             return score
-        return score * (1 - self.config.length_penalty * rollout.sampled_tokens / self.config.max_answer_tokens)
+        return score * (
+            1 - self.config.length_penalty * rollout.sampled_tokens / self.config.max_answer_tokens
+        )
 
     def score_answer(self, item: Item, answer: str) -> float | Outcome:
         boxed = answer.rpartition("\\boxed")[2] if "\\boxed" in answer else ""
@@ -73,7 +96,9 @@ class Gsm8kEnv(TaskEnv):
         if EXPENSIVE_EXPRESSION.search(boxed[:MAX_CHARACTERS]):
             return zero("something in \\boxed{} that is no number")
         parsed = parse(f"\\boxed{boxed[:MAX_CHARACTERS]}", BOXED_EXTRACTION, parsing_timeout=None)
-        return float(verify(parse(_read_number(item), parsing_timeout=None), parsed, timeout_seconds=None))
+        return float(
+            verify(parse(_read_number(item), parsing_timeout=None), parsed, timeout_seconds=None)
+        )
 
     def gold(self, item: Item) -> str:
         return f"{_read_solution(item)} \\boxed{{{_read_number(item)}}}"
@@ -96,7 +121,10 @@ def _read_solution(item: Item) -> str:
 
 
 def _build_turns(item: Item) -> list[tuple[str, str]]:
-    return [("user", str(item["question"])), ("assistant", f"{_read_solution(item)} \\boxed{{{_read_number(item)}}}")]
+    return [
+        ("user", str(item["question"])),
+        ("assistant", f"{_read_solution(item)} \\boxed{{{_read_number(item)}}}"),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Guess a number by calling a tool: several turns, a state that the model does not see, calls that may be malformed."""
+"""Guess a number by calling a tool: several turns, a state that the model does not see, calls that
+may be malformed.
+"""
 
 import random
 from collections.abc import Iterable
@@ -7,7 +9,12 @@ from typing import Any
 from pydantic import Field
 
 from lachesis.environment import Chat, ConversationEnv, ConversationEnvConfig, Item, Outcome, zero
-from lachesis.environment.toolcalls import MalformedCall, ToolDefinition, describe_tools, parse_tool_calls
+from lachesis.environment.toolcalls import (
+    MalformedCall,
+    ToolDefinition,
+    describe_tools,
+    parse_tool_calls,
+)
 
 MIN_TOKENS_FOR_TOOL = 4096
 """Tokens of a conversation that the description of the tool is little of."""
@@ -19,12 +26,15 @@ class GuessNumberConfig(ConversationEnvConfig):
     largest: int = Field(9, ge=1, le=10_000, description="Numbers from 0 to this")
     games: int = Field(200, ge=2, le=100_000, description="Different games")
     tell_tool: bool | None = Field(
-        None, description="Whether the prompt describes the tool; by itself where max_token_length is at least 4096"
+        None,
+        description="Whether the prompt describes the tool; by itself where max_token_length is at least 4096",
     )
 
 
 class GuessNumberEnv(ConversationEnv):
-    """Find a number with the tool `guess`, which says higher or lower; fewer guesses are worth more."""
+    """Find a number with the tool `guess`, which says higher or lower; fewer guesses are worth
+    more.
+    """
 
     name = "guess_number"
     env_config_cls = GuessNumberConfig
@@ -32,7 +42,10 @@ class GuessNumberEnv(ConversationEnv):
 
     def load_dataset(self) -> Iterable[Item]:
         rng = random.Random("guess_number")
-        return [{"game": game, "number": rng.randint(0, self.config.largest)} for game in range(self.config.games)]
+        return [
+            {"game": game, "number": rng.randint(0, self.config.largest)}
+            for game in range(self.config.games)
+        ]
 
     def identity(self, item: Item) -> str:
         return str(item["game"])  # all games are asked in the same words
@@ -40,13 +53,20 @@ class GuessNumberEnv(ConversationEnv):
     @property
     def tool(self) -> ToolDefinition:
         number = {"type": "integer", "minimum": 0, "maximum": self.config.largest}
-        parameters = {"properties": {"number": number}, "required": ["number"], "additionalProperties": False}
-        return ToolDefinition("guess", "Guess the number; the answer is higher, lower or right.", parameters)
+        parameters = {
+            "properties": {"number": number},
+            "required": ["number"],
+            "additionalProperties": False,
+        }
+        return ToolDefinition(
+            "guess", "Guess the number; the answer is higher, lower or right.", parameters
+        )
 
     def prompt(self, item: Item) -> str:
         task = f"Find my number, from 0 to {self.config.largest}."
         should_describe_tool = self.config.tell_tool
-        if should_describe_tool is None:  # a model that is taught on this environment's examples has seen the tool, and little room
+        # a model that is taught on this environment's examples has seen the tool, and little room
+        if should_describe_tool is None:
             should_describe_tool = self.config.max_token_length >= MIN_TOKENS_FOR_TOOL
         return f"{describe_tools([self.tool])}\n{task}" if should_describe_tool else task
 
@@ -77,7 +97,9 @@ class GuessNumberEnv(ConversationEnv):
             if guess == item["number"]:
                 break
             low, high = (guess + 1, high) if guess < item["number"] else (low, guess - 1)
-            messages.append({"role": "tool", "content": "higher" if guess < item["number"] else "lower"})
+            messages.append(
+                {"role": "tool", "content": "higher" if guess < item["number"] else "lower"}
+            )
         return messages
 
 

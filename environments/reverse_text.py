@@ -1,4 +1,6 @@
-"""Words written backwards: what a model can copy, it can learn to turn around. The smallest use of `TaskEnv`."""
+"""Words written backwards: what a model can copy, it can learn to turn around. The smallest use of
+`TaskEnv`.
+"""
 
 import difflib
 import random
@@ -20,7 +22,9 @@ class ReverseTextConfig(TaskEnvConfig):
 
 
 class ReverseTextEnv(TaskEnv):
-    """Write a word backwards: half the reward for the right letters in order, half for the whole word."""
+    """Write a word backwards: half the reward for the right letters in order, half for the whole
+    word.
+    """
 
     name = "reverse_text"
     env_config_cls = ReverseTextConfig

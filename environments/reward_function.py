@@ -1,8 +1,10 @@
-"""A function `reward(prompt, completion)` and a file of prompts, made an environment: nothing else has to be written.
+"""A function `reward(prompt, completion)` and a file of prompts, made an environment: nothing else
+has to be written.
 
 lachesis train reward_function --set function=$PWD/mine.py:reward --set dataset=$PWD/prompts.jsonl
 
-Each row has a `prompt`, a text or messages; its other fields are given to a function that takes arguments of their names.
+Each row has a `prompt`, a text or messages; its other fields are given to a function that takes
+arguments of their names.
 """
 
 import importlib.util
@@ -18,8 +20,13 @@ from lachesis.environment import DatasetError, Item, TaskEnv, TaskEnvConfig, row
 
 
 class RewardFunctionConfig(TaskEnvConfig):
-    function: str = Field("", description="/…/FILE.py:NAME of a function of `prompt` and `completion` that gives a number")
-    dataset: str = Field("", description="A JSONL file, or a data set of Hugging Face, whose rows have a `prompt`")
+    function: str = Field(
+        "",
+        description="/…/FILE.py:NAME of a function of `prompt` and `completion` that gives a number",
+    )
+    dataset: str = Field(
+        "", description="A JSONL file, or a data set of Hugging Face, whose rows have a `prompt`"
+    )
     solved_at: float = Field(1.0, description="A reward of at least this counts as a solution")
 
 
@@ -34,7 +41,9 @@ class RewardFunctionEnv(TaskEnv):
         self.solved = self.config.solved_at
         self.reward_function = load_reward_function(self.config.function)
         if not self.config.dataset:
-            raise DatasetError("the field `dataset` names no file; needed: rows with a `prompt`, as JSONL")
+            raise DatasetError(
+                "the field `dataset` names no file; needed: rows with a `prompt`, as JSONL"
+            )
         return rows(self.config.dataset, needed=("prompt",))
 
     def prompt(self, item: Item) -> str | list[dict[str, Any]]:
@@ -43,16 +52,27 @@ class RewardFunctionEnv(TaskEnv):
     def score_answer(self, item: Item, answer: str) -> Any:
         arguments = {**item, "prompt": item["prompt"], "completion": answer}
         parameters = inspect.signature(self.reward_function).parameters
-        has_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        return self.reward_function(**{name: value for name, value in arguments.items() if has_kwargs or name in parameters})
+        has_kwargs = any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        return self.reward_function(
+            **{name: value for name, value in arguments.items() if has_kwargs or name in parameters}
+        )
 
 
 def load_reward_function(location: str) -> Callable[..., Any]:
     """The function at FILE.py:NAME. Raises DatasetError when there is none."""
     file, _, name = location.rpartition(":")
     path = Path(file).expanduser()
-    if not name.isidentifier() or path.suffix != ".py" or not path.is_absolute() or not path.is_file():
-        raise DatasetError(f"the field function is {location!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there")
+    if (
+        not name.isidentifier()
+        or path.suffix != ".py"
+        or not path.is_absolute()
+        or not path.is_file()
+    ):
+        raise DatasetError(
+            f"the field function is {location!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)

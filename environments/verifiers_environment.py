@@ -3,10 +3,11 @@
 # ///
 """An environment written for `verifiers`, trained on as it is.
 
-lachesis env install verifiers_environment
-lachesis train verifiers_environment --set environment=$PWD/wordle.py --set 'arguments={"words": 100}'
+lachesis env install verifiers_environment lachesis train verifiers_environment --set
+environment=$PWD/wordle.py --set 'arguments={"words": 100}'
 
-One that is a package of its own is named in the header of a file of yours, which inherits from VerifiersEnv.
+One that is a package of its own is named in the header of a file of yours, which inherits from
+VerifiersEnv.
 """
 
 import sys
@@ -21,7 +22,10 @@ from lachesis.environment.verifiers_adapter import VerifiersEnv
 
 
 class VerifiersEnvironmentConfig(TaskEnvConfig):
-    environment: str = Field("", description="/…/FILE.py, or the name of an installed module, that has load_environment()")
+    environment: str = Field(
+        "",
+        description="/…/FILE.py, or the name of an installed module, that has load_environment()",
+    )
     arguments: dict[str, Any] = Field({}, description="Of load_environment()")
     solved_at: float = Field(1.0, description="A reward of at least this counts as a solution")
 
@@ -39,11 +43,15 @@ class VerifiersEnvironment(VerifiersEnv):
         if name.endswith(".py"):
             file = Path(name).expanduser()
             if not file.is_absolute() or not file.is_file():
-                raise DatasetError(f"the field environment is {name!r}; needed: the whole path of a file that is there")
+                raise DatasetError(
+                    f"the field environment is {name!r}; needed: the whole path of a file that is there"
+                )
             sys.path.insert(0, str(file.parent))
             name = file.stem
         if not name:
-            raise DatasetError("the field environment names nothing; needed: a file, or a module that has load_environment()")
+            raise DatasetError(
+                "the field environment names nothing; needed: a file, or a module that has load_environment()"
+            )
         return vf.load_environment(name, **self.config.arguments)
 
 

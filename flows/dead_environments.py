@@ -50,7 +50,9 @@ class DeadEnvironmentDetector:
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
         received_groups = received or {}
-        self._usable_services = {service for service, name in plan.environment_names.items() if received_groups.get(name)}
+        self._usable_services = {
+            service for service, name in plan.environment_names.items() if received_groups.get(name)
+        }
         """Services that have given a usable group."""
         self._reported_names: set[str] = set()
         """Dead environments that the log and the record name already."""
@@ -61,11 +63,15 @@ class DeadEnvironmentDetector:
         The log and the run's record name each of them, also when the others still give groups.
 
         Raises:
-            InvalidGroupsError: All of them are. The record then has a stop reason, so that no policy
-                resumes the run.
+            InvalidGroupsError: All of them are. The record then has a stop reason, so that no
+                policy resumes the run.
         """
         self.remember_usable()
-        dead = [dead_environment for service in self.plan.environment_names if (dead_environment := self._find_dead(service))]
+        dead = [
+            dead_environment
+            for service in self.plan.environment_names
+            if (dead_environment := self._find_dead(service))
+        ]
         try:
             require_usable_groups(dead, len(self.plan.environment_names))
         except InvalidGroupsError:

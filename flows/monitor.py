@@ -16,7 +16,9 @@ from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
 TICK_RETENTION = timedelta(hours=2)
-"""A tick is of interest as long as the next ones are near; each takes some seventy kilobytes of the database."""
+"""A tick is of interest as long as the next ones are near; each takes some seventy kilobytes of the
+database.
+"""
 MAX_DELETE_ROUNDS = 4
 
 
@@ -32,11 +34,15 @@ def monitor(home: str) -> None:
 
 
 def delete_old_ticks(deployment_id: str | None, retention: timedelta) -> int:
-    """Delete the ended ticks of this deployment that are older than `kept`; how many. A server that is away keeps them."""
+    """Delete the ended ticks of this deployment that are older than `kept`; how many. A server that
+    is away keeps them.
+    """
     deleted = 0
     try:
         for _ in range(MAX_DELETE_ROUNDS if deployment_id else 0):
-            num_deleted = PrefectApi().delete_flow_runs(str(deployment_id), before=(datetime.now(UTC) - retention).isoformat())
+            num_deleted = PrefectApi().delete_flow_runs(
+                str(deployment_id), before=(datetime.now(UTC) - retention).isoformat()
+            )
             deleted += num_deleted
             if not num_deleted:
                 break

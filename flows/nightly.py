@@ -11,7 +11,7 @@ from prefect import flow
 
 from lachesis.base.errors import LachesisError
 from lachesis.orchestration.launch_inputs import TINY_MODEL
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.tests import TestOptions
 
 log = logging.getLogger("lachesis.nightly")
@@ -19,13 +19,18 @@ log = logging.getLogger("lachesis.nightly")
 
 @flow(name="validate-all-environments", retries=0)
 def validate_all(home: str) -> list[str]:
-    """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one could not be submitted."""
+    """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one
+    could not be submitted.
+    """
     service, test_ids, problems = LachesisService(Path(home)), [], []
     chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
-    for name in chosen or [environment.name for environment in service.list_environments().environments]:
+    for name in chosen or [
+        environment.name for environment in service.list_environments().environments
+    ]:
         try:
             launch = LaunchRequest(name)
-            if service.describe(launch)["problem"]:  # the model of sums tells at least whether it works
+            # the model of sums tells at least whether it works
+            if service.describe(launch)["problem"]:
                 launch = LaunchRequest(name, model=TINY_MODEL)
             test = service.start_test(launch, TestOptions())
             test_ids.append(test.test_id)

@@ -1,4 +1,6 @@
-"""Services that died are started again while a run trains, as the table of `supervision.policy` says."""
+"""Services that died are started again while a run trains, as the table of `supervision.policy`
+says.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import ServicePlan, disconnect_environment, count_registered_environments, fetch_trainer_health
+from lachesis.supervision.plan import (
+    ServicePlan,
+    count_registered_environments,
+    disconnect_environment,
+    fetch_trainer_health,
+)
 from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.restart_policy import RestartBudget, is_restartable
 from tasks.processes import start_service, wait_for_service
@@ -24,7 +31,12 @@ class ServiceRestarter:
     """Of one attempt. `require_wanted` raises when no service shall start any more."""
 
     def __init__(
-        self, store: RunStore, run_id: str, group: ServiceGroup, plan: ServicePlan, raise_if_stop_requested: Callable[[], None]
+        self,
+        store: RunStore,
+        run_id: str,
+        group: ServiceGroup,
+        plan: ServicePlan,
+        raise_if_stop_requested: Callable[[], None],
     ) -> None:
         self.store, self.run_id, self.group, self.plan = store, run_id, group, plan
         self.raise_if_stop_requested = raise_if_stop_requested
@@ -35,10 +47,12 @@ class ServiceRestarter:
         self.disconnected_ids: set[int] = set()
 
     def restart(self, name: str, problem: ProcessExitedError) -> None:
-        """Start a dead service again. Another death meanwhile is left to the next look where it may be mended. Raises the
-        problem when there is no restart for it."""
+        """Start a dead service again. Another death meanwhile is left to the next look where it may
+        be mended. Raises the problem when there is no restart for it.
+        """
         pause_s = self.restart_budget.next_pause_s(name)
-        since = self.store.load(self.run_id).attempt_start_unix_s  # what an earlier attempt has counted proves nothing
+        # what an earlier attempt has counted proves nothing
+        since = self.store.load(self.run_id).attempt_start_unix_s
         counts = read_counts(self.store.dir(self.run_id).get_counters_file(name), since=since) or {}
         if pause_s is None or (name in self.env_ids and not counts.get("groups")):
             raise problem
@@ -85,7 +99,14 @@ class ServiceRestarter:
         health, env_id = fetch_trainer_health(self.plan), count_registered_environments(self.plan)
         self.env_ids[service] = env_id
         name = self.plan.environment_names[service]
-        groups = int(((health.get("mixture") or {}).get(name) if len(self.env_ids) > 1 else health.get("groups")) or 0)
+        groups = int(
+            (
+                (health.get("mixture") or {}).get(name)
+                if len(self.env_ids) > 1
+                else health.get("groups")
+            )
+            or 0
+        )
         self._start_and_wait(self.plan.make_restart_spec(service, groups=groups, env_id=env_id))
 
     def _wait_before_restart(self, seconds: float) -> None:
@@ -101,8 +122,14 @@ class ServiceRestarter:
         self.raise_if_stop_requested()
         start_service(self.group, spec, self.store, self.run_id)
         needs = [*self._list_required_services(), *(["api"] if spec.name in self.env_ids else [])]
-        wait_for_service(self.group, spec, self.store, self.run_id, needs=needs, on_poll=self.check_stop_request)
+        wait_for_service(
+            self.group, spec, self.store, self.run_id, needs=needs, on_poll=self.check_stop_request
+        )
 
     def _list_required_services(self) -> list[str]:
         """Those whose death ends the attempt."""
-        return [spec.name for spec in self.plan.services if not is_restartable(get_service_role(spec.name))]
+        return [
+            spec.name
+            for spec in self.plan.services
+            if not is_restartable(get_service_role(spec.name))
+        ]

@@ -1,4 +1,6 @@
-"""Whether the run of this flow is still wanted, by its record, its runner and the state of its flow run."""
+"""Whether the run of this flow is still wanted, by its record, its runner and the state of its flow
+run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from prefect.states import Cancelled
 
 from lachesis.base.errors import ProcessExitedError, ServerDownError
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.suspension import SUSPENDED, WAITING_STATES, remove_pause_timeout, record_suspension
+from lachesis.orchestration.suspension import (
+    SUSPENDED,
+    WAITING_STATES,
+    record_suspension,
+    remove_pause_timeout,
+)
 from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
@@ -23,12 +30,15 @@ RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts anothe
 
 
 class StopRequested(Exception):
-    """The record or the server says that this run shall end. A cancellation normally comes as a signal; after an outage, or
-    before the runner knows of the flow's process, it may not."""
+    """The record or the server says that this run shall end. A cancellation normally comes as a
+    signal; after an outage, or before the runner knows of the flow's process, it may not.
+    """
 
 
 class SuspendRequested(StopRequested):
-    """Somebody has suspended the flow run: it shall end with a checkpoint and stay there to be resumed."""
+    """Somebody has suspended the flow run: it shall end with a checkpoint and stay there to be
+    resumed.
+    """
 
 
 def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
@@ -64,12 +74,15 @@ def _check_flow_run_state(flow_run_id: str | None) -> None:
             remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         return
-    if state == "PAUSED" or state in WAITING_STATES:  # suspended, or suspended and resumed since the last look
+    # suspended, or suspended and resumed since the last look
+    if state == "PAUSED" or state in WAITING_STATES:
         raise SuspendRequested(SUSPENDED)
     if state in ("CANCELLING", "CANCELLED"):
         raise StopRequested(str(state).lower())
     if state in ("CRASHED", "FAILED"):
-        raise ProcessExitedError(f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on")
+        raise ProcessExitedError(
+            f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on"
+        )
 
 
 def throttle(check: Callable[[], None]) -> Callable[[], None]:
@@ -86,7 +99,8 @@ def throttle(check: Callable[[], None]) -> Callable[[], None]:
 
 
 def leave_flow_run_suspended() -> State[Any]:
-    """Leave the flow run as it is, suspended or waiting for its next process, by raising Prefect's `Pause`.
+    """Leave the flow run as it is, suspended or waiting for its next process, by raising Prefect's
+    `Pause`.
 
     Returns:
         The state in which it ends, when it was cancelled while its services were being ended.

@@ -1,6 +1,7 @@
 """The flow `validate-environment`: does an environment work, and can a model learn from it?
 
-Stages, each a task: import, config, dataset, model-free check; then per model, all at the same time, inference and scoring.
+Stages, each a task: import, config, dataset, model-free check; then per model, all at the same
+time, inference and scoring.
 """
 
 from __future__ import annotations
@@ -26,10 +27,24 @@ from lachesis.runs.store import now_iso
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, make_forecast
-from lachesis.validation.tests import InferenceTest, InferenceTestStore, Stage, measure_groups, make_model_result, make_test_result
+from lachesis.validation.tests import (
+    InferenceTest,
+    InferenceTestStore,
+    Stage,
+    make_model_result,
+    make_test_result,
+    measure_groups,
+)
 from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
 from tasks.history import find_earlier_step_time
-from tasks.inference import InferenceTestContext, run_model_inference, build_missing_model, read_failure_kind, score_model, make_wandb_run_name
+from tasks.inference import (
+    InferenceTestContext,
+    build_missing_model,
+    make_wandb_run_name,
+    read_failure_kind,
+    run_model_inference,
+    score_model,
+)
 from tasks.report import publish_validation
 from tasks.stages import run_stage
 
@@ -38,15 +53,22 @@ MAX_MODELS = 10
 SUSPENDED_ERROR = "it was suspended in Prefect, which ends a test; start it again"
 
 
-@flow(name="validate-environment", retries=0, task_runner=ThreadPoolTaskRunner(max_workers=MAX_MODELS))  # type: ignore[arg-type]
+@flow(
+    name="validate-environment",
+    retries=0,
+    task_runner=ThreadPoolTaskRunner(max_workers=MAX_MODELS),  # type: ignore[arg-type]
+)
 def validate(test_id: str, home: str) -> State[Any] | None:
-    """Go through the stages. What is wrong with the environment or a model is told in the result; the flow fails when nothing
-    of the environment works."""
+    """Go through the stages. What is wrong with the environment or a model is told in the result;
+    the flow fails when nothing of the environment works.
+    """
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
     tests = InferenceTestStore(Path(home))
     with tests.get_run_dir(test_id).hold_alive_lock() as lock_fd:
-        record = _TestRecorder(tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []}))
+        record = _TestRecorder(
+            tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []})
+        )
         record.save()
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
         context = InferenceTestContext(tests, record.test, config, lock_fd)
@@ -60,19 +82,32 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             if isinstance(error, Pause):  # it has no checkpoint to go on from
                 tests.fail(test_id, SUSPENDED_ERROR)
                 return Cancelled(message=SUSPENDED_ERROR)
-            tests.fail(test_id, str(error) if isinstance(error, LachesisError) else f"{type(error).__name__}: {error}")
+            tests.fail(
+                test_id,
+                str(error)
+                if isinstance(error, LachesisError)
+                else f"{type(error).__name__}: {error}",
+            )
             raise
     _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
     if not result["summary"]["environment_working"]:
         what = "is broken" if result["summary"].get("verdict") else "could not be tested"
-        return Failed(message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}")
+        return Failed(
+            message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}"
+        )
     return None
 
 
 def _end_stray_processes(folder: Path) -> None:
     """Children of the environment that left its process group, and may hold its key."""
-    leftovers.terminate_processes([process for processes in leftovers.find_processes(folder).values() for process in processes])
+    leftovers.terminate_processes(
+        [
+            process
+            for processes in leftovers.find_processes(folder).values()
+            for process in processes
+        ]
+    )
 
 
 class _TestRecorder:
@@ -86,14 +121,18 @@ class _TestRecorder:
         self.tests.save(self.test)
 
     def add_stage(self, name: str, status: Any, started: float, message: str | None = None) -> None:
-        stage = Stage(name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message)
+        stage = Stage(
+            name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message
+        )
         self.save(stages=[*self.test.stages, stage])
 
 
 def _run_validation(record: _TestRecorder, context: InferenceTestContext) -> Json:
     model_free, failure = _run_model_free_stages(record, context)
     if failure is not None:
-        models = [_make_broken_entry(context, model, failure) for model in record.test.request.models]
+        models = [
+            _make_broken_entry(context, model, failure) for model in record.test.request.models
+        ]
     else:
         models = _test_models(record, context, model_free)
     result = make_test_result(record.test, models, context.tests.dir(record.test.test_id))
@@ -101,14 +140,20 @@ def _run_validation(record: _TestRecorder, context: InferenceTestContext) -> Jso
     return result
 
 
-def _run_model_free_stages(record: _TestRecorder, context: InferenceTestContext) -> tuple[Json, str | None]:
-    """What the check without a model found, and the name and reason of the stage that failed, if one did."""
+def _run_model_free_stages(
+    record: _TestRecorder, context: InferenceTestContext
+) -> tuple[Json, str | None]:
+    """What the check without a model found, and the name and reason of the stage that failed, if
+    one did.
+    """
     folder = context.tests.dir(record.test.test_id)
     line: Json = {}
     with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
         context.open_groups.append(group)
         test = record.test
-        child = StageChild(group, test.request.environment_file, test.class_name, context.config, folder)
+        child = StageChild(
+            group, test.request.environment_file, test.class_name, context.config, folder
+        )
         for name in STAGE_NAMES:
             started = time.monotonic()
             try:
@@ -117,7 +162,10 @@ def _run_model_free_stages(record: _TestRecorder, context: InferenceTestContext)
                 record.add_stage(name, "failed", started, str(error))
                 return {}, f"{name}: {error}"
             detail = line.get("detail") or {}
-            if test.planned is not None and (answers := detail.get("evaluation_answers")) is not None:
+            if (
+                test.planned is not None
+                and (answers := detail.get("evaluation_answers")) is not None
+            ):
                 record.save(planned=test.planned.model_copy(update={"evaluation_answers": answers}))
             offered = detail.get("offered", True)
             faults = detail.get("faults") or []
@@ -126,7 +174,9 @@ def _run_model_free_stages(record: _TestRecorder, context: InferenceTestContext)
     return line.get("detail") or {}, None
 
 
-def _test_models(record: _TestRecorder, context: InferenceTestContext, model_free: Json) -> list[Json]:
+def _test_models(
+    record: _TestRecorder, context: InferenceTestContext, model_free: Json
+) -> list[Json]:
     """Every model's entry; they are asked at the same time."""
     models, started = record.test.request.models, time.monotonic()
     wandb_run_names = [make_wandb_run_name(record.test) for _ in models]
@@ -144,10 +194,20 @@ def _find_error(future: PrefectFuture[Any]) -> str | None:
     return str(result) or type(result).__name__ if isinstance(result, BaseException) else None
 
 
-def _make_model_entry(record: _TestRecorder, context: InferenceTestContext, model: str, wandb_run_name: str, error: str | None, model_free: Json) -> Json:
+def _make_model_entry(
+    record: _TestRecorder,
+    context: InferenceTestContext,
+    model: str,
+    wandb_run_name: str,
+    error: str | None,
+    model_free: Json,
+) -> Json:
     """The contract's entry of one model, judged."""
     request, started = record.test.request, time.monotonic()
-    output, counts = context.tests.get_output_file(record.test, model), read_counts(context.tests.get_counters_file(record.test, model))
+    output, counts = (
+        context.tests.get_output_file(record.test, model),
+        read_counts(context.tests.get_counters_file(record.test, model)),
+    )
     verdict: Verdict | None = None
     if request.prompts is None:
         if error is None:
@@ -157,29 +217,62 @@ def _make_model_entry(record: _TestRecorder, context: InferenceTestContext, mode
             except LachesisError as problem:
                 error = str(problem)
                 record.add_stage(f"scoring {model}", "failed", started, error)
-        if verdict is None and read_failure_kind(context.tests.get_counters_file(record.test, model)) not in ("transport", "endpoint"):
-            errors = "; ".join((counts or {}).get("errors") or {})  # more than the end of its process says
-            verdict = judge_learnability(InferenceCounts(), error=errors or error)  # what the endpoint did wrong says nothing of the environment
+        if verdict is None and read_failure_kind(
+            context.tests.get_counters_file(record.test, model)
+        ) not in ("transport", "endpoint"):
+            # more than the end of its process says
+            errors = "; ".join((counts or {}).get("errors") or {})
+            # what the endpoint did wrong says nothing of the environment
+            verdict = judge_learnability(InferenceCounts(), error=errors or error)
     forecast = _make_forecast(record.test, context, output, counts) if verdict else None
-    result = make_model_result(output, model, wandb_run_name, error=error, prompts=bool(request.prompts), verdict=verdict, forecast=forecast)
+    result = make_model_result(
+        output,
+        model,
+        wandb_run_name,
+        error=error,
+        prompts=bool(request.prompts),
+        verdict=verdict,
+        forecast=forecast,
+    )
     if not error and result["steps_tested"] + (counts or {}).get("empty", 0) < request.num_steps:
         shortfall = f"{result['steps_tested']} groups came of those asked for"
-        result["error"] = "; ".join([shortfall, *(counts or {}).get("errors", {})]) + f", see {result['log_file']}"
+        result["error"] = (
+            "; ".join([shortfall, *(counts or {}).get("errors", {})])
+            + f", see {result['log_file']}"
+        )
     return result
 
 
-def _make_forecast(test: InferenceTest, context: InferenceTestContext, output: Path, counts: Json | None) -> Forecast | None:
+def _make_forecast(
+    test: InferenceTest, context: InferenceTestContext, output: Path, counts: Json | None
+) -> Forecast | None:
     if test.planned is None:
         return None
     pace = find_earlier_step_time(context.tests.home, test.fingerprint, test.planned)
-    return make_forecast(measure_groups(output, counts), test.planned, context.config.tinker.prices, step_seconds=pace)
+    return make_forecast(
+        measure_groups(output, counts),
+        test.planned,
+        context.config.tinker.prices,
+        step_seconds=pace,
+    )
 
 
 def _make_broken_entry(context: InferenceTestContext, model: str, reason: str) -> Json:
-    verdict = judge_learnability(InferenceCounts(), error=reason) if context.test.request.prompts is None else None
+    verdict = (
+        judge_learnability(InferenceCounts(), error=reason)
+        if context.test.request.prompts is None
+        else None
+    )
     output = context.tests.get_output_file(context.test, model)
     prompts = bool(context.test.request.prompts)
-    return make_model_result(output, model, make_wandb_run_name(context.test), error=reason, prompts=prompts, verdict=verdict)
+    return make_model_result(
+        output,
+        model,
+        make_wandb_run_name(context.test),
+        error=reason,
+        prompts=prompts,
+        verdict=verdict,
+    )
 
 
 def _find_failure_reason(result: Json) -> str:

@@ -14,12 +14,15 @@ MAX_RUNS_READ = 20
 
 
 def find_earlier_step_time(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
-    """Median seconds per training step of the newest run of this environment's code on the same model, profile and batch
-    size."""
+    """Median seconds per training step of the newest run of this environment's code on the same
+    model, profile and batch size.
+    """
     store = RunStore(home)
     run_kind = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
     similar_runs = [
-        record for record in store.all() if (record.fingerprint, record.base_model, record.profile, record.batch_size) == run_kind
+        record
+        for record in store.all()
+        if (record.fingerprint, record.base_model, record.profile, record.batch_size) == run_kind
     ]
     for record in similar_runs[:MAX_RUNS_READ]:
         try:

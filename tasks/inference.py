@@ -1,4 +1,6 @@
-"""One model of an inference test: serve it when it is local, run the environment's `process` command against it, and judge."""
+"""One model of an inference test: serve it when it is local, run the environment's `process`
+command against it, and judge.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from lachesis.validation.tests import (
     EMBEDDED,
     InferenceTest,
     InferenceTestStore,
+    collect_inference_counts,
     make_process_config,
     make_remote_server_section,
-    collect_inference_counts,
 )
 from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
@@ -40,8 +42,10 @@ RETRY_PAUSES_S = (2.0, 10.0)
 
 @dataclass(frozen=True)
 class InferenceTestContext:
-    """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are the groups of processes
-    that the flow closes when it is told to end, as a signal reaches only its main thread."""
+    """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are
+    the groups of processes that the flow closes when it is told to end, as a signal reaches only
+    its main thread.
+    """
 
     tests: InferenceTestStore
     test: InferenceTest
@@ -51,7 +55,9 @@ class InferenceTestContext:
 
 
 def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
-    """Only an endpoint that could not be reached is asked again; what an environment does wrong it does again."""
+    """Only an endpoint that could not be reached is asked again; what an environment does wrong it
+    does again.
+    """
     return isinstance(state.result(raise_on_failure=False), ServerDownError)
 
 
@@ -63,17 +69,21 @@ def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
     retry_condition_fn=_should_retry,
 )
 def run_model_inference(context: InferenceTestContext, model: str, wandb_run: str) -> None:
-    """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint could not be reached, or
-    another LachesisError."""
+    """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint
+    could not be reached, or another LachesisError.
+    """
     files = context.tests.get_output_files(context.test, model)
     for old in files:
-        old.unlink(missing_ok=True)  # of an earlier attempt: Atropos would write beside it, under another name
+        # of an earlier attempt: Atropos would write beside it, under another name
+        old.unlink(missing_ok=True)
     try:
         with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
             context.open_groups.append(group)
             config, endpoint, client_env = _prepare_endpoint(group, context, model)
             use_wandb = "WANDB_API_KEY" in os.environ
-            config_yaml = make_process_config(config, context.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb)
+            config_yaml = make_process_config(
+                config, context.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb
+            )
             _run_process_command(group, context, model, config_yaml, wandb_run, client_env)
     except LachesisError as problem:
         if read_failure_kind(context.tests.get_counters_file(context.test, model)) == "transport":
@@ -85,7 +95,9 @@ def run_model_inference(context: InferenceTestContext, model: str, wandb_run: st
 def score_model(context: InferenceTestContext, model: str, model_free: Json) -> Verdict:
     """The verdict on the model's answers. Raises StageError when not one score can be used."""
     output = context.tests.get_output_file(context.test, model)
-    counts = collect_inference_counts(output, read_counts(context.tests.get_counters_file(context.test, model)))
+    counts = collect_inference_counts(
+        output, read_counts(context.tests.get_counters_file(context.test, model))
+    )
     verdict = judge_learnability(counts, model_free=model_free)
     if not any(counts.scores_P):
         raise StageError("; ".join(verdict.evidence), stage="scoring")
@@ -103,28 +115,44 @@ def read_failure_kind(counters_file: Path) -> str | None:
 
 
 def build_missing_model(context: InferenceTestContext) -> None:
-    """Make this project's tiny model if it is asked for and not there yet. An environment asked at an endpoint takes its
-    tokenizer. Raises LachesisError, which says nothing of the environment."""
+    """Make this project's tiny model if it is asked for and not there yet. An environment asked at
+    an endpoint takes its tokenizer. Raises LachesisError, which says nothing of the environment.
+    """
     names = [model.removeprefix(EMBEDDED) for model in context.test.request.models]
     for name in (context.config.openai.model_name, *names):
         if is_missing_tiny_model(name, context.tests.home):
             build_tiny_model(context.tests.home, context.tests.dir(context.test.test_id))
 
 
-def _prepare_endpoint(group: ServiceGroup, context: InferenceTestContext, model: str) -> tuple[RunConfig, Json, dict[str, str]]:
-    """Return where the model answers, and what its client needs in its environment. A local model is served here, and a
-    proxy to the endpoint of another one, as long as the group lasts."""
+def _prepare_endpoint(
+    group: ServiceGroup, context: InferenceTestContext, model: str
+) -> tuple[RunConfig, Json, dict[str, str]]:
+    """Return where the model answers, and what its client needs in its environment. A local model
+    is served here, and a proxy to the endpoint of another one, as long as the group lasts.
+    """
     config = context.config
     if not model.startswith(EMBEDDED):
         proxy = make_endpoint_proxy(context.tests.get_output_file(context.test, model))
         group.start(proxy.service)
         wait_until_healthy(group, proxy.service)
         return config, make_remote_server_section(model, proxy.base_url), proxy.client_env
-    plan = serve_base_model(group, config, model.removeprefix(EMBEDDED), context.tests.get_output_file(context.test, model).with_suffix(""))
+    plan = serve_base_model(
+        group,
+        config,
+        model.removeprefix(EMBEDDED),
+        context.tests.get_output_file(context.test, model).with_suffix(""),
+    )
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 
 
-def _run_process_command(group: ServiceGroup, context: InferenceTestContext, model: str, config_yaml: str, wandb_run_name: str, client_env: dict[str, str]) -> None:
+def _run_process_command(
+    group: ServiceGroup,
+    context: InferenceTestContext,
+    model: str,
+    config_yaml: str,
+    wandb_run_name: str,
+    client_env: dict[str, str],
+) -> None:
     test, request = context.test, context.test.request
     output = context.tests.get_output_file(test, model)
     test_spec: Json = {
@@ -136,8 +164,16 @@ def _run_process_command(group: ServiceGroup, context: InferenceTestContext, mod
     }
     if request.prompts:
         test_spec |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
-    service, files = make_inference_test_spec(request.environment_file, config_yaml, output, test_spec, client_env=client_env, timeout_s=MODEL_TIMEOUT_S)
+    service, files = make_inference_test_spec(
+        request.environment_file,
+        config_yaml,
+        output,
+        test_spec,
+        client_env=client_env,
+        timeout_s=MODEL_TIMEOUT_S,
+    )
     for path, text in files.items():
         write_private(path, text)
     group.start(service)
-    wait_until_ended(group, service, needs=[])  # no task: its error, with the end of a log, would stand in Prefect's database
+    # no task: its error, with the end of a log, would stand in Prefect's database
+    wait_until_ended(group, service, needs=[])

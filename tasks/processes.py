@@ -23,7 +23,9 @@ log = logging.getLogger("lachesis.flow")
 def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> int:
     """Start the service; its process id."""
     pid = group.start(spec)
-    store.update_service(run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting")
+    store.update_service(
+        run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting"
+    )
     return pid
 
 
@@ -36,8 +38,9 @@ def wait_for_service(
     needs: list[str] | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Seconds until the service was healthy; fails at once when it dies, or one that it needs (default: any), and when `look`,
-    which is called meanwhile, raises."""
+    """Seconds until the service was healthy; fails at once when it dies, or one that it needs
+    (default: any), and when `look`, which is called meanwhile, raises.
+    """
     waited_s = wait_until_healthy(group, spec, needs, on_poll=on_poll)
     log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited_s, spec.log)
     store.update_service(run_id, spec.name, state="running")
@@ -57,11 +60,16 @@ def wait_for_end(
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:
     """Whether `model` is this project's tiny one and still has to be built."""
-    return Path(model) == build.get_tiny_model_path(build.TinyModelRecipe(), home) and not Path(model).is_dir()
+    return (
+        Path(model) == build.get_tiny_model_path(build.TinyModelRecipe(), home)
+        and not Path(model).is_dir()
+    )
 
 
 def build_tiny_model(home: Path, folder: Path) -> None:
-    """Build it in a child, as this process shall not load torch; another one that builds it is waited for."""
+    """Build it in a child, as this process shall not load torch; another one that builds it is
+    waited for.
+    """
     spec = ServiceSpec(
         "model",
         [sys.executable, "-P", "-m", "lachesis.cli.main", "model", "build"],

@@ -1,4 +1,6 @@
-"""What a run publishes on its page in the Prefect UI. A server that does not answer costs a few seconds, never the run."""
+"""What a run publishes on its page in the Prefect UI. A server that does not answer costs a few
+seconds, never the run.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +33,45 @@ class ProgressArtifact:
         self._published_at = 0.0
 
     def publish(self, step: int, total: int, *, force: bool = False) -> None:
-        if self.flow_run_id is None or (time.monotonic() - self._published_at < self.INTERVAL_S and not force):
+        if self.flow_run_id is None or (
+            time.monotonic() - self._published_at < self.INTERVAL_S and not force
+        ):
             return
         self._published_at = time.monotonic()
         try:
             data = round(100 * step / total, 1)
             key = f"progress-{self.run_id}"
             self._artifact_id = PrefectApi().upsert_artifact(
-                self.flow_run_id, key=key, kind="progress", data=data, description="Training steps", artifact_id=self._artifact_id
+                self.flow_run_id,
+                key=key,
+                kind="progress",
+                data=data,
+                description="Training steps",
+                artifact_id=self._artifact_id,
             )
         except ServerDownError as error:
             log.warning("no progress published: %s", error)
 
 
 @task(task_run_name="publish", cache_policy=NO_CACHE)
-def publish_validation(tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None) -> None:
+def publish_validation(
+    tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None
+) -> None:
     """Verdict, table of models, and what was said, as artifacts of the validation's page."""
     if flow_run_id is None:
         return
-    samples = {model: read_samples(tests.get_samples_file(test, model)) for model in test.request.models}
+    samples = {
+        model: read_samples(tests.get_samples_file(test, model)) for model in test.request.models
+    }
     try:
         api = PrefectApi()
         for kind, data in (
             ("markdown", artifacts.render_validation(test, samples)),
             ("table", json.dumps(artifacts.make_model_rows(test))),
         ):
-            api.create_artifact(flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data)
+            api.create_artifact(
+                flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data
+            )
     except ServerDownError as error:
         log.warning("the validation was not published: %s", error)
 

@@ -1,4 +1,6 @@
-"""The stages of a validation that need no model, each a task that fails by its name. One child goes through them."""
+"""The stages of a validation that need no model, each a task that fails by its name. One child goes
+through them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fixtures: a home of its own, free ports, real child processes, a random tiny model and a real engine that serves it."""
+"""Fixtures: a home of its own, free ports, real child processes, a random tiny model and a real
+engine that serves it.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,22 @@ from lachesis.base.tls import get_tls_context
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
-from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401 - fixtures
+from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would children
+# a shell's background job ignores it, and so would children
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TINKER_TELEMETRY"] = "0"
-os.environ["OMP_NUM_THREADS"] = "1"  # more threads than cores, of several engines, wait for each other twenty times longer
-os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # an accidental server fails instead of starting
+# more threads than cores, of several engines, wait for each other twenty times longer
+os.environ["OMP_NUM_THREADS"] = "1"
+# an accidental server fails instead of starting
+os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
 TOKEN = "tml-test"
 SAME_WORKER = {
     "tests/e2e/test_monitoring.py": "tests/e2e/test_agents.py",
     "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
 }
-"""Modules that run in the worker of another module, because a launcher of their own costs a minute."""
+"""Modules that run in the worker of another module, because a launcher of their own costs a minute.
+"""
 
 
 class ScopeScheduling(LoadScopeScheduling):
@@ -50,7 +56,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeSchedul
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(tmp_path_factory: pytest.TempPathFactory, schemas: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+def clean_environment(
+    tmp_path_factory: pytest.TempPathFactory,
+    schemas: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """Every test has its own home and none of the developer's keys."""
     home = tmp_path_factory.mktemp("home")
     share_schemas(home, schemas)
@@ -64,7 +74,9 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory, schemas: Path, m
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A two-layer model with random weights."""
-    return str(build.ensure_tiny_model(build.TinyModelRecipe(steps=0), tmp_path_factory.mktemp("random")))
+    return str(
+        build.ensure_tiny_model(build.TinyModelRecipe(steps=0), tmp_path_factory.mktemp("random"))
+    )
 
 
 @dataclass
@@ -78,7 +90,9 @@ class RunningEngine:
 
 
 @pytest.fixture(scope="session")
-def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunningEngine]]:
+def start_engine(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., RunningEngine]]:
     """A factory of real engines; what it has started is ended."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -87,11 +101,23 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         store = store or folder / "store"
         port = reserve_free_ports(1)[0]
         log = folder / "engine.log"
-        command = [sys.executable, "-m", "lachesis.engine", "--model", model, "--port", str(port), "--store", str(store)]
+        command = [
+            sys.executable,
+            "-m",
+            "lachesis.engine",
+            "--model",
+            model,
+            "--port",
+            str(port),
+            "--store",
+            str(store),
+        ]
         command += [part for name in further for part in ("--model", name)]
         with log.open("wb") as stream:
             env = {**os.environ, "LACHESIS_ENGINE_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}
-            process = subprocess.Popen(command, stdout=stream, stderr=stream, env=env, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=stream, stderr=stream, env=env, start_new_session=True
+            )
         started.append(process)
         url = f"http://127.0.0.1:{port}"
         wait_http(f"{url}/api/v1/healthz", process, headers={"X-API-Key": TOKEN})
@@ -108,12 +134,17 @@ def engine(start_engine: Callable[..., RunningEngine], random_model: str) -> Run
     return start_engine(random_model)
 
 
-def wait_http(url: str, process: subprocess.Popen[bytes], timeout_s: float = 60, **options: object) -> None:
+def wait_http(
+    url: str, process: subprocess.Popen[bytes], timeout_s: float = 60, **options: object
+) -> None:
     until = deadline(timeout_s)
     while time.monotonic() < until:
         assert process.poll() is None, f"the process has ended with {process.returncode}"
         try:
-            if httpx.get(url, trust_env=False, verify=get_tls_context(), **options).status_code == 200:  # type: ignore[arg-type]
+            if (
+                httpx.get(url, trust_env=False, verify=get_tls_context(), **options).status_code
+                == 200
+            ):  # type: ignore[arg-type]
                 return
         except httpx.HTTPError:
             pass
@@ -139,7 +170,9 @@ def api(tmp_path: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def api_process(folder: Path, *flags: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def api_process(
+    folder: Path, *flags: str, port: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = port or reserve_free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
         command = [sys.executable, "-m", "lachesis.rollout_api.app", "--port", str(port), *flags]

@@ -1,5 +1,6 @@
-"""A server with OpenAI's chat route. The name of the model says what it does: it adds two numbers, or fails in a certain
-way."""
+"""A server with OpenAI's chat route. The name of the model says what it does: it adds two numbers,
+or fails in a certain way.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from tests.patience import POLL_S
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """The address ends in /v1. Models: right, never, sometimes, status-N, cut, slow, echo (answers with the key that it was
-    sent); any other name adds rightly. A request with `stream` gets its answer in events."""
+    """The address ends in /v1. Models: right, never, sometimes, status-N, cut, slow, echo (answers
+    with the key that it was sent); any other name adds rightly. A request with `stream` gets its
+    answer in events.
+    """
 
     daemon_threads = True
 
@@ -37,7 +40,13 @@ class Chat(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers["Authorization"])
-        self._send(200, {"object": "list", "data": [{"id": "right", "object": "model", "created": 0, "owned_by": "tests"}]})
+        self._send(
+            200,
+            {
+                "object": "list",
+                "data": [{"id": "right", "object": "model", "created": 0, "owned_by": "tests"}],
+            },
+        )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -47,7 +56,10 @@ class Chat(http.server.BaseHTTPRequestHandler):
         time.sleep(self.server.latency_s)
         model = body["model"]
         if model.startswith("status-"):
-            self._send(int(model.removeprefix("status-")), {"error": {"message": f"refused {key}", "type": "test"}})
+            self._send(
+                int(model.removeprefix("status-")),
+                {"error": {"message": f"refused {key}", "type": "test"}},
+            )
         elif body.get("stream"):
             self._stream(self._answer(body))
         elif model == "slow":
@@ -59,11 +71,21 @@ class Chat(http.server.BaseHTTPRequestHandler):
         total = sum(int(one) for one in re.findall(r"\d+", body["messages"][-1]["content"]))
         choices = []
         for index in range(body.get("n") or 1):
-            wrong = body["model"] == "never" or (body["model"] == "sometimes" and next(self.server.count) % 2)
-            content = self.headers["Authorization"] if body["model"] == "echo" else str(total + wrong)
+            wrong = body["model"] == "never" or (
+                body["model"] == "sometimes" and next(self.server.count) % 2
+            )
+            content = (
+                self.headers["Authorization"] if body["model"] == "echo" else str(total + wrong)
+            )
             message = {"role": "assistant", "content": content}
-            choices.append({"index": index, "message": message, "finish_reason": "length" if wrong else "stop"})
-        usage = {"prompt_tokens": 5, "completion_tokens": 2 * len(choices), "total_tokens": 5 + 2 * len(choices)}
+            choices.append(
+                {"index": index, "message": message, "finish_reason": "length" if wrong else "stop"}
+            )
+        usage = {
+            "prompt_tokens": 5,
+            "completion_tokens": 2 * len(choices),
+            "total_tokens": 5 + 2 * len(choices),
+        }
         head = {"id": "c", "object": "chat.completion", "created": 0, "model": body["model"]}
         return {**head, "choices": choices, "usage": usage}
 
@@ -73,7 +95,12 @@ class Chat(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         for letter in answer["choices"][0]["message"]["content"]:
             choice = {"index": 0, "delta": {"content": letter}, "finish_reason": None}
-            event = {**answer, "object": "chat.completion.chunk", "choices": [choice], "usage": None}
+            event = {
+                **answer,
+                "object": "chat.completion.chunk",
+                "choices": [choice],
+                "usage": None,
+            }
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
         self.wfile.write(b"data: [DONE]\n\n")

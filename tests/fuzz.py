@@ -22,11 +22,17 @@ FOREIGN: tuple[tuple[dict[str, str], int], ...] = (
 
 
 def routes(schema: Json) -> list[tuple[str, str]]:
-    return [(method.upper(), path) for path, methods in schema["paths"].items() for method in methods]
+    return [
+        (method.upper(), path) for path, methods in schema["paths"].items() for method in methods
+    ]
 
 
-def fuzz(schema: Json, method: str, path: str, url: str, headers: dict[str, str], *, examples: int) -> None:
-    """Requests that fit the schema and requests that do not; none may be answered with a fault of the server."""
+def fuzz(
+    schema: Json, method: str, path: str, url: str, headers: dict[str, str], *, examples: int
+) -> None:
+    """Requests that fit the schema and requests that do not; none may be answered with a fault of
+    the server.
+    """
     operation = schemathesis.openapi.from_dict(schema)[path][method]
 
     @hypothesis.given(case=operation.as_strategy())
@@ -38,19 +44,29 @@ def fuzz(schema: Json, method: str, path: str, url: str, headers: dict[str, str]
         database=None,
     )
     def check(case: schemathesis.Case) -> None:
-        answer = case.call(base_url=url, headers={**headers, **dict(case.headers or {})}, timeout=20)
+        answer = case.call(
+            base_url=url, headers={**headers, **dict(case.headers or {})}, timeout=20
+        )
         case.validate_response(answer, checks=[not_a_server_error])
 
     check()
 
 
 def refusals(schema: Json, url: str) -> Iterator[tuple[str, str, dict[str, str], int, int]]:
-    """Each route with each kind of stranger: method, path, headers, the status that is owed, and the one that came."""
+    """Each route with each kind of stranger: method, path, headers, the status that is owed, and
+    the one that came.
+    """
     with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
         for method, path in routes(schema):
             place = path.replace("{", "").replace("}", "")
             for headers, owed in FOREIGN:
-                yield method, path, headers, owed, client.request(method, place, headers=headers, json={}).status_code
+                yield (
+                    method,
+                    path,
+                    headers,
+                    owed,
+                    client.request(method, place, headers=headers, json={}).status_code,
+                )
 
 
 def damage(body: bytes, count: int, seed: int = 0) -> Iterator[bytes]:

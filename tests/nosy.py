@@ -16,7 +16,9 @@ KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "WANDB_API_KEY", "TINKER_API_KEY
 
 
 def make_nosy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this environment write its variables beside its file, and set all keys, to be found there."""
+    """Let this environment write its variables beside its file, and set all keys, to be found
+    there.
+    """
     for name in KEYS:
         monkeypatch.setenv(name, f"secret-of-{name}")
     monkeypatch.setenv("NOSY_FILE", str(file.with_name("environ.jsonl")))

@@ -1,4 +1,6 @@
-"""One real launcher (Prefect server and runner) for all end-to-end tests of a worker, in a home of its own."""
+"""One real launcher (Prefect server and runner) for all end-to-end tests of a worker, in a home of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the schemas of environments are kept, for all homes and workers of a test run: learning one takes seconds."""
+    """Where the schemas of environments are kept, for all homes and workers of a test run: learning
+    one takes seconds.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "schemas"
     folder.mkdir(exist_ok=True)
@@ -40,13 +44,17 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def share_schemas(home: Path, schemas: Path) -> None:
-    """Let a home use the schemas that other tests have learnt. Their names depend on all that they depend on."""
+    """Let a home use the schemas that other tests have learnt. Their names depend on all that they
+    depend on.
+    """
     (home / "cache").mkdir(parents=True, exist_ok=True)
     (home / "cache" / "schemas").symlink_to(schemas)
 
 
 @pytest.fixture(scope="session")
-def new_home(tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def new_home(
+    tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], Path]:
     """A factory of homes that have the model already."""
 
     def make() -> Path:
@@ -79,7 +87,9 @@ def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
     }
     command = [sys.executable, "-m", "deployments.up", "--port", str(reserve_free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+        )
     until = deadline(120)
     while not server_file(home).exists():
         assert process.poll() is None, (home / "launcher.log").read_text()
@@ -97,9 +107,12 @@ def processes_under(home: Path) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in it.
+            # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in
+            # it.
             command = (folder / "cmdline").read_bytes()
-            text = (folder / "environ").read_bytes() + command + os.readlink(folder / "cwd").encode()
+            text = (
+                (folder / "environ").read_bytes() + command + os.readlink(folder / "cwd").encode()
+            )
             state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue

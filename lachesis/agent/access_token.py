@@ -9,7 +9,9 @@ from lachesis.base.files import read_or_create_secret, storage_errors
 
 
 def load_or_create_token() -> str:
-    """`$LACHESIS_TOKEN`, else that of this home, which is made at the first call. Raises StorageError."""
+    """`$LACHESIS_TOKEN`, else that of this home, which is made at the first call. Raises
+    StorageError.
+    """
     configured_token = os.environ.get("LACHESIS_TOKEN")
     if configured_token:
         return configured_token

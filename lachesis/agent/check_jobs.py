@@ -1,5 +1,5 @@
-"""A check of an environment for an agent. It takes longer than a call may, so it goes on in a process of its own, and each call
-waits for it a while.
+"""A check of an environment for an agent. It takes longer than a call may, so it goes on in a
+process of its own, and each call waits for it a while.
 
 checks/{check_id}/check.json  log.txt, and what `lachesis.validation.check` writes there
 """
@@ -19,14 +19,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.agent import schemas
-from lachesis.agent.session import SCHEMA_TIMEOUT_S, MAX_TEST_WAIT_S, ReportProgress
+from lachesis.agent.session import MAX_TEST_WAIT_S, SCHEMA_TIMEOUT_S, ReportProgress
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
-from lachesis.base.files import storage_errors, read_last_lines, write_private
+from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.runs.store import RunDir, now_iso
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation import check as checking
 
 MAX_KEPT_JOBS = 50
@@ -53,7 +53,9 @@ class CheckJob(BaseModel):
 
 
 def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -> CheckJob:
-    """Start the check, unless the same one of the same code is going on. With `new`, a file of that name is written first."""
+    """Start the check, unless the same one of the same code is going on. With `new`, a file of that
+    name is written first.
+    """
     if new:
         scaffold.write_scaffold(name, _find_environments_folder())
     environment = describe.find_environment(name)
@@ -68,13 +70,20 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
     )
     compared_fields = {"environment_file", "fingerprint", "install", "model"}
     for earlier_job in _load_newest_jobs():
-        if earlier_job.model_dump(include=compared_fields) == job.model_dump(include=compared_fields) and refresh_check_job(earlier_job.check_id).status == "running":
+        if (
+            earlier_job.model_dump(include=compared_fields)
+            == job.model_dump(include=compared_fields)
+            and refresh_check_job(earlier_job.check_id).status == "running"
+        ):
             return earlier_job
     folder = _get_job_folder(job.check_id)
     with storage_errors(folder):
         folder.mkdir(parents=True, mode=0o700)
     _save_job(job)
-    with RunDir(folder.parent, folder.name).hold_alive_lock() as lock, (folder / "log.txt").open("wb") as log:
+    with (
+        RunDir(folder.parent, folder.name).hold_alive_lock() as lock,
+        (folder / "log.txt").open("wb") as log,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lachesis.agent.check_jobs", job.check_id],
             stdin=subprocess.DEVNULL,
@@ -83,25 +92,32 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
             pass_fds=(lock,),  # while it lives, the check does
             start_new_session=True,  # the agent may go
         )
-    threading.Thread(target=process.wait, name="check", daemon=True).start()  # else it would stay as a zombie
+    # else it would stay as a zombie
+    threading.Thread(target=process.wait, name="check", daemon=True).start()
     _remove_old_jobs()
     return job
 
 
 def refresh_check_job(check_id: str) -> CheckJob:
-    """The check as it is now; one whose process is gone has failed. Raises UnknownTestError or StorageError."""
+    """The check as it is now; one whose process is gone has failed. Raises UnknownTestError or
+    StorageError.
+    """
     alive = RunDir(_get_jobs_folder(), check_id).is_alive() if check_id.isalnum() else False
     job = _load_job(check_id)
     if job.status == "running" and not alive:
         log_tail = read_last_lines(_get_job_folder(check_id) / "log.txt", 5)
-        job = job.model_copy(update={"status": "failed", "error": f"the process of the check was ended; {log_tail}"})
+        job = job.model_copy(
+            update={"status": "failed", "error": f"the process of the check was ended; {log_tail}"}
+        )
     return job
 
 
 def wait_for_check_job(check_id: str, report_progress: ReportProgress) -> schemas.EnvironmentCheck:
     """What the check has found, after so many seconds at most."""
     started_at, reported_s = time.monotonic(), 0.0
-    while (job := refresh_check_job(check_id)).status == "running" and (elapsed_s := time.monotonic() - started_at) < MAX_TEST_WAIT_S:
+    while (job := refresh_check_job(check_id)).status == "running" and (
+        elapsed_s := time.monotonic() - started_at
+    ) < MAX_TEST_WAIT_S:
         if elapsed_s - reported_s > PROGRESS_INTERVAL_S:
             reported_s = elapsed_s
             report_progress(round(elapsed_s, 1), MAX_TEST_WAIT_S, f"{len(job.lines)} checks done")
@@ -115,7 +131,10 @@ def _build_answer(job: CheckJob) -> schemas.EnvironmentCheck:
     if job.status == "running":
         message, steps = f"the check goes on; {repeat_call} waits for it", [repeat_call]
     elif job.error or failures:
-        message, steps = "; ".join(filter(None, [job.error, *failures])), ["mend the file, then rl_check_environment() again"]
+        message, steps = (
+            "; ".join(filter(None, [job.error, *failures])),
+            ["mend the file, then rl_check_environment() again"],
+        )
     else:
         message = f"{job.environment} is sound"
         steps = [f'rl_select_environment(name="{job.environment}")', "rl_test_inference()"]
@@ -133,10 +152,14 @@ def _build_answer(job: CheckJob) -> schemas.EnvironmentCheck:
 
 
 def _find_environments_folder() -> Path:
-    """Where a new file is written: the last folder of LACHESIS_ENVIRONMENTS, else the checkout's own."""
+    """Where a new file is written: the last folder of LACHESIS_ENVIRONMENTS, else the checkout's
+    own.
+    """
     folders = [folder for folder in paths.environment_dirs() if folder.is_dir()]
     if not folders:
-        raise ConfigError("there is no folder of environments; allowed: LACHESIS_ENVIRONMENTS names one")
+        raise ConfigError(
+            "there is no folder of environments; allowed: LACHESIS_ENVIRONMENTS names one"
+        )
     return folders[-1]
 
 
@@ -151,7 +174,9 @@ def _get_job_folder(check_id: str) -> Path:
 def _load_job(check_id: str) -> CheckJob:
     file = _get_job_folder(check_id) / "check.json"
     if not check_id.isalnum() or not file.is_file():
-        raise UnknownTestError(f"there is no check {shorten(repr(check_id), 60)}; rl_check_environment(environment) starts one")
+        raise UnknownTestError(
+            f"there is no check {shorten(repr(check_id), 60)}; rl_check_environment(environment) starts one"
+        )
     try:
         return CheckJob.model_validate_json(file.read_bytes())
     except (ValidationError, OSError) as error:
@@ -164,7 +189,9 @@ def _save_job(job: CheckJob) -> None:
 
 def _load_newest_jobs() -> list[CheckJob]:
     jobs = []
-    for file in sorted(_get_jobs_folder().glob("*/check.json"), key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_KEPT_JOBS]:
+    for file in sorted(
+        _get_jobs_folder().glob("*/check.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )[:MAX_KEPT_JOBS]:
         try:
             jobs.append(CheckJob.model_validate_json(file.read_bytes()))
         except (ValidationError, OSError):
@@ -173,7 +200,9 @@ def _load_newest_jobs() -> list[CheckJob]:
 
 
 def _remove_old_jobs() -> None:
-    for folder in sorted(_get_jobs_folder().glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)[MAX_KEPT_JOBS:]:
+    for folder in sorted(
+        _get_jobs_folder().glob("*"), key=lambda path: path.stat().st_mtime, reverse=True
+    )[MAX_KEPT_JOBS:]:
         if not RunDir(_get_jobs_folder(), folder.name).is_alive():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -193,7 +222,9 @@ def main() -> None:
         launch = LaunchRequest(job.environment, "embedded", model=job.model)
         environment, config = service.resolve(launch)
         service.build_tiny_model(config, lambda done, total: None)
-        checking.run_environment_checks(environment, config, _get_job_folder(job.check_id), record_line)
+        checking.run_environment_checks(
+            environment, config, _get_job_folder(job.check_id), record_line
+        )
         job.status = "completed"
     except LachesisError as error:
         job.status, job.error = "failed", str(error)

@@ -1,5 +1,5 @@
-"""The table of tools as a plugin of Hermes Agent: it loads this module by the entry point group `hermes_agent.plugins` and
-calls `register(ctx)`. The tools stand in the toolset `rl`.
+"""The table of tools as a plugin of Hermes Agent: it loads this module by the entry point group
+`hermes_agent.plugins` and calls `register(ctx)`. The tools stand in the toolset `rl`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent.resources import has_skill, get_skill_path
+from lachesis.agent.resources import get_skill_path, has_skill
 from lachesis.agent.session import get_default_profile
 from lachesis.agent.session_store import SESSION_NAME
 from lachesis.agent.tools import TOOLS, AgentTool, check_rl_api_keys
@@ -19,14 +19,20 @@ TOOLSET = "rl"
 
 
 def register(ctx: Any) -> None:
-    """Register every tool, and the skill where Hermes takes skills. The profile's keys are named for display; what hides the
-    tools is `check_rl_api_keys` alone, so the keyless profile needs none."""
+    """Register every tool, and the skill where Hermes takes skills. The profile's keys are named
+    for display; what hides the tools is `check_rl_api_keys` alone, so the keyless profile needs
+    none.
+    """
     profile = PROFILES.get(get_default_profile())
     for tool in TOOLS.values():
         ctx.register_tool(
             name=tool.name,
             toolset=TOOLSET,
-            schema={"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+            schema={
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+            },
             handler=make_handler(tool),
             check_fn=check_rl_api_keys,
             requires_env=list(profile.required_keys) if profile else [],
@@ -54,4 +60,8 @@ def choose_session_name(context: dict[str, Any]) -> str:
     if not hermes_session_id:
         return "hermes"
     name = f"hermes-{hermes_session_id}"
-    return name if SESSION_NAME.fullmatch(name) else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
+    return (
+        name
+        if SESSION_NAME.fullmatch(name)
+        else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
+    )

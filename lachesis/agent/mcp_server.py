@@ -1,7 +1,8 @@
 """The table of tools as an MCP server, over stdio or streamable HTTP.
 
-A start or a stop on a profile that may cost money is a preview until it is called with `confirm=true`; the other transports
-serve programs and agents that were written before and have their own ways to ask.
+A start or a stop on a profile that may cost money is a preview until it is called with
+`confirm=true`; the other transports serve programs and agents that were written before and have
+their own ways to ask.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.session import AgentSession
-from lachesis.agent.tools import TOOLS, SLOW_TOOLS, CallContext, Json, AgentTool
+from lachesis.agent.tools import SLOW_TOOLS, TOOLS, AgentTool, CallContext, Json
 from lachesis.base.errors import ArgumentsError, LachesisError, error_to_payload, to_compact_json
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 
@@ -45,7 +46,9 @@ INSTRUCTIONS = (
 
 
 def create_server(session_name: str) -> Server[Any]:
-    """The server. `session` names the agent's state, unless an HTTP request names another one in X-Lachesis-Session."""
+    """The server. `session` names the agent's state, unless an HTTP request names another one in
+    X-Lachesis-Session.
+    """
 
     wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
 
@@ -56,10 +59,15 @@ def create_server(session_name: str) -> Server[Any]:
     async def list_tools(context: Context, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_describe_tool(tool) for tool in TOOLS.values()])
 
-    async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(
+        context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
         tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:100]!r}; there are: {', '.join(TOOLS)}")
+            raise MCPError(
+                types.INVALID_PARAMS,
+                f"there is no tool {params.name[:100]!r}; there are: {', '.join(TOOLS)}",
+            )
 
         def report_progress(done: float, total: float, text: str) -> None:
             anyio.from_thread.check_cancelled()
@@ -73,13 +81,22 @@ def create_server(session_name: str) -> Server[Any]:
                 return _make_result(error_to_payload(error), error)
             return _make_result(*tool.run_safely(call_context, arguments, preview=preview))
 
-        return await anyio.to_thread.run_sync(run_tool, limiter=wait_limiter if tool.name in SLOW_TOOLS else None)
+        return await anyio.to_thread.run_sync(
+            run_tool, limiter=wait_limiter if tool.name in SLOW_TOOLS else None
+        )
 
     async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
-        listed_resources = await anyio.to_thread.run_sync(lambda: resources.list_resources(open_session(context)))
+        listed_resources = await anyio.to_thread.run_sync(
+            lambda: resources.list_resources(open_session(context))
+        )
         return types.ListResourcesResult(
             resources=[
-                types.Resource(uri=resource.uri, name=resource.name, description=resource.description, mime_type=resource.mime_type)
+                types.Resource(
+                    uri=resource.uri,
+                    name=resource.name,
+                    description=resource.description,
+                    mime_type=resource.mime_type,
+                )
                 for resource in listed_resources
             ]
         )
@@ -88,18 +105,27 @@ def create_server(session_name: str) -> Server[Any]:
         return types.ListResourceTemplatesResult(
             resource_templates=[
                 types.ResourceTemplate(
-                    uri_template=template.uri, name=template.name, description=template.description, mime_type=template.mime_type
+                    uri_template=template.uri,
+                    name=template.name,
+                    description=template.description,
+                    mime_type=template.mime_type,
                 )
                 for template in resources.RESOURCE_TEMPLATES
             ]
         )
 
-    async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    async def read_resource(
+        context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
         try:
-            text, mime_type = await anyio.to_thread.run_sync(lambda: resources.read_resource(open_session(context), params.uri))
+            text, mime_type = await anyio.to_thread.run_sync(
+                lambda: resources.read_resource(open_session(context), params.uri)
+            )
         except (LachesisError, OSError) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from error
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)])
+        return types.ReadResourceResult(
+            contents=[types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)]
+        )
 
     return Server(
         "lachesis",
@@ -137,13 +163,17 @@ def _describe_tool(tool: AgentTool) -> types.Tool:
 
 
 def _split_confirmation(tool: AgentTool, arguments: Json) -> tuple[Json, bool]:
-    """The tool's own arguments, and whether a paid call is only to be previewed. Raises ArgumentsError."""
+    """The tool's own arguments, and whether a paid call is only to be previewed. Raises
+    ArgumentsError.
+    """
     if tool.preview is None:
         return arguments, False
     tool_arguments = {key: value for key, value in arguments.items() if key != "confirm"}
     confirm = arguments.get("confirm", False)
     if not isinstance(confirm, bool):
-        raise ArgumentsError(f"{tool.name}: confirm is {str(confirm)[:50]!r}; allowed: true or false")
+        raise ArgumentsError(
+            f"{tool.name}: confirm is {str(confirm)[:50]!r}; allowed: true or false"
+        )
     return tool_arguments, not confirm
 
 
@@ -166,11 +196,14 @@ async def _run_stdio_server(session_name: str) -> None:
 
     server = create_server(session_name)
     async with stdio_server() as (read, write):
-        with contextlib.redirect_stdout(sys.stderr):  # a stray print would stand between the messages
+        # a stray print would stand between the messages
+        with contextlib.redirect_stdout(sys.stderr):
             await server.run(read, write, server.create_initialization_options())
 
 
-def create_app(session_name: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+def create_app(
+    session_name: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()
+) -> ASGIApp:
     """The ASGI application; the server is at /mcp."""
     from mcp.server.transport_security import TransportSecuritySettings
 
@@ -178,6 +211,7 @@ def create_app(session_name: str, *, host: str, token: str, allowed_hosts: Itera
         streamable_http_path="/mcp",
         stateless_http=True,
         json_response=False,  # with it progress notifications would be lost
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # the guard does it
+        # the guard does it
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return HttpGuard(app, host=host, token=token, allowed_hosts=allowed_hosts)

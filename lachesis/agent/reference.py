@@ -23,7 +23,10 @@ a preview.
 
 def render_reference() -> str:
     """The whole page."""
-    rows = [f"| [`{tool.name}`](#{tool.name}) | {_extract_first_sentence(tool)} |" for tool in TOOLS.values()]
+    rows = [
+        f"| [`{tool.name}`](#{tool.name}) | {_extract_first_sentence(tool)} |"
+        for tool in TOOLS.values()
+    ]
     return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(_render_section, TOOLS.values()))
 
 
@@ -41,12 +44,17 @@ def _render_section(tool: AgentTool) -> str:
     required = tool.input_schema.get("required", [])
     if arguments:
         lines += ["| argument | type | default | what it is |", "|---|---|---|---|"]
-        lines += [_render_argument(name, schema, name in required) for name, schema in arguments.items()]
+        lines += [
+            _render_argument(name, schema, name in required) for name, schema in arguments.items()
+        ]
     else:
         lines += ["No arguments."]
     answer_schema = tool.output_schema
     required_keys = answer_schema.get("required", [])
-    keys = [f"`{name}`{'' if name in required_keys else '?'}" for name in answer_schema.get("properties", {})]
+    keys = [
+        f"`{name}`{'' if name in required_keys else '?'}"
+        for name in answer_schema.get("properties", {})
+    ]
     return "\n".join([*lines, "", f"Answer: {', '.join(keys)}.", "", ""])
 
 

@@ -1,4 +1,6 @@
-"""What a tool is: a function whose signature gives the schemas of its arguments and of its answer, in one table."""
+"""What a tool is: a function whose signature gives the schemas of its arguments and of its answer,
+in one table.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lachesis.agent.session import AgentSession, ReportProgress
-from lachesis.base.errors import ArgumentsError, LachesisError, StorageError, error_to_payload, to_compact_json
+from lachesis.base.errors import (
+    ArgumentsError,
+    LachesisError,
+    StorageError,
+    error_to_payload,
+    to_compact_json,
+)
 from lachesis.config.run_config import format_validation_error
 from lachesis.reporting.status import ResponseModel
 
@@ -44,7 +52,9 @@ class CallContext:
 
 @dataclass(frozen=True)
 class AgentTool:
-    """One tool. `preview`, where there is one, tells what a call would do on a profile that may cost money."""
+    """One tool. `preview`, where there is one, tells what a call would do on a profile that may
+    cost money.
+    """
 
     function: Callable[..., ResponseModel]
     hints: ToolHints
@@ -67,10 +77,15 @@ class AgentTool:
         """The model that a call's arguments are checked with."""
         type_hints = get_type_hints(self.function, include_extras=True)
         fields: Json = {
-            name: (type_hints[name], ... if parameter.default is parameter.empty else parameter.default)
+            name: (
+                type_hints[name],
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
             for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]
         }
-        return create_model(self.name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+        return create_model(
+            self.name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields
+        )
 
     @functools.cached_property
     def input_schema(self) -> Json:
@@ -83,28 +98,46 @@ class AgentTool:
         schema: Json = answer_type.model_json_schema(mode="serialization")
         return schema
 
-    def run(self, context: CallContext, arguments: Json | None, *, preview: bool = False) -> ResponseModel:
+    def run(
+        self, context: CallContext, arguments: Json | None, *, preview: bool = False
+    ) -> ResponseModel:
         """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
         raw_arguments = {} if arguments is None else arguments
         if not isinstance(raw_arguments, dict) or not _is_storable_json(raw_arguments):
-            raise ArgumentsError(f"{self.name}: the arguments are no JSON object of valid Unicode text, or nested too deeply")
+            raise ArgumentsError(
+                f"{self.name}: the arguments are no JSON object of valid Unicode text, or nested too deeply"
+            )
         try:
             validated_arguments = self.arguments.model_validate(raw_arguments)
         except ValidationError as error:
             allowed_names = ", ".join(self.arguments.model_fields) or "none"
-            raise ArgumentsError(f"{self.name}: {format_validation_error(error)} (arguments: {allowed_names})") from error
+            raise ArgumentsError(
+                f"{self.name}: {format_validation_error(error)} (arguments: {allowed_names})"
+            ) from error
         values = {name: getattr(validated_arguments, name) for name in self.arguments.model_fields}
-        if preview and self.preview is not None and (preview_answer := self.preview(context, **values)) is not None:
+        if (
+            preview
+            and self.preview is not None
+            and (preview_answer := self.preview(context, **values)) is not None
+        ):
             return preview_answer
         return self.function(context, **values)
 
-    def run_safely(self, context: CallContext, arguments: Json | None, *, preview: bool = False) -> tuple[Json, LachesisError | None]:
+    def run_safely(
+        self, context: CallContext, arguments: Json | None, *, preview: bool = False
+    ) -> tuple[Json, LachesisError | None]:
         """The answer as JSON and None, or an error as JSON and that error. Never raises."""
-        return run_catching_errors(lambda: self.run(context, arguments, preview=preview).to_payload())
+        return run_catching_errors(
+            lambda: self.run(context, arguments, preview=preview).to_payload()
+        )
 
     def run_as_text(self, session_name: str, arguments: Json | None) -> str:
         """As `call`, as JSON text for a named session. Never raises."""
-        return to_compact_json(run_catching_errors(lambda: self.run(CallContext(AgentSession(session_name)), arguments).to_payload())[0])
+        return to_compact_json(
+            run_catching_errors(
+                lambda: self.run(CallContext(AgentSession(session_name)), arguments).to_payload()
+            )[0]
+        )
 
 
 def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
@@ -118,18 +151,29 @@ def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisEr
         return error_to_payload(storage_error), storage_error
     except Exception as error:
         log.exception("a tool failed")
-        internal_error = LachesisError(f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback")
+        internal_error = LachesisError(
+            f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback"
+        )
         return error_to_payload(internal_error), internal_error
 
 
 def _is_storable_json(value: Any, depth: int = 0) -> bool:
-    """Whether every text in it can be written and be part of a path, as JSON may hold half of a surrogate pair, or NUL; and
-    that it is not nested beyond reason."""
+    """Whether every text in it can be written and be part of a path, as JSON may hold half of a
+    surrogate pair, or NUL; and that it is not nested beyond reason.
+    """
     if isinstance(value, str):
-        return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+        return "\0" not in value and not any(
+            "\ud800" <= character <= "\udfff" for character in value
+        )
     if isinstance(value, dict | list) and depth > MAX_NESTING:
         return False
-    children = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    children = (
+        [*value, *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     return all(_is_storable_json(child, depth + 1) for child in children)
 
 
@@ -137,8 +181,12 @@ TOOLS: dict[str, AgentTool] = {}
 JsonTextFunction = Callable[..., Coroutine[Any, Any, str]]
 
 
-def tool(hints: ToolHints, preview: Callable[..., ResponseModel | None] | None = None) -> Callable[[Callable[..., ResponseModel]], JsonTextFunction]:
-    """Put a function into the table; what is left in its place is the async function that gives JSON text."""
+def tool(
+    hints: ToolHints, preview: Callable[..., ResponseModel | None] | None = None
+) -> Callable[[Callable[..., ResponseModel]], JsonTextFunction]:
+    """Put a function into the table; what is left in its place is the async function that gives
+    JSON text.
+    """
 
     def register(function: Callable[..., ResponseModel]) -> JsonTextFunction:
         registered_tool = AgentTool(function, hints, preview)
@@ -150,7 +198,11 @@ def tool(hints: ToolHints, preview: Callable[..., ResponseModel | None] | None =
             merged_arguments = {**dict(zip(names, values, strict=False)), **arguments}
             if len(values) > len(names):
                 merged_arguments["(surplus)"] = values[len(names) :]
-            return await asyncio.to_thread(registered_tool.run_as_text, os.environ.get("LACHESIS_SESSION", DEFAULT_SESSION), merged_arguments)
+            return await asyncio.to_thread(
+                registered_tool.run_as_text,
+                os.environ.get("LACHESIS_SESSION", DEFAULT_SESSION),
+                merged_arguments,
+            )
 
         parameters = list(inspect.signature(function).parameters.values())[1:]
         as_function.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]

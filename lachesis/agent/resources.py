@@ -32,11 +32,26 @@ def get_skill_path() -> Path:
 
 
 STATIC_RESOURCES = (
-    Resource(f"{SCHEME}skill", "skill", "When to use which tool, exact calls, what to do when a run is sick", "text/markdown"),
-    Resource(f"{SCHEME}config", "config", "The draft of this session with every field", "application/json"),
+    Resource(
+        f"{SCHEME}skill",
+        "skill",
+        "When to use which tool, exact calls, what to do when a run is sick",
+        "text/markdown",
+    ),
+    Resource(
+        f"{SCHEME}config",
+        "config",
+        "The draft of this session with every field",
+        "application/json",
+    ),
 )
 RESOURCE_TEMPLATES = (
-    Resource(f"{SCHEME}runs/{{run_id}}/config", "run config", "The YAML that a run's processes read", "application/yaml"),
+    Resource(
+        f"{SCHEME}runs/{{run_id}}/config",
+        "run config",
+        "The YAML that a run's processes read",
+        "application/yaml",
+    ),
     Resource(
         f"{SCHEME}runs/{{run_id}}/logs/{{service}}",
         "run log",
@@ -48,12 +63,28 @@ RESOURCE_TEMPLATES = (
 
 def list_resources(session: AgentSession) -> list[Resource]:
     """The fixed ones, and configuration and trainer log of the newest runs."""
-    resources = [resource for resource in STATIC_RESOURCES if resource.name != "skill" or has_skill()]
+    resources = [
+        resource for resource in STATIC_RESOURCES if resource.name != "skill" or has_skill()
+    ]
     for record in session.service.store.all()[:MAX_LISTED_RUNS]:
         run_uri = f"{SCHEME}runs/{record.run_id}"
         run_text = f"of run {record.run_id} ({record.environment}, {record.status})"
-        resources.append(Resource(f"{run_uri}/config", f"config {run_text}", f"Configuration {run_text}", "application/yaml"))
-        resources.append(Resource(f"{run_uri}/logs/trainer", f"trainer log {run_text}", f"Trainer log {run_text}", "text/plain"))
+        resources.append(
+            Resource(
+                f"{run_uri}/config",
+                f"config {run_text}",
+                f"Configuration {run_text}",
+                "application/yaml",
+            )
+        )
+        resources.append(
+            Resource(
+                f"{run_uri}/logs/trainer",
+                f"trainer log {run_text}",
+                f"Trainer log {run_text}",
+                "text/plain",
+            )
+        )
     return resources
 
 
@@ -71,7 +102,11 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
         return get_skill_path().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
         return to_compact_json(session.get_current_config().to_payload()), "application/json"
-    match = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path) if uri.startswith(SCHEME) else None
+    match = (
+        re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path)
+        if uri.startswith(SCHEME)
+        else None
+    )
     if match is None:
         allowed = ", ".join(resource.uri for resource in (*STATIC_RESOURCES, *RESOURCE_TEMPLATES))
         raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")

@@ -1,7 +1,8 @@
-"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error, with `error` and `code` in its JSON.
+"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error, with `error`
+and `code` in its JSON.
 
-A session is named by the header X-Lachesis-Session; without it all clients share one. The limit of status reports is the
-client's own here, so the service does not count a second time.
+A session is named by the header X-Lachesis-Session; without it all clients share one. The limit of
+status reports is the client's own here, so the service does not count a second time.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from lachesis.base.errors import (
     ArgumentsError,
     CheckpointError,
     ConfigError,
-    RLEnvironmentError,
     EnvironmentTimeoutError,
     LachesisError,
     LockedFieldError,
     MissingDependencyError,
     MissingKeyError,
     ModelNotFoundError,
+    RLEnvironmentError,
     RunError,
     ServerDownError,
     StorageError,
@@ -102,7 +103,10 @@ ERRORS: dict[int | str, Json] = {
         (401, "no bearer token, where one is needed"),
         (403, "a locked field, or a foreign Host or Origin"),
         (404, "no such environment, field, model or run"),
-        (409, "not possible in this state, an environment that cannot be imported, or a key is missing"),
+        (
+            409,
+            "not possible in this state, an environment that cannot be imported, or a key is missing",
+        ),
         (411, "a body without its length"),
         (413, "a body beyond a megabyte"),
         (422, "arguments of the wrong form"),
@@ -114,16 +118,24 @@ ERRORS: dict[int | str, Json] = {
 
 
 def _make_context(
-    x_lachesis_session: Annotated[str | None, Header(description="The name of this client's state")] = None,
+    x_lachesis_session: Annotated[
+        str | None, Header(description="The name of this client's state")
+    ] = None,
 ) -> CallContext:
-    return CallContext(AgentSession(x_lachesis_session or os.environ.get("LACHESIS_SESSION") or "http"))
+    return CallContext(
+        AgentSession(x_lachesis_session or os.environ.get("LACHESIS_SESSION") or "http")
+    )
 
 
 RequestContext = Annotated[CallContext, Depends(_make_context)]
 PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
-"""What describes the routes and tells nothing else; a browser cannot send a token before it has the page."""
+"""What describes the routes and tells nothing else; a browser cannot send a token before it has the
+page.
+"""
 MAX_WAITING_CALLS = 100
-"""Calls that may wait for an inference test at once; they are threads of their own, so that others are answered meanwhile."""
+"""Calls that may wait for an inference test at once; they are threads of their own, so that others
+are answered meanwhile.
+"""
 EditBody = TOOLS["rl_edit_config"].arguments
 StartBody = TOOLS["rl_start_training"].arguments
 TestBody = TOOLS["rl_test_inference"].arguments
@@ -131,9 +143,17 @@ CheckBody = TOOLS["rl_check_environment"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 
 
-def create_app(*, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+def create_app(
+    *, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()
+) -> ASGIApp:
     """The ASGI application."""
-    return HttpGuard(create_routes(), host=host, token=token, allowed_hosts=allowed_hosts, open_paths=PUBLIC_PATHS)
+    return HttpGuard(
+        create_routes(),
+        host=host,
+        token=token,
+        allowed_hosts=allowed_hosts,
+        open_paths=PUBLIC_PATHS,
+    )
 
 
 def create_routes() -> FastAPI:
@@ -144,49 +164,95 @@ def create_routes() -> FastAPI:
         version=__version__,
         description=__doc__,
         responses=ERRORS,
-        dependencies=[Security(HTTPBearer(auto_error=False))],  # for the page: the guard has asked for the token already
+        # for the page: the guard has asked for the token already
+        dependencies=[Security(HTTPBearer(auto_error=False))],
     )
 
     def describe_route(tool_name: str, tag: str) -> Json:
         registered_tool = TOOLS[tool_name]
-        return {"summary": f"{registered_tool.title} ({tool_name})", "description": registered_tool.description, "tags": [tag]}
+        return {
+            "summary": f"{registered_tool.title} ({tool_name})",
+            "description": registered_tool.description,
+            "tags": [tag],
+        }
 
     @app.exception_handler(LachesisError)
     async def handle_lachesis_error(request: Request, error: LachesisError) -> JSONResponse:
         return _make_error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def handle_invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+    async def handle_invalid_request(
+        request: Request, error: RequestValidationError
+    ) -> JSONResponse:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        )
         is_json = "json" in request.headers.get("content-type", "json")
         hint = "" if is_json else "; send Content-Type: application/json"
-        return _make_error_response(ArgumentsError(f"the request is not of the right form: {problems}{hint}"))
+        return _make_error_response(
+            ArgumentsError(f"the request is not of the right form: {problems}{hint}")
+        )
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail), "code": f"http_{error.status_code}"}, error.status_code, error.headers)
+        return JSONResponse(
+            {"error": str(error.detail), "code": f"http_{error.status_code}"},
+            error.status_code,
+            error.headers,
+        )
 
-    @app.get("/", response_model=ServiceInfo, summary="What answers here, and where its documentation is", tags=["service"])
+    @app.get(
+        "/",
+        response_model=ServiceInfo,
+        summary="What answers here, and where its documentation is",
+        tags=["service"],
+    )
     def entrance() -> ServiceInfo:
         return ServiceInfo(name="lachesis", version=__version__, docs="/docs", health="/health")
 
-    @app.get("/health", response_model=schemas.ServiceHealth, **describe_route("rl_health_check", "service"))
+    @app.get(
+        "/health",
+        response_model=schemas.ServiceHealth,
+        **describe_route("rl_health_check", "service"),
+    )
     def health(context: RequestContext) -> Any:
         return _run_tool("rl_health_check", context)
 
-    @app.get("/environments", response_model=list[schemas.EnvironmentEntry], **describe_route("rl_list_environments", "environments"))
+    @app.get(
+        "/environments",
+        response_model=list[schemas.EnvironmentEntry],
+        **describe_route("rl_list_environments", "environments"),
+    )
     def environments(context: RequestContext) -> Any:
         return _respond(lambda: context.session.list_environments().to_payload()["environments"])
 
-    @app.post("/environments/{name}/select", response_model=schemas.SelectAnswer, **describe_route("rl_select_environment", "environments"))
-    def select(context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None) -> Any:
-        return _run_tool("rl_select_environment", context, {"name": name, **(_read_arguments(body) if body else {})})
+    @app.post(
+        "/environments/{name}/select",
+        response_model=schemas.SelectAnswer,
+        **describe_route("rl_select_environment", "environments"),
+    )
+    def select(
+        context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None
+    ) -> Any:
+        return _run_tool(
+            "rl_select_environment",
+            context,
+            {"name": name, **(_read_arguments(body) if body else {})},
+        )
 
-    @app.get("/config", response_model=schemas.CurrentConfig, **describe_route("rl_get_current_config", "configuration"))
+    @app.get(
+        "/config",
+        response_model=schemas.CurrentConfig,
+        **describe_route("rl_get_current_config", "configuration"),
+    )
     def config(context: RequestContext) -> Any:
         return _run_tool("rl_get_current_config", context)
 
-    @app.post("/config", response_model=schemas.EditAnswer, **describe_route("rl_edit_config", "configuration"))
+    @app.post(
+        "/config",
+        response_model=schemas.EditAnswer,
+        **describe_route("rl_edit_config", "configuration"),
+    )
     def edit(context: RequestContext, body: EditBody) -> Any:  # type: ignore[valid-type]
         return _run_tool("rl_edit_config", context, _read_arguments(body))
 
@@ -194,37 +260,61 @@ def create_routes() -> FastAPI:
     def runs(context: RequestContext) -> Any:
         return _run_tool("rl_list_runs", context)
 
-    @app.post("/runs", response_model=schemas.StartAnswer, **describe_route("rl_start_training", "runs"))
+    @app.post(
+        "/runs", response_model=schemas.StartAnswer, **describe_route("rl_start_training", "runs")
+    )
     def start(
         context: RequestContext,
         body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
         return _run_tool("rl_start_training", context, _read_arguments(body) if body else {})
 
-    @app.get("/runs/{run_id}", response_model=RunStatus, **describe_route("rl_check_status", "runs"))
+    @app.get(
+        "/runs/{run_id}", response_model=RunStatus, **describe_route("rl_check_status", "runs")
+    )
     def status(context: RequestContext, run_id: RunId) -> Any:
         return _respond(lambda: context.session.get_live_status(run_id).to_payload())
 
-    @app.post("/runs/{run_id}/stop", response_model=schemas.StopAnswer, **describe_route("rl_stop_training", "runs"))
+    @app.post(
+        "/runs/{run_id}/stop",
+        response_model=schemas.StopAnswer,
+        **describe_route("rl_stop_training", "runs"),
+    )
     def stop(context: RequestContext, run_id: RunId) -> Any:
         return _run_tool("rl_stop_training", context, {"run_id": run_id})
 
-    @app.get("/runs/{run_id}/metrics", response_model=RunResults, **describe_route("rl_get_results", "runs"))
+    @app.get(
+        "/runs/{run_id}/metrics",
+        response_model=RunResults,
+        **describe_route("rl_get_results", "runs"),
+    )
     def metrics(context: RequestContext, run_id: RunId) -> Any:
         return _run_tool("rl_get_results", context, {"run_id": run_id})
 
-    @app.post("/test/inference", response_model=schemas.TestReport, **describe_route("rl_test_inference", "inference test"))
+    @app.post(
+        "/test/inference",
+        response_model=schemas.TestReport,
+        **describe_route("rl_test_inference", "inference test"),
+    )
     async def test_inference(
         context: RequestContext,
         body: Annotated[TestBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
         arguments = _read_arguments(body) if body else {}
-        return await anyio.to_thread.run_sync(lambda: _run_tool("rl_test_inference", context, arguments), limiter=wait_limiter)
+        return await anyio.to_thread.run_sync(
+            lambda: _run_tool("rl_test_inference", context, arguments), limiter=wait_limiter
+        )
 
-    @app.post("/environments/check", response_model=schemas.EnvironmentCheck, **describe_route("rl_check_environment", "environments"))
+    @app.post(
+        "/environments/check",
+        response_model=schemas.EnvironmentCheck,
+        **describe_route("rl_check_environment", "environments"),
+    )
     async def check_environment(context: RequestContext, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
         arguments = _read_arguments(body)
-        return await anyio.to_thread.run_sync(lambda: _run_tool("rl_check_environment", context, arguments), limiter=wait_limiter)
+        return await anyio.to_thread.run_sync(
+            lambda: _run_tool("rl_check_environment", context, arguments), limiter=wait_limiter
+        )
 
     return app
 
@@ -244,5 +334,7 @@ def _respond(make_answer: Callable[[], Any]) -> JSONResponse:
 
 
 def _make_error_response(error: LachesisError) -> JSONResponse:
-    status = next((status for error_class, status in _STATUS_CODES if isinstance(error, error_class)), 500)
+    status = next(
+        (status for error_class, status in _STATUS_CODES if isinstance(error, error_class)), 500
+    )
     return JSONResponse(error_to_payload(error), status)

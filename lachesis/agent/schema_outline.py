@@ -12,8 +12,9 @@ MAX_DEPTH = 2
 def outline_schema(schema: Json) -> Json:
     """Return a JSON schema that says less of the same answers.
 
-    It keeps the keys of the answer with their descriptions, and the keys of the objects in it with their types. Every answer
-    that fits `schema` fits the outline too. The whole schema is in `/openapi.json` of `lachesis api`.
+    It keeps the keys of the answer with their descriptions, and the keys of the objects in it with
+    their types. Every answer that fits `schema` fits the outline too. The whole schema is in
+    `/openapi.json` of `lachesis api`.
 
     Args:
         schema: A JSON schema as pydantic makes it, with its models under `$defs`.
@@ -31,7 +32,10 @@ def _outline(schema: Json, models: dict[str, Json], depth: int) -> Json:
     if depth < MAX_DEPTH and "items" in schema:
         outlined["items"] = _outline(schema["items"], models, depth)
     if depth < MAX_DEPTH and "properties" in schema:
-        outlined["properties"] = {name: _outline_key(property_schema, models, depth) for name, property_schema in schema["properties"].items()}
+        outlined["properties"] = {
+            name: _outline_key(property_schema, models, depth)
+            for name, property_schema in schema["properties"].items()
+        }
     if depth == 0 and "required" in schema:
         outlined["required"] = schema["required"]
     return outlined
@@ -39,7 +43,11 @@ def _outline(schema: Json, models: dict[str, Json], depth: int) -> Json:
 
 def _outline_key(schema: Json, models: dict[str, Json], depth: int) -> Json:
     outlined = _outline(schema, models, depth + 1)
-    return {**outlined, "description": schema["description"]} if depth == 0 and "description" in schema else outlined
+    return (
+        {**outlined, "description": schema["description"]}
+        if depth == 0 and "description" in schema
+        else outlined
+    )
 
 
 def _outline_choice(schema: Json, models: dict[str, Json], depth: int) -> Json:

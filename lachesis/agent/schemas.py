@@ -100,7 +100,9 @@ class PlannedService(ResponseModel):
 
 
 class StartAnswer(ResponseModel):
-    """A run that was started, or what a start would do (`dry_run`, or a preview that waits for `confirm`)."""
+    """A run that was started, or what a start would do (`dry_run`, or a preview that waits for
+    `confirm`).
+    """
 
     message: str
     run_id: str | None = None
@@ -119,7 +121,9 @@ class StartAnswer(ResponseModel):
     """True when this is the run of an earlier, equal call."""
     dry_run: bool | None = None
     confirmation_required: bool | None = None
-    """True when nothing was started because the profile may cost money; call again with confirm=true."""
+    """True when nothing was started because the profile may cost money; call again with
+    confirm=true.
+    """
     profile: str | None = None
     base_model: str | None = None
     problem: str | None = None
@@ -132,7 +136,9 @@ class StartAnswer(ResponseModel):
 
 
 class RateLimitedStatus(RunStatus):
-    """How a run is doing. When it was asked too soon, `rate_limited` is true and this is the last report."""
+    """How a run is doing. When it was asked too soon, `rate_limited` is true and this is the last
+    report.
+    """
 
     rate_limited: bool | None = None
     message: str | None = None
@@ -185,8 +191,9 @@ class TestedModel(ResponseModel):
     step_success_rate: float
     """Share of the steps with at least one correct completion, from 0 to 1."""
     accuracy_interval: Json | None = None
-    """Number of items and 95 % interval of the accuracy: `items`, `low`, `high`. Items are steps, as answers to
-    one item are not independent."""
+    """Number of items and 95 % interval of the accuracy: `items`, `low`, `high`. Items are steps,
+    as answers to one item are not independent.
+    """
     step_success_interval: Json | None = None
     """The same of `step_success_rate`."""
     prompts: list[AnsweredPrompt] | None = None
@@ -261,7 +268,9 @@ class EnvironmentCheck(ResponseModel):
     environment: str
     environment_file: str
     checks: list[CheckLine]
-    """import, config, dataset, model-free check, rollout, tokens, round trip, stop tokens, truncation."""
+    """import, config, dataset, model-free check, rollout, tokens, round trip, stop tokens,
+    truncation.
+    """
     logs: str
     next_steps: list[str]
 

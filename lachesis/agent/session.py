@@ -1,4 +1,6 @@
-"""What one agent does: it selects an environment, edits a draft, starts it, and looks at its runs. Kept per session."""
+"""What one agent does: it selects an environment, edits a draft, starts it, and looks at its runs.
+Kept per session.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,22 @@ from pydantic import ValidationError
 
 from lachesis import __version__
 from lachesis.agent import schemas, views
-from lachesis.agent.session_store import RequestedTest, LastReport, Draft, SessionFile, SessionState, StartedRun
+from lachesis.agent.session_store import (
+    Draft,
+    LastReport,
+    RequestedTest,
+    SessionFile,
+    SessionState,
+    StartedRun,
+)
 from lachesis.base import paths
-from lachesis.base.errors import ConfigError, LachesisError, RunStateError, StorageError, UnknownTestError
+from lachesis.base.errors import (
+    ConfigError,
+    LachesisError,
+    RunStateError,
+    StorageError,
+    UnknownTestError,
+)
 from lachesis.config.edits import get_editable_values
 from lachesis.config.profiles import list_missing_keys
 from lachesis.config.run_config import PROFILES, load_profile_values, read_env_number
@@ -25,7 +40,7 @@ from lachesis.orchestration.prefect_api import find_api_url
 from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, find_log_files
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunRecord
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.tests import InferenceTest, TestOptions
 
 DUPLICATE_WINDOW_S = 60.0
@@ -34,12 +49,16 @@ MAX_TEST_WAIT_S = 25.0
 SCHEMA_TIMEOUT_S = 25.0
 """Clients give up on a call after 30 to 60 seconds."""
 ReportProgress = Callable[[float, float, str], None]
-"""Seconds waited, most seconds, and in words what is known. The first grows with each call, as MCP asks of progress."""
+"""Seconds waited, most seconds, and in words what is known. The first grows with each call, as MCP
+asks of progress.
+"""
 PROGRESS_INTERVAL_S = 2.0
 
 
 def get_status_interval_s() -> float:
-    """Seconds between two live looks at the same run, from $LACHESIS_STATUS_INTERVAL_S. Raises ConfigError."""
+    """Seconds between two live looks at the same run, from $LACHESIS_STATUS_INTERVAL_S. Raises
+    ConfigError.
+    """
     return read_env_number("LACHESIS_STATUS_INTERVAL_S", 1800, min_value=0)
 
 
@@ -48,15 +67,20 @@ def get_default_profile() -> str:
 
 
 class AgentSession:
-    """The use cases of one session. Every method raises LachesisError and nothing else that an agent could cause."""
+    """The use cases of one session. Every method raises LachesisError and nothing else that an
+    agent could cause.
+    """
 
     def __init__(self, session_name: str, service: LachesisService | None = None) -> None:
         self.service = service or LachesisService(schema_timeout_s=SCHEMA_TIMEOUT_S)
         self.session_file = SessionFile(session_name, self.service.store.home)
 
-    # --- the draft --------------------------------------------------------------------------------------------------
+    # --- the draft
+    # --------------------------------------------------------------------------------------------------
 
-    def select(self, name: str, profile: str | None = None, model: str | None = None) -> schemas.SelectAnswer:
+    def select(
+        self, name: str, profile: str | None = None, model: str | None = None
+    ) -> schemas.SelectAnswer:
         draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
         launch_description = self.service.describe(_make_launch(draft))
         missing = list_missing_keys(draft.profile, launcher.read_key_names())
@@ -71,7 +95,17 @@ class AgentSession:
             profile=draft.profile,
             config=views.select_editable_values(launch_description),
             session=self.session_file.name,
-            **views.drop_empty(warning="; ".join(warning for warning in (launch_description["warning"], missing and missing_keys_warning, launch_description["problem"]) if warning)),
+            **views.drop_empty(
+                warning="; ".join(
+                    warning
+                    for warning in (
+                        launch_description["warning"],
+                        missing and missing_keys_warning,
+                        launch_description["problem"],
+                    )
+                    if warning
+                )
+            ),
         )
 
     def get_current_config(self) -> schemas.CurrentConfig:
@@ -86,13 +120,17 @@ class AgentSession:
             configurable_fields=[views.build_field_view(field) for field in editable_fields],
             locked_fields=[views.build_locked_field_view(field) for field in locked_fields],
             tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to the profile and its operator",
-            **views.drop_empty(problem=launch_description["problem"], warning=launch_description["warning"]),
+            **views.drop_empty(
+                problem=launch_description["problem"], warning=launch_description["warning"]
+            ),
         )
 
     def edit(self, field: str, value: Any) -> schemas.EditAnswer:
         with self.session_file.change() as state:
             draft = self._require_draft(state)
-            launch, edited_field, checked_value = self.service.edit(_make_launch(draft), field, value)
+            launch, edited_field, checked_value = self.service.edit(
+                _make_launch(draft), field, value
+            )
             state.draft = draft.model_copy(update={"edits": dict(launch.edits)})
         launch_description = self.service.describe(launch)
         return schemas.EditAnswer(
@@ -111,7 +149,8 @@ class AgentSession:
             )
         return state.draft
 
-    # --- runs -------------------------------------------------------------------------------------------------------
+    # --- runs
+    # -------------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -121,15 +160,20 @@ class AgentSession:
         require_validation: bool = False,
         start_from: str | None = None,
     ) -> schemas.StartAnswer:
-        """Start the draft. The same draft within a minute, or the same key, gives the run that there is.
+        """Start the draft. The same draft within a minute, or the same key, gives the run that
+        there is.
 
-        What is about to be started is written first: an agent that is killed meanwhile and calls again gets that run."""
+        What is about to be started is written first: an agent that is killed meanwhile and calls
+        again gets that run.
+        """
         with self.session_file.change() as state:
             draft = self._require_draft(state).model_copy(update={"start_from": start_from})
             start = _find_earlier_start(state, draft, key, allow_duplicate=allow_duplicate)
             is_repeated = start is not None
             if start is None:
-                start = StartedRun(run_id=self.service.store.new_id(), draft=draft, at=time.time(), key=key)
+                start = StartedRun(
+                    run_id=self.service.store.new_id(), draft=draft, at=time.time(), key=key
+                )
                 state.starts.append(start)
                 self.session_file.write(state)
             try:
@@ -141,33 +185,58 @@ class AgentSession:
                     self.session_file.write(state)
                 raise
         if not is_repeated:
-            return self._build_start_answer(record, model_note=describe_default_model(_make_launch(draft), record.base_model))
+            return self._build_start_answer(
+                record, model_note=describe_default_model(_make_launch(draft), record.base_model)
+            )
         return self._build_start_answer(
-            self.service.get_run(record.run_id), "was started by an equal call; allow_duplicate=true starts another one"
+            self.service.get_run(record.run_id),
+            "was started by an equal call; allow_duplicate=true starts another one",
         )
 
     def resume(self, run_id: str, limits: Json | None = None) -> schemas.StartAnswer:
-        """Continue an ended run, with new limits where they are given; one that lives is returned as it is."""
+        """Continue an ended run, with new limits where they are given; one that lives is returned
+        as it is.
+        """
         is_alive = not self.service.get_run(run_id).has_ended
         record = self.service.resume(run_id, limits)
         self._forget_last_report(run_id)
-        return self._build_start_answer(record, "lives, so there is nothing to resume" if is_alive else "")
+        return self._build_start_answer(
+            record, "lives, so there is nothing to resume" if is_alive else ""
+        )
 
     def _forget_last_report(self, run_id: str) -> None:
         """The next report is live: the last one is about another time of the run."""
         with self.session_file.change() as state:
             state.checks.pop(run_id, None)
 
-    def _build_start_answer(self, record: RunRecord, not_started_reason: str = "", model_note: str | None = None) -> schemas.StartAnswer:
-        """The answer to a start; `instead` tells why nothing was started, `model` which one was chosen by default."""
-        run_id, status_call = record.run_id, views.NEXT_STEP_CALLS["status"].format(run=record.run_id)
+    def _build_start_answer(
+        self, record: RunRecord, not_started_reason: str = "", model_note: str | None = None
+    ) -> schemas.StartAnswer:
+        """The answer to a start; `instead` tells why nothing was started, `model` which one was
+        chosen by default.
+        """
+        run_id, status_call = (
+            record.run_id,
+            views.NEXT_STEP_CALLS["status"].format(run=record.run_id),
+        )
         run_dir = self.service.store.dir(run_id)
-        queue = launcher.find_queue_position(self.service.store, run_id) if record.status == "pending" else None
-        state_text = f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
+        queue = (
+            launcher.find_queue_position(self.service.store, run_id)
+            if record.status == "pending"
+            else None
+        )
+        state_text = (
+            f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
+        )
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
         return schemas.StartAnswer(
-            message="; ".join(filter(None, (f"run {run_id} {state_text}", model_note, f"{status_call} tells how it does"))),
+            message="; ".join(
+                filter(
+                    None,
+                    (f"run {run_id} {state_text}", model_note, f"{status_call} tells how it does"),
+                )
+            ),
             run_id=run_id,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
@@ -179,16 +248,22 @@ class AgentSession:
             ui_url=launcher.get_run_url(record),
             profile=record.profile,
             next_steps=[f"{status_call} in some minutes; it goes on by itself"],
-            **views.drop_empty(queue=QueuePlace(**queue) if queue else None, duplicate=bool(not_started_reason)),
+            **views.drop_empty(
+                queue=QueuePlace(**queue) if queue else None, duplicate=bool(not_started_reason)
+            ),
         )
 
     def preview(self, start_from: str | None = None) -> schemas.StartAnswer:
         """What a start would do now. Nothing is written or submitted."""
-        draft = self._require_draft(self.session_file.read()).model_copy(update={"start_from": start_from})
+        draft = self._require_draft(self.session_file.read()).model_copy(
+            update={"start_from": start_from}
+        )
         launch = _make_launch(draft)
         config, plan = self.service.preview(launch)
         missing = list_missing_keys(draft.profile, launcher.read_key_names())
-        key_problem = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
+        key_problem = (
+            missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
+        )
         problem = key_problem or find_model_problem(launch, config, self.service.store.home)
         return schemas.StartAnswer(
             message="nothing was started; this is what rl_start_training() would start",
@@ -208,7 +283,11 @@ class AgentSession:
         """What continuing the run would mean. Nothing is changed."""
         record = self.service.get_run(run_id)
         newest_checkpoint = Checkpoints(self.service.store.dir(run_id).checkpoints).find_newest()
-        effect = f"go on from its checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else "begin again, as it has no checkpoint,"
+        effect = (
+            f"go on from its checkpoint of step {newest_checkpoint.step}"
+            if newest_checkpoint
+            else "begin again, as it has no checkpoint,"
+        )
         return schemas.StartAnswer(
             message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile {record.profile}",
             run_id=run_id,
@@ -222,15 +301,24 @@ class AgentSession:
         )
 
     def get_status(self, run_id: str) -> schemas.RateLimitedStatus:
-        """A live report, at most one per run in `status_interval_s` while nothing but numbers changes; a run that has ended is
-        always reported."""
+        """A live report, at most one per run in `status_interval_s` while nothing but numbers
+        changes; a run that has ended is always reported.
+        """
         report = self.get_live_status(run_id)  # an unknown id is told before the limit is touched
         if report.status in ("completed", "failed", "stopped"):
             return schemas.RateLimitedStatus(**report.to_payload())
         with self.session_file.change() as state:
             last_report = state.checks.get(run_id)
-            remaining_s = 0.0 if last_report is None else last_report.at + get_status_interval_s() - time.time()
-            if last_report is not None and remaining_s > 0 and _get_change_key(report) == _get_change_key(last_report.report):
+            remaining_s = (
+                0.0
+                if last_report is None
+                else last_report.at + get_status_interval_s() - time.time()
+            )
+            if (
+                last_report is not None
+                and remaining_s > 0
+                and _get_change_key(report) == _get_change_key(last_report.report)
+            ):
                 with contextlib.suppress(ValidationError):  # a report of another version
                     return views.build_rate_limited_status(last_report, remaining_s)
             state.checks[run_id] = LastReport(at=time.time(), report=report.to_payload())
@@ -252,21 +340,39 @@ class AgentSession:
         records, warning = self.service.list_runs_with_warning()
         entry_fields = set(schemas.RunEntry.model_fields)
         entries = [
-            schemas.RunEntry(**record.model_dump(include=entry_fields), learning=record.learning, evidence=record.evidence)
+            schemas.RunEntry(
+                **record.model_dump(include=entry_fields),
+                learning=record.learning,
+                evidence=record.evidence,
+            )
             for record in records[:limit]
         ]
-        return schemas.RunList(runs=entries, count=len(records), **views.drop_empty(warning=warning))
+        return schemas.RunList(
+            runs=entries, count=len(records), **views.drop_empty(warning=warning)
+        )
 
-    # --- inference tests --------------------------------------------------------------------------------------------
+    # --- inference tests
+    # --------------------------------------------------------------------------------------------
 
-    def run_inference_test(self, options: TestOptions, report_progress: ReportProgress, wait_s: float = MAX_TEST_WAIT_S) -> schemas.TestReport:
-        """Test the draft's environment; takes at most about `wait_s` seconds. The same call again goes on waiting."""
+    def run_inference_test(
+        self, options: TestOptions, report_progress: ReportProgress, wait_s: float = MAX_TEST_WAIT_S
+    ) -> schemas.TestReport:
+        """Test the draft's environment; takes at most about `wait_s` seconds. The same call again
+        goes on waiting.
+        """
         deadline = time.monotonic() + wait_s
         with self.session_file.change() as state:
             draft = self._require_draft(state)
             request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}
-            if state.test is None or state.test.asked != request or self._has_test_ended(state.test.test_id):
-                state.test = RequestedTest(asked=request, test_id=self.service.start_test(_make_launch(draft), options).test_id)
+            if (
+                state.test is None
+                or state.test.asked != request
+                or self._has_test_ended(state.test.test_id)
+            ):
+                state.test = RequestedTest(
+                    asked=request,
+                    test_id=self.service.start_test(_make_launch(draft), options).test_id,
+                )
             test_id = state.test.test_id
         return self.wait_for_test(test_id, report_progress, deadline)
 
@@ -276,20 +382,33 @@ class AgentSession:
         except UnknownTestError:
             return True
 
-    def wait_for_test(self, test_id: str, report_progress: ReportProgress, deadline: float | None = None) -> schemas.TestReport:
-        """The result of a test, waited for until that time of the monotonic clock, by default as long as a call may take."""
+    def wait_for_test(
+        self, test_id: str, report_progress: ReportProgress, deadline: float | None = None
+    ) -> schemas.TestReport:
+        """The result of a test, waited for until that time of the monotonic clock, by default as
+        long as a call may take.
+        """
         started_at, reported_s = time.monotonic(), 0.0
         deadline = deadline or started_at + MAX_TEST_WAIT_S
         self.service.get_test(test_id)  # one that is dead is told at once
-        while not (test := self.service.tests.load_and_fail_if_dead(test_id)).has_ended and (now := time.monotonic()) < deadline:
+        while (
+            not (test := self.service.tests.load_and_fail_if_dead(test_id)).has_ended
+            and (now := time.monotonic()) < deadline
+        ):
             if now - started_at - reported_s > PROGRESS_INTERVAL_S:
                 reported_s, (done, total) = now - started_at, self._count_groups(test)
-                report_progress(round(reported_s, 1), round(deadline - started_at, 1), f"{test.status}: {done} of {total} groups")
+                report_progress(
+                    round(reported_s, 1),
+                    round(deadline - started_at, 1),
+                    f"{test.status}: {done} of {total} groups",
+                )
             time.sleep(0.25)
         return self._build_test_report(self.service.get_test(test_id))
 
     def _count_groups(self, test: InferenceTest) -> tuple[int, int]:
-        return self.service.tests.count_finished_groups(test), test.request.num_steps * len(test.request.models)
+        return self.service.tests.count_finished_groups(test), test.request.num_steps * len(
+            test.request.models
+        )
 
     def _build_test_report(self, test: InferenceTest) -> schemas.TestReport:
         try:
@@ -301,8 +420,15 @@ class AgentSession:
     def _format_test_report(self, test: InferenceTest) -> schemas.TestReport:
         done, total = self._count_groups(test)
         repeat_call = f'rl_test_inference(test_id="{test.test_id}")'
-        message = None if test.has_ended else f"the test goes on; {repeat_call} waits for it and gives its result"
-        environment_fields = {"environment": test.request.environment, "environment_file": test.request.environment_file}
+        message = (
+            None
+            if test.has_ended
+            else f"the test goes on; {repeat_call} waits for it and gives its result"
+        )
+        environment_fields = {
+            "environment": test.request.environment,
+            "environment_file": test.request.environment_file,
+        }
         return schemas.TestReport(
             test_id=test.test_id,
             status=test.status,
@@ -314,13 +440,20 @@ class AgentSession:
             **views.drop_empty(message=message, error=test.error),
         )
 
-    # --- the rest ---------------------------------------------------------------------------------------------------
+    # --- the rest
+    # ---------------------------------------------------------------------------------------------------
 
     def list_environments(self) -> schemas.EnvironmentList:
         scan = self.service.list_environments()
         return schemas.EnvironmentList(
             environments=[
-                schemas.EnvironmentEntry(**{key: value for key, value in asdict(environment).items() if key != "config_class"})
+                schemas.EnvironmentEntry(
+                    **{
+                        key: value
+                        for key, value in asdict(environment).items()
+                        if key != "config_class"
+                    }
+                )
                 for environment in scan.environments
             ],
             count=len(scan.environments),
@@ -351,7 +484,10 @@ class AgentSession:
             problems.append(str(error))
         scan = self.service.list_environments()
         problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
-        problems += [f"profile {profile} needs {key} in the environment of `lachesis serve`" for key in missing]
+        problems += [
+            f"profile {profile} needs {key} in the environment of `lachesis serve`"
+            for key in missing
+        ]
         return schemas.ServiceHealth(
             status="degraded" if problems else "ok",
             version=__version__,
@@ -361,7 +497,9 @@ class AgentSession:
             missing_keys=missing,
             environments_discovered=len(scan.environments),
             current_environment=state.draft.environment if state.draft else None,
-            active_runs=[record.run_id for record in self.service.store.all() if not record.has_ended],
+            active_runs=[
+                record.run_id for record in self.service.store.all() if not record.has_ended
+            ],
             max_runs=launcher.get_max_runs(),
             session=self.session_file.name,
             home=str(paths.home()),
@@ -369,21 +507,39 @@ class AgentSession:
 
     def is_paid(self, run_id: str | None = None) -> bool:
         """Whether the draft, or that run, trains where somebody may be billed."""
-        profile = self.service.store.load(run_id).profile if run_id else self._require_draft(self.session_file.read()).profile
+        profile = (
+            self.service.store.load(run_id).profile
+            if run_id
+            else self._require_draft(self.session_file.read()).profile
+        )
         return PROFILES[profile].is_paid if profile in PROFILES else True
 
 
 def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
-    """What is told at once when it changes: the status, what the run is doing, and when its end can be foreseen."""
+    """What is told at once when it changes: the status, what the run is doing, and when its end can
+    be foreseen.
+    """
     payload = report.to_payload() if isinstance(report, RunStatus) else report
-    return payload.get("status"), payload.get("phase"), (payload.get("progress") or {}).get("eta_seconds") is None
+    return (
+        payload.get("status"),
+        payload.get("phase"),
+        (payload.get("progress") or {}).get("eta_seconds") is None,
+    )
 
 
 def _make_launch(draft: Draft) -> LaunchRequest:
-    return LaunchRequest(draft.environment, draft.profile, tuple(draft.edits.items()), draft.model, start_from=draft.start_from)
+    return LaunchRequest(
+        draft.environment,
+        draft.profile,
+        tuple(draft.edits.items()),
+        draft.model,
+        start_from=draft.start_from,
+    )
 
 
-def _find_earlier_start(state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool) -> StartedRun | None:
+def _find_earlier_start(
+    state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool
+) -> StartedRun | None:
     """The start that this one repeats. Raises ConfigError when the key stands for another draft."""
     for start in reversed(state.starts):
         if key is not None and start.key == key:
@@ -392,6 +548,11 @@ def _find_earlier_start(state: SessionState, draft: Draft, key: str | None, *, a
                     f"idempotency_key {key!r} belongs to run {start.run_id}, which has another configuration; use a new key"
                 )
             return start
-        if key is None and not allow_duplicate and start.draft == draft and time.time() - start.at < DUPLICATE_WINDOW_S:
+        if (
+            key is None
+            and not allow_duplicate
+            and start.draft == draft
+            and time.time() - start.at < DUPLICATE_WINDOW_S
+        ):
             return start
     return None

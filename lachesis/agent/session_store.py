@@ -1,7 +1,8 @@
-"""What an agent has chosen and asked, per session, on disk: its draft, its starts, when it last looked at each run.
+"""What an agent has chosen and asked, per session, on disk: its draft, its starts, when it last
+looked at each run.
 
-A session is named by whoever connects the agent. Two agents with two names do not disturb each other; one that is killed and
-comes back under its name goes on where it was.
+A session is named by whoever connects the agent. Two agents with two names do not disturb each
+other; one that is killed and comes back under its name goes on where it was.
 
 sessions/{name}.json
 """
@@ -31,7 +32,9 @@ LOCK_TIMEOUT_S = 5.0
 
 
 def make_session_name(folder: Path | None = None) -> str:
-    """A name for an agent that nobody named: that of the folder it works in, so that two projects are two sessions."""
+    """A name for an agent that nobody named: that of the folder it works in, so that two projects
+    are two sessions.
+    """
     working_folder = (folder or Path.cwd()).resolve()
     readable_name = re.sub(r"[^A-Za-z0-9._-]", "-", working_folder.name)[:40].strip(".-") or "root"
     return f"{readable_name}-{hashlib.sha256(str(working_folder).encode(errors='replace')).hexdigest()[:8]}"
@@ -96,7 +99,9 @@ class SessionFile:
         self.file = (home or paths.home()) / "sessions" / f"{name}.json"
 
     def read(self) -> SessionState:
-        """Raises StorageError when the file is damaged; it is then kept aside, and the next call finds a new session."""
+        """Raises StorageError when the file is damaged; it is then kept aside, and the next call
+        finds a new session.
+        """
         try:
             return self._parse()
         except ValidationError:
@@ -115,7 +120,9 @@ class SessionFile:
             return self._parse()
         except ValidationError as error:
             with storage_errors(self.file):
-                damaged_path = self.file.with_name(f"{self.file.name}.damaged-{int(time.time() * 1000)}")
+                damaged_path = self.file.with_name(
+                    f"{self.file.name}.damaged-{int(time.time() * 1000)}"
+                )
                 os.replace(self.file, damaged_path)
             raise StorageError(
                 f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {damaged_path}; "
@@ -124,19 +131,25 @@ class SessionFile:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[SessionState]:
-        """The state, to be changed in place; written when the block ends well. One at a time; raises RunStateError when
-        another call of this session takes too long."""
+        """The state, to be changed in place; written when the block ends well. One at a time;
+        raises RunStateError when another call of this session takes too long.
+        """
         with self._hold_lock():
             state = self._read_or_set_aside()
             original = state.model_copy(deep=True)
             yield state
-            if state not in (original, self._parse()):  # what stands there already needs no second write, which could fail
+            # what stands there already needs no second write, which could fail
+            if state not in (original, self._parse()):
                 self.write(state)
 
     def write(self, state: SessionState) -> None:
-        """Replace the file; inside `change` only, for what must be kept even if the block is killed."""
+        """Replace the file; inside `change` only, for what must be kept even if the block is
+        killed.
+        """
         state.starts = state.starts[-MAX_KEPT_STARTS:]
-        newest_run_ids = sorted(state.checks, key=lambda run_id: state.checks[run_id].at)[-MAX_KEPT_REPORTS:]
+        newest_run_ids = sorted(state.checks, key=lambda run_id: state.checks[run_id].at)[
+            -MAX_KEPT_REPORTS:
+        ]
         state.checks = {run_id: state.checks[run_id] for run_id in newest_run_ids}
         write_private(self.file, state.model_dump_json(indent=2))
 

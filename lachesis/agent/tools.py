@@ -1,7 +1,9 @@
-"""The table of tools. Name, description and schemas of each come from its function; every transport is made from this table.
+"""The table of tools. Name, description and schemas of each come from its function; every transport
+is made from this table.
 
-A tool called as a function gives the JSON text of its answer and never raises: `await rl_list_runs()`. Transports use
-`Tool.call`, which gives the answer as JSON and says whether it is an error.
+A tool called as a function gives the JSON text of its answer and never raises: `await
+rl_list_runs()`. Transports use `Tool.call`, which gives the answer as JSON and says whether it is
+an error.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from lachesis.agent import check_jobs, schemas
-from lachesis.agent.registry import TOOLS, CallContext, ToolHints, Json, AgentTool, run_catching_errors, tool
+from lachesis.agent.registry import (
+    TOOLS,
+    AgentTool,
+    CallContext,
+    Json,
+    ToolHints,
+    run_catching_errors,
+    tool,
+)
 from lachesis.agent.session import get_default_profile
 from lachesis.base.errors import ArgumentsError, to_compact_json
 from lachesis.config.profiles import list_missing_keys
@@ -22,13 +32,17 @@ from lachesis.orchestration import launcher
 from lachesis.reporting.status import RunResults
 from lachesis.validation.tests import TestOptions
 
-__all__ = ["TOOLS", "CallContext", "Json", "AgentTool", "to_compact_json", "run_catching_errors"]
+__all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
 MIN_PYTHON = (3, 11)
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 """Tools whose calls may take half a minute; a transport must go on with others meanwhile."""
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
 RunId = Annotated[
-    str, Field(max_length=100, description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them")
+    str,
+    Field(
+        max_length=100,
+        description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them",
+    ),
 ]
 
 
@@ -44,23 +58,32 @@ def rl_select_environment(
     name: Annotated[str, Field(max_length=200, description="A name from rl_list_environments")],
     profile: Annotated[
         str | None,
-        Field(max_length=100, description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom"),
+        Field(
+            max_length=100,
+            description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom",
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        Field(max_length=1000, description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own"),
+        Field(
+            max_length=1000,
+            description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own",
+        ),
     ] = None,
 ) -> schemas.SelectAnswer:
     """Select an environment and begin a new draft of its configuration with the default values.
 
-    The draft is kept for this session, also when the agent restarts. The first look at an environment takes some seconds."""
+    The draft is kept for this session, also when the agent restarts. The first look at an
+    environment takes some seconds.
+    """
     return context.session.select(name, profile, model)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_get_current_config(context: CallContext) -> schemas.CurrentConfig:
-    """Show every field of the selected environment: those that can be edited with their types and values, and those that are
-    locked with the reason."""
+    """Show every field of the selected environment: those that can be edited with their types and
+    values, and those that are locked with the reason.
+    """
     return context.session.get_current_config()
 
 
@@ -68,12 +91,17 @@ def rl_get_current_config(context: CallContext) -> schemas.CurrentConfig:
 def rl_edit_config(
     context: CallContext,
     field: Annotated[
-        str, Field(max_length=200, description="A configurable field from rl_get_current_config, bare or as section.field")
+        str,
+        Field(
+            max_length=200,
+            description="A configurable field from rl_get_current_config, bare or as section.field",
+        ),
     ],
     value: Annotated[Any, Field(description="The new value, of the field's type")],
 ) -> schemas.EditAnswer:
-    """Set one field of the draft. A wrong type, a value out of range or a locked field is refused with what is allowed, and
-    nothing changes."""
+    """Set one field of the draft. A wrong type, a value out of range or a locked field is refused
+    with what is allowed, and nothing changes.
+    """
     return context.session.edit(field, value)
 
 
@@ -82,11 +110,17 @@ def _preview_start(
 ) -> schemas.StartAnswer | None:
     if dry_run or not context.session.is_paid(resume):
         return None
-    preview = context.session.preview_resume(resume) if resume is not None else context.session.preview(start_from)
+    preview = (
+        context.session.preview_resume(resume)
+        if resume is not None
+        else context.session.preview(start_from)
+    )
     update = {
         "message": f"{preview.message}. Profile {preview.profile} may cost money: show this to the user",
         "confirmation_required": True,
-        "next_steps": ["ask the user; only after their yes call rl_start_training with the same arguments and confirm=true"],
+        "next_steps": [
+            "ask the user; only after their yes call rl_start_training with the same arguments and confirm=true"
+        ],
     }
     return preview.model_copy(update=update)
 
@@ -94,57 +128,91 @@ def _preview_start(
 @tool(ToolHints(open_world=True), preview=_preview_start)
 def rl_start_training(
     context: CallContext,
-    dry_run: Annotated[bool, Field(description="Only show the whole configuration, the services and their ports")] = False,
+    dry_run: Annotated[
+        bool, Field(description="Only show the whole configuration, the services and their ports")
+    ] = False,
     resume: Annotated[
         str | None,
-        Field(max_length=100, description="An ended run to go on with, from its newest checkpoint if any"),
+        Field(
+            max_length=100,
+            description="An ended run to go on with, from its newest checkpoint if any",
+        ),
     ] = None,
     idempotency_key: Annotated[
-        str | None, Field(min_length=1, max_length=200, description="The same key gives the same run")
+        str | None,
+        Field(min_length=1, max_length=200, description="The same key gives the same run"),
     ] = None,
     allow_duplicate: Annotated[
-        bool, Field(description="Start another run although the same draft was started less than a minute ago")
+        bool,
+        Field(
+            description="Start another run although the same draft was started less than a minute ago"
+        ),
     ] = False,
     require_validation: Annotated[
-        bool, Field(description="Refuse unless a test of this code, at most seven days old, found it learnable")
+        bool,
+        Field(
+            description="Refuse unless a test of this code, at most seven days old, found it learnable"
+        ),
     ] = False,
     start_from: Annotated[
         str | None,
-        Field(max_length=100, description="RUN, RUN@STEP or RUN@best: begin with that checkpoint's weights and optimizer"),
+        Field(
+            max_length=100,
+            description="RUN, RUN@STEP or RUN@best: begin with that checkpoint's weights and optimizer",
+        ),
     ] = None,
     limits: Annotated[
         dict[str, Any] | None,
-        Field(max_length=10, description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up'),
+        Field(
+            max_length=10,
+            description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
+        ),
     ] = None,
 ) -> schemas.StartAnswer:
-    """Start a training run from the draft and return its run id at once; training goes on without the agent.
+    """Start a training run from the draft and return its run id at once; training goes on without
+    the agent.
 
-    The same draft started twice within a minute gives the run that there is. When the host runs as many as it may, the run
-    waits and `queue` has its place."""
-    if resume is not None and (idempotency_key or allow_duplicate or require_validation or start_from):
+    The same draft started twice within a minute gives the run that there is. When the host runs as
+    many as it may, the run waits and `queue` has its place.
+    """
+    if resume is not None and (
+        idempotency_key or allow_duplicate or require_validation or start_from
+    ):
         raise ArgumentsError(
             "resume is safe to repeat by itself; idempotency_key, allow_duplicate, require_validation and start_from are for "
             "new runs"
         )
     if limits is not None and resume is None:
-        raise ArgumentsError("limits is for resume; those of a new run are fields of the draft, such as max_tokens")
+        raise ArgumentsError(
+            "limits is for resume; those of a new run are fields of the draft, such as max_tokens"
+        )
     if dry_run:
-        return context.session.preview(start_from) if resume is None else context.session.preview_resume(resume)
+        return (
+            context.session.preview(start_from)
+            if resume is None
+            else context.session.preview_resume(resume)
+        )
     if resume is not None:
         return context.session.resume(resume, limits)
     return context.session.start(
-        key=idempotency_key, allow_duplicate=allow_duplicate, require_validation=require_validation, start_from=start_from
+        key=idempotency_key,
+        allow_duplicate=allow_duplicate,
+        require_validation=require_validation,
+        start_from=start_from,
     )
 
 
 @tool(READ_ONLY_HINTS)
 def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedStatus:
-    """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the last error with its log.
-    `health` has the judgement of learning (too early, healthy, not learning, suspect, broken, unknown) with its evidence, the
-    part that stalls and since when, and how much of the budgets is used.
+    """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the
+    last error with its log. `health` has the judgement of learning (too early, healthy, not
+    learning, suspect, broken, unknown) with its evidence, the part that stalls and since when, and
+    how much of the budgets is used.
 
-    A live report about the same run is given once in 30 minutes; before that the last one, with `rate_limited`. A change of its
-    status or phase is told at once, and a run that has ended is always reported."""
+    A live report about the same run is given once in 30 minutes; before that the last one, with
+    `rate_limited`. A change of its status or phase is told at once, and a run that has ended is
+    always reported.
+    """
     return context.session.get_status(run_id)
 
 
@@ -163,20 +231,26 @@ def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | 
 
 @tool(ToolHints(destructive=True, idempotent=True), preview=_preview_stop)
 def rl_stop_training(context: CallContext, run_id: RunId) -> schemas.StopAnswer:
-    """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at once; it can be resumed."""
+    """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at
+    once; it can be resumed.
+    """
     return context.session.stop(run_id)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_get_results(context: CallContext, run_id: RunId) -> RunResults:
-    """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the trained weights with their
-    typed paths and the local adapter folder."""
+    """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the
+    trained weights with their typed paths and the local adapter folder.
+    """
     return context.session.get_results(run_id)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_list_runs(
-    context: CallContext, limit: Annotated[int | None, Field(ge=1, le=1000, description="At most so many, the newest first")] = None
+    context: CallContext,
+    limit: Annotated[
+        int | None, Field(ge=1, le=1000, description="At most so many, the newest first")
+    ] = None,
 ) -> schemas.RunList:
     """List all runs with their statuses, the newest first."""
     return context.session.list_runs(limit)
@@ -185,25 +259,42 @@ def rl_list_runs(
 @tool(ToolHints(open_world=True))
 def rl_test_inference(
     context: CallContext,
-    num_steps: Annotated[int, Field(ge=1, le=100, description="Groups per model, each of one item")] = 3,
+    num_steps: Annotated[
+        int, Field(ge=1, le=100, description="Groups per model, each of one item")
+    ] = 3,
     group_size: Annotated[int, Field(ge=1, le=256, description="Completions per item")] = 16,
     models: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
-        Field(min_length=1, max_length=10, description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint"),
+        Field(
+            min_length=1,
+            max_length=10,
+            description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint",
+        ),
     ] = None,
     prompts: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,
-        Field(min_length=1, max_length=50, description="Prompts of your own, answered and scored instead of items"),
+        Field(
+            min_length=1,
+            max_length=50,
+            description="Prompts of your own, answered and scored instead of items",
+        ),
     ] = None,
-    max_tokens: Annotated[int, Field(ge=1, le=100_000, description="Of one response; with prompts only")] = 256,
+    max_tokens: Annotated[
+        int, Field(ge=1, le=100_000, description="Of one response; with prompts only")
+    ] = 256,
     temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
-    test_id: Annotated[str | None, Field(max_length=100, description="Ask again for a test that had not ended")] = None,
+    test_id: Annotated[
+        str | None, Field(max_length=100, description="Ask again for a test that had not ended")
+    ] = None,
 ) -> schemas.TestReport:
-    """Try the selected environment before training: does it work, can a model learn from it, and what would a run take?
+    """Try the selected environment before training: does it work, can a model learn from it, and
+    what would a run take?
 
-    The environment is checked in stages, then models answer a few items. `summary.verdict` is learnable, too easy, too hard or
-    broken, with its evidence per model; `summary.forecast` has tokens, time and money of a run with the draft's values. Waits
-    at most 25 seconds; a test that takes longer goes on, and `test_id` asks again."""
+    The environment is checked in stages, then models answer a few items. `summary.verdict` is
+    learnable, too easy, too hard or broken, with its evidence per model; `summary.forecast` has
+    tokens, time and money of a run with the draft's values. Waits at most 25 seconds; a test that
+    takes longer goes on, and `test_id` asks again.
+    """
     if test_id is not None:
         return context.session.wait_for_test(test_id, context.report_progress)
     options = TestOptions(
@@ -220,28 +311,52 @@ def rl_test_inference(
 @tool(ToolHints(open_world=True))
 def rl_check_environment(
     context: CallContext,
-    environment: Annotated[str | None, Field(max_length=200, description="A name from rl_list_environments")] = None,
-    new: Annotated[bool, Field(description="Write a file of that name first, which works as it is, for you to change")] = False,
-    install: Annotated[bool, Field(description="Install first what the header of the file requires (PEP 723)")] = False,
-    model: Annotated[
-        str | None, Field(max_length=1000, description="A folder with the model that answers; by default the tiny one")
+    environment: Annotated[
+        str | None, Field(max_length=200, description="A name from rl_list_environments")
     ] = None,
-    check_id: Annotated[str | None, Field(max_length=100, description="Ask again for a check that had not ended")] = None,
+    new: Annotated[
+        bool,
+        Field(
+            description="Write a file of that name first, which works as it is, for you to change"
+        ),
+    ] = False,
+    install: Annotated[
+        bool, Field(description="Install first what the header of the file requires (PEP 723)")
+    ] = False,
+    model: Annotated[
+        str | None,
+        Field(
+            max_length=1000,
+            description="A folder with the model that answers; by default the tiny one",
+        ),
+    ] = None,
+    check_id: Annotated[
+        str | None, Field(max_length=100, description="Ask again for a check that had not ended")
+    ] = None,
 ) -> schemas.EnvironmentCheck:
-    """Check an environment that you write, without training and without the Prefect server: import, configuration, data set,
-    right and spoilt answers, then a group of answers of a local model: scores, tokens, round trip, stop tokens, truncation.
+    """Check an environment that you write, without training and without the Prefect server: import,
+    configuration, data set, right and spoilt answers, then a group of answers of a local model:
+    scores, tokens, round trip, stop tokens, truncation.
 
-    It takes half a minute. Waits at most 25 seconds; a check that takes longer goes on, and `check_id` asks again."""
+    It takes half a minute. Waits at most 25 seconds; a check that takes longer goes on, and
+    `check_id` asks again.
+    """
     if (environment is None) == (check_id is None):
-        raise ArgumentsError("rl_check_environment takes either environment, or check_id of a check that goes on")
+        raise ArgumentsError(
+            "rl_check_environment takes either environment, or check_id of a check that goes on"
+        )
     if environment is not None:
-        check_id = check_jobs.start_check_job(environment, new=new, install=install, model=model).check_id
+        check_id = check_jobs.start_check_job(
+            environment, new=new, install=install, model=model
+        ).check_id
     return check_jobs.wait_for_check_job(str(check_id), context.report_progress)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_health_check(context: CallContext) -> schemas.ServiceHealth:
-    """Tell whether the Prefect server, the keys and the environments are there, which session this is, and which runs live."""
+    """Tell whether the Prefect server, the keys and the environments are there, which session this
+    is, and which runs live.
+    """
     return context.session.check_health()
 
 
@@ -251,13 +366,21 @@ def check_rl_python_version() -> bool:
 
 
 def get_missing_keys() -> list[str]:
-    """The names of the keys that the chosen profile ($LACHESIS_PROFILE) needs and that are nowhere; none for `embedded`."""
+    """The names of the keys that the chosen profile ($LACHESIS_PROFILE) needs and that are nowhere;
+    none for `embedded`.
+    """
     profile = get_default_profile()
     if profile not in PROFILES:
         return []
-    return [key for key in list_missing_keys(profile, launcher.read_key_names()) if not os.environ.get(key)]
+    return [
+        key
+        for key in list_missing_keys(profile, launcher.read_key_names())
+        if not os.environ.get(key)
+    ]
 
 
 def check_rl_api_keys() -> bool:
-    """Whether the tools can be offered: a Python that is new enough, and the keys of the chosen profile."""
+    """Whether the tools can be offered: a Python that is new enough, and the keys of the chosen
+    profile.
+    """
     return check_rl_python_version() and not get_missing_keys()

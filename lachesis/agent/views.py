@@ -24,7 +24,9 @@ NEXT_STEP_CALLS = {
 """How an agent does what comes next."""
 
 
-def build_rate_limited_status(last_report: LastReport, remaining_s: float) -> schemas.RateLimitedStatus:
+def build_rate_limited_status(
+    last_report: LastReport, remaining_s: float
+) -> schemas.RateLimitedStatus:
     """The last report again, with the time when a new one is due."""
     next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.at)
     return schemas.RateLimitedStatus(
@@ -42,9 +44,13 @@ def list_steps_after_test(test: InferenceTest) -> list[str]:
     summary = (test.result or {}).get("summary", {})
     verdict = summary.get("verdict")
     if verdict == "broken" or not summary.get("environment_working"):
-        return ["read `error`, `stages` and the verdicts in `models_tested`, mend the cause, then rl_test_inference()"]
+        return [
+            "read `error`, `stages` and the verdicts in `models_tested`, mend the cause, then rl_test_inference()"
+        ]
     if verdict == "too hard":
-        return ["there is almost no reward to learn from: easier items, a stronger model, a larger group_size; then test again"]
+        return [
+            "there is almost no reward to learn from: easier items, a stronger model, a larger group_size; then test again"
+        ]
     if verdict == "too easy":
         return ["nothing is left to learn: harder items; then test again"]
     return ["rl_start_training()"]
@@ -52,25 +58,36 @@ def list_steps_after_test(test: InferenceTest) -> list[str]:
 
 def list_planned_services(plan: ServicePlan) -> list[schemas.PlannedService]:
     return [
-        schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log)) for spec in plan.services
+        schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log))
+        for spec in plan.services
     ]
 
 
 def select_editable_values(launch_description: Json) -> Json:
-    return {field["name"]: field["current_value"] for field in launch_description["fields"] if not field["locked"]}
+    return {
+        field["name"]: field["current_value"]
+        for field in launch_description["fields"]
+        if not field["locked"]
+    }
 
 
 def build_field_view(described: Json) -> schemas.FieldView:
-    """Return a field that can be edited. What is allowed is left out where it says no more than the type."""
+    """Return a field that can be edited. What is allowed is left out where it says no more than the
+    type.
+    """
     is_redundant = described["allowed"].replace(" or ", " | ") == described["type"]
     excluded_keys = {"locked", "allowed"} if is_redundant else {"locked"}
-    return schemas.FieldView(**{key: value for key, value in described.items() if key not in excluded_keys})
+    return schemas.FieldView(
+        **{key: value for key, value in described.items() if key not in excluded_keys}
+    )
 
 
 def build_locked_field_view(described: Json) -> schemas.LockedFieldView:
     """Return a field that cannot be edited, with its value and the reason."""
     shown = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
-    return schemas.LockedFieldView(**shown, locked_value=described["current_value"], reason=described["locked"])
+    return schemas.LockedFieldView(
+        **shown, locked_value=described["current_value"], reason=described["locked"]
+    )
 
 
 def drop_empty(**values: Any) -> Json:

@@ -32,20 +32,29 @@ class ChildResult:
         return "\n".join(line[:max_length] for line in self.output.splitlines()[-count:])
 
 
-def run_bounded(command: Sequence[str], *, input_bytes: bytes, env: dict[str, str], timeout_s: float) -> ChildResult:
-    """Run a command that reads `request` from its standard input, and end it with all that it has started.
+def run_bounded(
+    command: Sequence[str], *, input_bytes: bytes, env: dict[str, str], timeout_s: float
+) -> ChildResult:
+    """Run a command that reads `request` from its standard input, and end it with all that it has
+    started.
 
     Args:
         command: The program and its arguments.
         request: The whole standard input; further reads meet its end.
         env: All variables of the child.
-        timeout_s: The child is killed after this time, or once it has printed more than `MAX_OUTPUT_BYTES`.
+        timeout_s: The child is killed after this time, or once it has printed more than
+            `MAX_OUTPUT_BYTES`.
     """
     with tempfile.TemporaryFile() as stdin:
         stdin.write(input_bytes)
         stdin.seek(0)
         child = subprocess.Popen(
-            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
         )
     try:
         end_reason, output = _read_output(child, time.monotonic() + timeout_s)
@@ -58,12 +67,17 @@ def run_bounded(command: Sequence[str], *, input_bytes: bytes, env: dict[str, st
     return ChildResult(end_reason, child.returncode, output.decode(errors="replace"))
 
 
-def _read_output(child: subprocess.Popen[bytes], deadline: float) -> tuple[Literal["exit", "time", "output"], bytes]:
-    """Read until the child has ended or exceeds a limit. A grandchild that holds the pipe open is not waited for."""
+def _read_output(
+    child: subprocess.Popen[bytes], deadline: float
+) -> tuple[Literal["exit", "time", "output"], bytes]:
+    """Read until the child has ended or exceeds a limit. A grandchild that holds the pipe open is
+    not waited for.
+    """
     assert child.stdout is not None
     pipe_fd, output_tail, num_bytes = child.stdout.fileno(), b"", 0
     while True:
-        has_ended = child.poll() is not None  # before the read, which then gets all that it has printed
+        # before the read, which then gets all that it has printed
+        has_ended = child.poll() is not None
         ready, _, _ = select.select([pipe_fd], [], [], 0 if has_ended else POLL_S)
         chunk = os.read(pipe_fd, OUTPUT_TAIL_BYTES) if ready else b""
         output_tail, num_bytes = (output_tail + chunk)[-OUTPUT_TAIL_BYTES:], num_bytes + len(chunk)

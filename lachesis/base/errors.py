@@ -105,7 +105,9 @@ class EnvironmentLoadError(RLEnvironmentError, ImportError):
 
 
 class RequirementsError(RLEnvironmentError):
-    """An environment whose declared requirements are not there, cannot be installed, or cannot be read."""
+    """An environment whose declared requirements are not there, cannot be installed, or cannot be
+    read.
+    """
 
     code = "requirements"
 
@@ -189,7 +191,9 @@ class WeightSyncError(LachesisError):
 
 
 class EngineRequestError(LachesisError, ValueError):
-    """A request to the embedded engine that cannot be served; the client is told, the engine goes on."""
+    """A request to the embedded engine that cannot be served; the client is told, the engine goes
+    on.
+    """
 
     code = "engine_request"
 

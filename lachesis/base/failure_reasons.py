@@ -1,8 +1,10 @@
-"""Words for what went wrong in an environment, and counts of them: one entry for each kind of failure.
+"""Words for what went wrong in an environment, and counts of them: one entry for each kind of
+failure.
 
-An exception is described as `ZeroDivisionError at countdown.py:41: division by zero`: its type, the line of the environment's
-own code, and its message as an example. Failures of one type and line are one kind, whatever their messages say. A reason
-without such a place, as environments write them, is one kind with those that differ only in numbers, quotes and paths.
+An exception is described as `ZeroDivisionError at countdown.py:41: division by zero`: its type, the
+line of the environment's own code, and its message as an example. Failures of one type and line are
+one kind, whatever their messages say. A reason without such a place, as environments write them, is
+one kind with those that differ only in numbers, quotes and paths.
 """
 
 from __future__ import annotations
@@ -21,23 +23,33 @@ OTHERS = "others"
 MAX_REASON_LENGTH = 300
 """Characters of a reason."""
 _LOCATED_REASON = re.compile(r".*?\b[A-Za-z_]\w* at [^:\n]*:\d+(?=:|$)")
-_VARIABLE_PARTS = re.compile(r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*""")
-"""The parts in which two reasons of one kind may differ: quotes, paths, and words that hold a digit."""
+_VARIABLE_PARTS = re.compile(
+    r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*"""
+)
+"""The parts in which two reasons of one kind may differ: quotes, paths, and words that hold a
+digit.
+"""
 _LIBRARY_PREFIXES = tuple(
     f"{folder.resolve()}/"
     for folder in (
-        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(
+            Path(sysconfig.get_path(name))
+            for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        ),
         Path(__file__).parents[1],
     )
 )
 
 
 def describe_exception(error: BaseException, environment_file: str | None = None) -> str:
-    """Return the exception's type, its place in the environment's code, and its message, as `plain` text.
+    """Return the exception's type, its place in the environment's code, and its message, as `plain`
+    text.
 
     Args:
-        error: The exception. A group stands for its first exception, a retry that gave up for its last attempt's one.
-        environment_file: The file that the environment is run from; this process's program by default.
+        error: The exception. A group stands for its first exception, a retry that gave up for its
+            last attempt's one.
+        environment_file: The file that the environment is run from; this process's program by
+            default.
     """
     location = _find_own_line(error, environment_file)
     cause = _unwrap(error)
@@ -54,13 +66,17 @@ def get_failure_kind(reason: str) -> str:
 
 
 def sanitize_reason(reason: str) -> str:
-    """Return the reason as it is stored: on one line, in valid Unicode, without secrets, of bounded length."""
-    encodable = reason.encode("utf-8", "replace").decode()  # half an emoji could not be written as JSON
+    """Return the reason as it is stored: on one line, in valid Unicode, without secrets, of bounded
+    length.
+    """
+    # half an emoji could not be written as JSON
+    encodable = reason.encode("utf-8", "replace").decode()
     return redact(" ".join(encodable.split()))[:MAX_REASON_LENGTH]
 
 
 def count_reason(counts: dict[str, int], reason: str, *, max_kinds: int, times: int = 1) -> None:
-    """Add to the entry of the reason's kind, or to `OTHERS` when there are `max_kinds` entries without it.
+    """Add to the entry of the reason's kind, or to `OTHERS` when there are `max_kinds` entries
+    without it.
 
     The key of an entry is the first reason of its kind, which serves as the example.
     """
@@ -80,7 +96,8 @@ def merge_counts(total: dict[str, int], counts: Mapping[str, int]) -> None:
 
 def _unwrap(error: BaseException) -> BaseException:
     for _ in range(5):
-        attempt = getattr(error, "last_attempt", None)  # of tenacity, whose own message has no cause
+        # of tenacity, whose own message has no cause
+        attempt = getattr(error, "last_attempt", None)
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         elif attempt is not None and (cause := attempt.exception()) is not None:
@@ -101,7 +118,9 @@ def _find_own_line(error: BaseException, environment_file: str | None) -> str | 
     """Return the innermost line of the environment's file, else of code that belongs to no library."""
     lines = _list_frame_lines(error)
     file = str(Path(environment_file or sys.argv[0]).resolve())
-    own_lines = [line for line in lines if line[0] == file] or [line for line in lines if not _is_library(line[0])]
+    own_lines = [line for line in lines if line[0] == file] or [
+        line for line in lines if not _is_library(line[0])
+    ]
     return _format_location(*own_lines[-1]) if own_lines else None
 
 
@@ -116,7 +135,11 @@ def _list_frame_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARY_PREFIXES) or "site-packages" in file or Path(file).name.startswith("<")
+    return (
+        file.startswith(_LIBRARY_PREFIXES)
+        or "site-packages" in file
+        or Path(file).name.startswith("<")
+    )
 
 
 def _format_location(file: str, line: int) -> str:

@@ -20,7 +20,9 @@ def storage_errors(path: Path) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the space and the rights of that folder") from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}; check the space and the rights of that folder"
+        ) from error
 
 
 def write_private(path: Path, text: str) -> None:
@@ -32,7 +34,8 @@ def write_private(path: Path, text: str) -> None:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(descriptor)  # else the name may be there after a power failure and the content not
+                # else the name may be there after a power failure and the content not
+                os.fsync(descriptor)
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -41,7 +44,8 @@ def write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def create_folder_atomically(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `target` when the block ends; `target` must be new or an empty folder.
+    """Yield a folder to fill, which becomes `target` when the block ends; `target` must be new or
+    an empty folder.
 
     When the block raises, nothing is left, so that the caller can try again. Raises StorageError.
     """

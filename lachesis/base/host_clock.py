@@ -1,6 +1,8 @@
-"""The clocks of this host, read together: which boot this is, the monotonic clock, and the time of day.
+"""The clocks of this host, read together: which boot this is, the monotonic clock, and the time of
+day.
 
-The monotonic clock begins anew with each boot, so a reading of it means nothing without the boot that it belongs to.
+The monotonic clock begins anew with each boot, so a reading of it means nothing without the boot
+that it belongs to.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import psutil
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 BOOT_TIME_TOLERANCE_S = 60.0
-"""Where there is no id, a boot is known by its time of day, which moves a little when the time is corrected."""
+"""Where there is no id, a boot is known by its time of day, which moves a little when the time is
+corrected.
+"""
 _BOOT_TIME_PREFIX = "since "
 
 

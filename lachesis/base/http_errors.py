@@ -1,5 +1,6 @@
-"""How our FastAPI servers answer what they cannot take: with the client's fault, also when a message quotes text that JSON can
-hold and UTF-8 cannot, which is half of a surrogate pair."""
+"""How our FastAPI servers answer what they cannot take: with the client's fault, also when a
+message quotes text that JSON can hold and UTF-8 cannot, which is half of a surrogate pair.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,18 @@ def escape_surrogates(text: object) -> str:
 
 
 async def _handle_http_exception(request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"detail": escape_surrogates(error.detail)}, error.status_code, error.headers)
+    return JSONResponse(
+        {"detail": escape_surrogates(error.detail)}, error.status_code, error.headers
+    )
 
 
 async def _handle_validation_error(request: Request, error: Any) -> JSONResponse:
     details = [
-        {"type": problem["type"], "loc": [escape_surrogates(part) for part in problem["loc"]], "msg": escape_surrogates(problem["msg"])}
+        {
+            "type": problem["type"],
+            "loc": [escape_surrogates(part) for part in problem["loc"]],
+            "msg": escape_surrogates(problem["msg"]),
+        }
         for problem in error.errors()
     ]
     return JSONResponse({"detail": details}, 422)

@@ -1,5 +1,7 @@
-"""What every HTTP server of this project asks of a request: a Host and Origin that are ours, a bearer token where its clients
-can send one, and a body of bounded size. Pure ASGI, around the application."""
+"""What every HTTP server of this project asks of a request: a Host and Origin that are ours, a
+bearer token where its clients can send one, and a body of bounded size. Pure ASGI, around the
+application.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 MAX_BODY_BYTES = 1_000_000
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
-SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-encoding", b"content-length", b"sec-fetch-site")
+SINGLE_HEADERS = (
+    b"host",
+    b"origin",
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"sec-fetch-site",
+)
 """Headers of which servers behind this one might read another than this one reads."""
 
 
@@ -28,9 +37,11 @@ def is_loopback(host: str) -> bool:
 
 
 class HttpGuard:
-    """A page in a browser that came from elsewhere, or was led here by a foreign name (DNS rebinding), is refused with 403, a
-    missing or wrong token with 401, a body beyond `most_bytes` with 413, also one that is sent in pieces or grows when it is
-    unpacked. `pages` says that a browser shows what is served here: it may follow a link to it, and open websockets."""
+    """A page in a browser that came from elsewhere, or was led here by a foreign name (DNS
+    rebinding), is refused with 403, a missing or wrong token with 401, a body beyond `most_bytes`
+    with 413, also one that is sent in pieces or grows when it is unpacked. `pages` says that a
+    browser shows what is served here: it may follow a link to it, and open websockets.
+    """
 
     def __init__(
         self,
@@ -44,9 +55,17 @@ class HttpGuard:
         serves_pages: bool = False,
         token_hint: str = "$LACHESIS_TOKEN, or the file `token` in $LACHESIS_HOME",
     ) -> None:
-        self.app, self.open_paths, self.max_body_bytes, self.token_hint = app, open_paths, max_body_bytes, token_hint
+        self.app, self.open_paths, self.max_body_bytes, self.token_hint = (
+            app,
+            open_paths,
+            max_body_bytes,
+            token_hint,
+        )
         self.serves_pages = serves_pages
-        self.hosts = {name.lower() for name in (host, *(LOOPBACK_HOSTS if is_loopback(host) else ()), *allowed_hosts)}
+        self.hosts = {
+            name.lower()
+            for name in (host, *(LOOPBACK_HOSTS if is_loopback(host) else ()), *allowed_hosts)
+        }
         self.token = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -70,11 +89,23 @@ class HttpGuard:
             return
         body = await self._read_body(receive, is_gzip=is_gzip)
         if body is None:
-            await _send_error(send, 413, "too_large", f"a body of more than {self.max_body_bytes} bytes, or not one whole gzip stream")
+            await _send_error(
+                send,
+                413,
+                "too_large",
+                f"a body of more than {self.max_body_bytes} bytes, or not one whole gzip stream",
+            )
             return
-        dropped = (b"transfer-encoding", b"content-length", *([b"content-encoding"] if is_gzip else []))
+        dropped = (
+            b"transfer-encoding",
+            b"content-length",
+            *([b"content-encoding"] if is_gzip else []),
+        )
         kept_headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
-        new_scope = {**scope, "headers": [*kept_headers, (b"content-length", str(len(body)).encode())]}
+        new_scope = {
+            **scope,
+            "headers": [*kept_headers, (b"content-length", str(len(body)).encode())],
+        }
         await self.app(new_scope, replay_body(body, receive), send)
 
     async def _read_body(self, receive: Any, *, is_gzip: bool) -> bytes | None:
@@ -87,44 +118,81 @@ class HttpGuard:
             chunk = message.get("body", b"")
             num_received += len(chunk)
             try:
-                body += decompressor.decompress(chunk, self.max_body_bytes + 1 - len(body)) if decompressor else chunk
+                body += (
+                    decompressor.decompress(chunk, self.max_body_bytes + 1 - len(body))
+                    if decompressor
+                    else chunk
+                )
             except zlib.error:
                 return None
-            if max(len(body), num_received) > self.max_body_bytes or (decompressor and decompressor.unused_data):
+            if max(len(body), num_received) > self.max_body_bytes or (
+                decompressor and decompressor.unused_data
+            ):
                 return None
         return bytes(body) if decompressor is None or decompressor.eof else None
 
-    def _find_refusal(self, raw_headers: list[tuple[bytes, bytes]], path: str) -> tuple[int, str, str] | None:
+    def _find_refusal(
+        self, raw_headers: list[tuple[bytes, bytes]], path: str
+    ) -> tuple[int, str, str] | None:
         headers = dict(raw_headers)
-        duplicates = [header for header in SINGLE_HEADERS if sum(name == header for name, _ in raw_headers) > 1]
+        duplicates = [
+            header
+            for header in SINGLE_HEADERS
+            if sum(name == header for name, _ in raw_headers) > 1
+        ]
         if duplicates:
             return 400, "duplicate_header", f"{duplicates[0].decode()} was sent more than once"
-        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+        host, origin = (
+            headers.get(b"host", b"").decode("latin-1"),
+            headers.get(b"origin", b"").decode("latin-1"),
+        )
         if _parse_hostname(f"//{host}") not in self.hosts:
-            return 403, "foreign_host", f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}"
+            return (
+                403,
+                "foreign_host",
+                f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}",
+            )
         if origin and _parse_netloc(origin) != host:  # a page of this very server, or none
             return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
         if self._is_cross_site(headers):
             return 403, "foreign_page", "a page that came from elsewhere may not call this server"
-        if self._needs_token(path) and not hmac.compare_digest(headers.get(b"authorization", b""), self.token or b""):
+        if self._needs_token(path) and not hmac.compare_digest(
+            headers.get(b"authorization", b""), self.token or b""
+        ):
             return 401, "unauthorized", f"a bearer token is needed: {self.token_hint}"
         if headers.get(b"content-encoding", b"gzip") != b"gzip":
-            return 415, "unknown_encoding", "the content encoding of a body may be gzip, or there is none"
+            return (
+                415,
+                "unknown_encoding",
+                "the content encoding of a body may be gzip, or there is none",
+            )
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > self.max_body_bytes:
-            return 413, "too_large", f"a body of {size.decode('latin-1')[:20]} bytes; allowed: {self.max_body_bytes}"
+            return (
+                413,
+                "too_large",
+                f"a body of {size.decode('latin-1')[:20]} bytes; allowed: {self.max_body_bytes}",
+            )
         return None
 
     def _needs_token(self, path: str) -> bool:
-        """Return whether a request of this path needs the token. An open path that is longer than / opens what is below it."""
+        """Return whether a request of this path needs the token. An open path that is longer than /
+        opens what is below it.
+        """
         if self.token is None:
             return False
-        return not any(path == open_path or (len(open_path) > 1 and path.startswith(open_path)) for open_path in self.open_paths)
+        return not any(
+            path == open_path or (len(open_path) > 1 and path.startswith(open_path))
+            for open_path in self.open_paths
+        )
 
     def _is_cross_site(self, headers: dict[bytes, bytes]) -> bool:
         """A browser sends no Origin for a picture or a link, but says this of what asks for it."""
         is_navigation = self.serves_pages and headers.get(b"sec-fetch-mode") == b"navigate"
-        return headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin") and not is_navigation
+        return (
+            headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+            and not is_navigation
+        )
 
 
 def _parse_hostname(url: str) -> str | None:
@@ -153,9 +221,15 @@ def replay_body(body: bytes, receive: Any) -> Any:
 
 async def send_json(send: Any, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
     """Send this JSON."""
-    start = {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json"), *headers]}
+    start = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", b"application/json"), *headers],
+    }
     await send(start)
-    await send({"type": "http.response.body", "body": to_compact_json(content).encode(errors="replace")})
+    await send(
+        {"type": "http.response.body", "body": to_compact_json(content).encode(errors="replace")}
+    )
 
 
 async def _send_error(send: Any, status: int, code: str, error: str) -> None:

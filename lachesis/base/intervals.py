@@ -14,15 +14,23 @@ def wilson_interval(successes: float, items: int) -> tuple[float, float]:
     Unlike the textbook interval it stays inside [0, 1] and has a width at 0 and at 1.
 
     Args:
-        successes: How many of the items count; a mean of several answers per item may make it a fraction.
+        successes: How many of the items count; a mean of several answers per item may make it a
+            fraction.
         items: The number of independent items.
 
     Raises:
         ValueError: `items` is below 1, or `successes` is not between 0 and `items`.
     """
     if items < 1 or not 0 <= successes <= items:
-        raise ValueError(f"{successes} of {items} is not a share; allowed: 0 to the number of items, at least one item")
+        raise ValueError(
+            f"{successes} of {items} is not a share; allowed: 0 to the number of items, at least one item"
+        )
     share, z_squared = successes / items, Z_95**2
     middle = (share + z_squared / (2 * items)) / (1 + z_squared / items)
-    half_width = Z_95 / (1 + z_squared / items) * math.sqrt(share * (1 - share) / items + z_squared / (4 * items**2))
-    return max(0.0, min(middle - half_width, share)), min(1.0, max(middle + half_width, share))  # against rounding
+    half_width = (
+        Z_95
+        / (1 + z_squared / items)
+        * math.sqrt(share * (1 - share) / items + z_squared / (4 * items**2))
+    )
+    # against rounding
+    return max(0.0, min(middle - half_width, share)), min(1.0, max(middle + half_width, share))

@@ -1,7 +1,7 @@
 """Read files that hold one JSON object per line (JSONL).
 
-Only a line feed ends a line. `str.splitlines` would also cut a record at the separators of Unicode, such as U+2028, which JSON
-text may hold unescaped.
+Only a line feed ends a line. `str.splitlines` would also cut a record at the separators of Unicode,
+such as U+2028, which JSON text may hold unescaped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ JsonObject = dict[str, Any]
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of `text` without their ends, which are a line feed or a carriage return and a line feed."""
+    """Return the lines of `text` without their ends, which are a line feed or a carriage return and
+    a line feed.
+    """
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def parse_json_lines(content: bytes) -> list[JsonObject]:
     """Return the objects of `content` in order.
 
-    A line that is not a whole JSON object is left out: a process that was killed, or a full disk, may have cut it off.
+    A line that is not a whole JSON object is left out: a process that was killed, or a full disk,
+    may have cut it off.
     """
     objects = []
     for line in content.split(b"\n"):
@@ -37,7 +40,9 @@ def parse_json_lines(content: bytes) -> list[JsonObject]:
 
 
 def read_json_lines(path: Path) -> list[JsonObject]:
-    """Return the objects of a file in order, as `parse_json_lines` does; none if the file cannot be read."""
+    """Return the objects of a file in order, as `parse_json_lines` does; none if the file cannot be
+    read.
+    """
     try:
         return parse_json_lines(path.read_bytes())
     except OSError:

@@ -1,7 +1,7 @@
 """Where the files of a model are: in a folder, in the cache of Hugging Face, or on its Hub.
 
-Nothing here loads a model. A launch asks before it is submitted, so that a name with a typing error costs a second and not
-a minute of retries in the log of an engine.
+Nothing here loads a model. A launch asks before it is submitted, so that a name with a typing error
+costs a second and not a minute of retries in the log of an engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def require_model(name: str, *, needs_weights: bool = True) -> None:
 
     Args:
         name: A folder, or a name on the Hub.
-        weights: Whether the weights are needed too; a server that trains elsewhere needs the tokenizer only.
+        weights: Whether the weights are needed too; a server that trains elsewhere needs the
+            tokenizer only.
     """
     folder = Path(name)
     if folder.is_absolute():
@@ -51,7 +52,9 @@ def is_cached(name: str, *, needs_weights: bool = True) -> bool:
         snapshot = model_dir / "snapshots" / (model_dir / "refs" / "main").read_text().strip()
     except OSError:
         return False
-    return _find_missing_file(snapshot, needs_weights=needs_weights) is None and _has_file(snapshot, _VOCABULARY_PATTERNS)
+    return _find_missing_file(snapshot, needs_weights=needs_weights) is None and _has_file(
+        snapshot, _VOCABULARY_PATTERNS
+    )
 
 
 def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:
@@ -95,7 +98,9 @@ def _require_on_hub(name: str) -> None:
     """Raise ModelNotFoundError unless the Hub has the model and gives it to this user."""
     short_name = shorten(name)
     if not _MODEL_NAME.fullmatch(name):
-        raise ModelNotFoundError(f"{short_name} is neither a folder nor a name on the Hugging Face Hub (OWNER/NAME)")
+        raise ModelNotFoundError(
+            f"{short_name} is neither a folder nor a name on the Hugging Face Hub (OWNER/NAME)"
+        )
     hub = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise _make_unreachable_error(name, "HF_HUB_OFFLINE is set, so the Hub is not asked")
@@ -107,7 +112,9 @@ def _require_on_hub(name: str) -> None:
             timeout=HUB_TIMEOUT_S,
         )
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise _make_unreachable_error(name, f"the Hub ({hub}) cannot be reached ({error or type(error).__name__})") from error
+        raise _make_unreachable_error(
+            name, f"the Hub ({hub}) cannot be reached ({error or type(error).__name__})"
+        ) from error
     if response.status_code in (401, 403):
         raise ModelNotFoundError(
             f"there is no model {short_name} on the Hub ({hub}), or it is not open to you (HTTP {response.status_code}): look at "
@@ -133,6 +140,11 @@ def _read_hub_token() -> str:
     if configured:
         return configured
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or _get_hf_home() / "token").expanduser().read_text().strip()
+        return (
+            Path(os.environ.get("HF_TOKEN_PATH") or _get_hf_home() / "token")
+            .expanduser()
+            .read_text()
+            .strip()
+        )
     except (OSError, UnicodeDecodeError):
         return ""

@@ -9,7 +9,9 @@ MAX_ABS_SCORE = 1e30
 
 
 def is_score(value: Any) -> bool:
-    """Whether a value can be a reward: a finite number of usual size, of Python or of numpy or torch."""
+    """Whether a value can be a reward: a finite number of usual size, of Python or of numpy or
+    torch.
+    """
     if isinstance(value, str | bytes) or value is None:
         return False
     try:

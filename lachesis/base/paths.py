@@ -1,4 +1,6 @@
-"""Where things lie: the home folder with runs and models, and the checkout with flows and environments."""
+"""Where things lie: the home folder with runs and models, and the checkout with flows and
+environments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from lachesis.base.errors import MissingDependencyError
 def home() -> Path:
     """`$LACHESIS_HOME`, by default the user's data folder. Not created here."""
     configured = os.environ.get("LACHESIS_HOME")
-    return Path(configured).expanduser().resolve() if configured else Path(platformdirs.user_data_dir("lachesis"))
+    return (
+        Path(configured).expanduser().resolve()
+        if configured
+        else Path(platformdirs.user_data_dir("lachesis"))
+    )
 
 
 def runs_dir(root: Path | None = None) -> Path:
@@ -40,8 +46,16 @@ def checkout_dir() -> Path:
 
 
 def environment_dirs() -> list[Path]:
-    """The places that are searched for environments: the checkout's own folder, then the folders and files in
-    `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`)."""
-    builtin = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2]) / "environments"
-    configured = [Path(p).expanduser() for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep) if p]
+    """The places that are searched for environments: the checkout's own folder, then the folders
+    and files in `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`).
+    """
+    builtin = (
+        Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
+        / "environments"
+    )
+    configured = [
+        Path(p).expanduser()
+        for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
+        if p
+    ]
     return [path for path in (builtin, *configured) if path.is_dir() or path.suffix == ".py"]

@@ -15,7 +15,8 @@ _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 MIN_SECRET_LENGTH = 8
 """Characters of a secret; a shorter value, such as "false", stands in many texts."""
 INHERITED_VARIABLES = (
-    # the system: programs, libraries, language, places for files, the network's proxies and certificates
+    # the system: programs, libraries, language, places for files, the network's proxies and
+    # certificates
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*", "TMPDIR", "TEMP", "TMP", "XDG_*",
     "LD_LIBRARY_PATH", "DYLD_*", "*_PROXY", "*_proxy", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     # Python, numbers and devices
@@ -24,12 +25,16 @@ INHERITED_VARIABLES = (
     # models and data sets, and this project's own settings
     "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT", "LACHESIS_ENVIRONMENTS",
 )  # fmt: skip
-"""Names and patterns. Others might be secrets, or mislead: SLURM_* and INFER_TP change server addresses in Atropos, ATROPOS_*
-its dialect, OPENAI_* where environments send requests, and PREFECT_* would let a child act on the flow's behalf."""
+"""Names and patterns. Others might be secrets, or mislead: SLURM_* and INFER_TP change server
+addresses in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests, and
+PREFECT_* would let a child act on the flow's behalf.
+"""
 
 
 def redact(text: str) -> str:
-    """The text without the values of this process's secrets. Before it is shortened: half a secret is not found any more."""
+    """The text without the values of this process's secrets. Before it is shortened: half a secret
+    is not found any more.
+    """
     for value in find_secret_values(os.environ):
         text = text.replace(value, "***")
     return text
@@ -37,7 +42,9 @@ def redact(text: str) -> str:
 
 @functools.cache  # once for this process
 def redact_log_records() -> None:
-    """From now on no log record of this process holds the value of one of its secrets, whoever handles it."""
+    """From now on no log record of this process holds the value of one of its secrets, whoever
+    handles it.
+    """
     make_record = logging.getLogRecordFactory()
 
     def make_redacted_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -56,29 +63,51 @@ def redact_log_records() -> None:
 
 
 def find_secret_values(source: Mapping[str, str]) -> list[str]:
-    """The values that must stand in no text, the longest first, as one may hold another: of the variables that are secrets by
-    their names, and passwords in addresses."""
+    """The values that must stand in no text, the longest first, as one may hold another: of the
+    variables that are secrets by their names, and passwords in addresses.
+    """
     values = {value for name, value in source.items() if _SECRET_NAME.search(name)}
     values |= {password for value in source.values() for password in _URL_PASSWORD.findall(value)}
-    values |= {line for value in values for line in value.splitlines()}  # a log is written line by line
-    return sorted((value for value in values if len(value) >= MIN_SECRET_LENGTH), key=len, reverse=True)
+    # a log is written line by line
+    values |= {line for value in values for line in value.splitlines()}
+    return sorted(
+        (value for value in values if len(value) >= MIN_SECRET_LENGTH), key=len, reverse=True
+    )
 
 
-def build_child_env(extra: Mapping[str, str], source: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that any child may have, then `extra`, which may hold the secrets that this one child needs."""
+def build_child_env(
+    extra: Mapping[str, str], source: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables that any child may have, then `extra`, which may hold the secrets that this one
+    child needs.
+    """
     parent_env = os.environ if source is None else source
-    return {**{name: value for name, value in parent_env.items() if _matches(name, INHERITED_VARIABLES) and not _SECRET_NAME.search(name)}, **extra}
+    return {
+        **{
+            name: value
+            for name, value in parent_env.items()
+            if _matches(name, INHERITED_VARIABLES) and not _SECRET_NAME.search(name)
+        },
+        **extra,
+    }
 
 
 def read_public_variables(prefix: str) -> dict[str, str]:
-    """Return this process's variables that begin with `prefix`, without those that are or hold secrets."""
+    """Return this process's variables that begin with `prefix`, without those that are or hold
+    secrets.
+    """
     variables = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
-    return {name: value for name, value in variables.items() if not _SECRET_NAME.search(name) and not _URL_PASSWORD.search(value)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if not _SECRET_NAME.search(name) and not _URL_PASSWORD.search(value)
+    }
 
 
 def read_passed_variables() -> dict[str, str]:
-    """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the user's own choice, so also
-    secrets."""
+    """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the
+    user's own choice, so also secrets.
+    """
     patterns = tuple(os.environ.get("LACHESIS_PASS", "").replace(",", " ").split())
     return {name: value for name, value in os.environ.items() if _matches(name, patterns)}
 

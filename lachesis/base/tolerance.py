@@ -1,8 +1,9 @@
 """How far apart log-probabilities of the same weights may be, in nats per token.
 
-Two programs that compute in float32 differ by rounding only, about 1e-6. In bfloat16, which keeps 8 bits of a number, the same
-weights give log-probabilities that differ by about 1e-2 on average, and by several times as much on single tokens. So a limit
-on the largest difference means something in float32 only; elsewhere the mean is compared.
+Two programs that compute in float32 differ by rounding only, about 1e-6. In bfloat16, which keeps 8
+bits of a number, the same weights give log-probabilities that differ by about 1e-2 on average, and
+by several times as much on single tokens. So a limit on the largest difference means something in
+float32 only; elsewhere the mean is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
 
 
 def get_profile_tolerance(profile: str) -> Tolerance:
-    """Return the tolerance for weights that were trained on this profile, compared on this machine in float32.
+    """Return the tolerance for weights that were trained on this profile, compared on this machine
+    in float32.
 
     The embedded engine computes in float32. What another server computes in is not known.
     """

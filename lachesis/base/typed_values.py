@@ -1,7 +1,8 @@
 """Read a value that somebody typed as the type that its field has.
 
-A text that comes from a command line, and one that an agent sends, follow the same rule: the schema of the field decides
-what the text means. A field of type string keeps it as it is. The result still has to be validated.
+A text that comes from a command line, and one that an agent sends, follow the same rule: the schema
+of the field decides what the text means. A field of type string keeps it as it is. The result still
+has to be validated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ Json = dict[str, Any]
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NULLS = ("null", "none")
-_TYPE_ORDER = {name: rank for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))}
+_TYPE_ORDER = {
+    name: rank
+    for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))
+}
 NOT_PARSED = object()
 """Stands for a text that is not of the type that was tried."""
 
@@ -39,7 +43,9 @@ _TextLoader.yaml_implicit_resolvers = {}
 _TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 
 
-def read_typed_value(schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False) -> Any:
+def read_typed_value(
+    schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False
+) -> Any:
     """Read each text in `value` as the type that `schema` wants there.
 
     Args:
@@ -49,20 +55,27 @@ def read_typed_value(schema: Json, value: Any, definitions: Mapping[str, Json], 
         quoted: Whether a text stays one where the schema declares no type.
 
     Returns:
-        The value with its texts converted. A text that is not of the type stays a text, so that validation refuses it.
+        The value with its texts converted. A text that is not of the type stays a text, so that
+            validation refuses it.
     """
     alternatives = _list_alternatives(schema, definitions)
     if not isinstance(value, str):
         return _read_items(alternatives, value, definitions)
     for alternative in alternatives:
-        result = value if quoted and _is_untyped(alternative) else _read_text(alternative, value, definitions)
+        result = (
+            value
+            if quoted and _is_untyped(alternative)
+            else _read_text(alternative, value, definitions)
+        )
         if result is not NOT_PARSED:
             return result
     return value
 
 
 def read_untyped(text: str) -> Any:
-    """Read a text whose type nobody declares: JSON, a number, or flow-style YAML; everything else stays a text."""
+    """Read a text whose type nobody declares: JSON, a number, or flow-style YAML; everything else
+    stays a text.
+    """
     content = _read_json(text)
     if content is not NOT_PARSED:
         return content
@@ -90,17 +103,25 @@ def _list_alternatives(schema: Json, definitions: Mapping[str, Json]) -> list[Js
     reference = schema.get("$ref")
     if reference is not None:
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
-        return _list_alternatives({**definitions.get(str(reference).rsplit("/", 1)[-1], {}), **siblings}, definitions)
+        return _list_alternatives(
+            {**definitions.get(str(reference).rsplit("/", 1)[-1], {}), **siblings}, definitions
+        )
     if len(schema.get("allOf", ())) == 1:
         return _list_alternatives(schema["allOf"][0], definitions)
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     if alternatives:
-        expanded = [option for alternative in alternatives for option in _list_alternatives(alternative, definitions)]
+        expanded = [
+            option
+            for alternative in alternatives
+            for option in _list_alternatives(alternative, definitions)
+        ]
     elif isinstance(schema.get("type"), list):
         expanded = [{**schema, "type": name} for name in schema["type"]]
     else:
         expanded = [schema]
-    return sorted(expanded, key=lambda option: _TYPE_ORDER.get(str(option.get("type")), len(_TYPE_ORDER)))
+    return sorted(
+        expanded, key=lambda option: _TYPE_ORDER.get(str(option.get("type")), len(_TYPE_ORDER))
+    )
 
 
 def _is_untyped(schema: Json) -> bool:
@@ -130,10 +151,14 @@ def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
 
 
 def _read_member(members: list[Any], text: str) -> Any:
-    """Return the member of an enumeration that the text names; one that is a text itself comes first."""
+    """Return the member of an enumeration that the text names; one that is a text itself comes
+    first.
+    """
     if text in members:
         return text
-    member_by_json = {json.dumps(member): member for member in members if not isinstance(member, str)}
+    member_by_json = {
+        json.dumps(member): member for member in members if not isinstance(member, str)
+    }
     return member_by_json.get(text.lower(), NOT_PARSED)
 
 
@@ -153,7 +178,14 @@ def _read_number(text: str) -> Any:
     return number if math.isfinite(number) else NOT_PARSED
 
 
-def _read_structure(schema: Json, text: str, types: tuple[type, ...], definitions: Mapping[str, Json], *, otherwise: Any) -> Any:
+def _read_structure(
+    schema: Json,
+    text: str,
+    types: tuple[type, ...],
+    definitions: Mapping[str, Json],
+    *,
+    otherwise: Any,
+) -> Any:
     """Read a list or an object written as JSON or as YAML, with its items as the schema wants them."""
     content = _read_json(text)
     if content is NOT_PARSED:
@@ -167,20 +199,29 @@ def _read_structure(schema: Json, text: str, types: tuple[type, ...], definition
 def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
     """Read the texts inside a list or an object; any other value is returned as it is."""
     if isinstance(value, list):
-        items: Json = next((schema.get("items", {}) for schema in schemas if schema.get("type") == "array"), {})
+        items: Json = next(
+            (schema.get("items", {}) for schema in schemas if schema.get("type") == "array"), {}
+        )
         return [_read_item(items, item, definitions) for item in value]
     if isinstance(value, dict):
         schema: Json = next((schema for schema in schemas if schema.get("type") == "object"), {})
-        return {str(key): _read_item(_find_value_schema(schema, key), item, definitions) for key, item in value.items()}
+        return {
+            str(key): _read_item(_find_value_schema(schema, key), item, definitions)
+            for key, item in value.items()
+        }
     return value
 
 
 def _read_item(schema: Json, item: Any, definitions: Mapping[str, Json]) -> Any:
     unquoted = isinstance(item, _Unquoted)
-    return read_typed_value(schema, str(item) if unquoted else item, definitions, quoted=not unquoted)
+    return read_typed_value(
+        schema, str(item) if unquoted else item, definitions, quoted=not unquoted
+    )
 
 
 def _find_value_schema(schema: Json, key: str) -> Json:
     """Return the schema of an object's value."""
     additional = schema.get("additionalProperties")
-    return schema.get("properties", {}).get(key) or (additional if isinstance(additional, dict) else {})
+    return schema.get("properties", {}).get(key) or (
+        additional if isinstance(additional, dict) else {}
+    )

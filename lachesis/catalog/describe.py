@@ -20,7 +20,12 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, run_bounded
-from lachesis.base.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError, shorten
+from lachesis.base.errors import (
+    EnvironmentLoadError,
+    EnvironmentTimeoutError,
+    UnknownEnvironmentError,
+    shorten,
+)
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact
 from lachesis.catalog.fingerprint import compute_fingerprint
@@ -32,9 +37,11 @@ SCHEMA_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class EnvironmentSchema:
-    """What the environment itself says about its configuration. `properties` is pydantic's JSON schema per field, `values`
-    what `config_init()` gave. `checks` is true when its class has validators of its own, which that schema does not show.
-    `warning` tells why it is Atropos' general configuration instead, if it is."""
+    """What the environment itself says about its configuration. `properties` is pydantic's JSON
+    schema per field, `values` what `config_init()` gave. `checks` is true when its class has
+    validators of its own, which that schema does not show. `warning` tells why it is Atropos'
+    general configuration instead, if it is.
+    """
 
     properties: dict[str, Any]
     definitions: dict[str, Any]
@@ -44,7 +51,9 @@ class EnvironmentSchema:
 
 
 def find_environment(name: str, folders: Iterable[Path] | None = None) -> Environment:
-    """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that file does not parse."""
+    """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that
+    file does not parse.
+    """
     result = scan_environments(folders)
     for environment in result.environments:
         if environment.name == name:
@@ -61,31 +70,46 @@ def find_environment(name: str, folders: Iterable[Path] | None = None) -> Enviro
 
 
 def register_environment(text: str) -> str:
-    """The name of an environment that a person gave by its name or by its file, which is found by it from here on in this
-    process. Raises UnknownEnvironmentError for a file that is not there or holds none, EnvironmentLoadError for one that does
-    not parse."""
+    """The name of an environment that a person gave by its name or by its file, which is found by
+    it from here on in this process. Raises UnknownEnvironmentError for a file that is not there or
+    holds none, EnvironmentLoadError for one that does not parse.
+    """
     if not text.endswith(".py"):
-        if Path(f"{text}.py").is_file() and text not in {environment.name for environment in scan_environments().environments}:
-            raise UnknownEnvironmentError(f"there is no environment {text!r}; the file is given as {text}.py", available=[])
+        if Path(f"{text}.py").is_file() and text not in {
+            environment.name for environment in scan_environments().environments
+        }:
+            raise UnknownEnvironmentError(
+                f"there is no environment {text!r}; the file is given as {text}.py", available=[]
+            )
         return text
     file = Path(text).expanduser().resolve()
     if not file.is_file():
         raise UnknownEnvironmentError(f"there is no file {file}", available=[])
     search_paths = os.environ.get("LACHESIS_ENVIRONMENTS", "")
     if str(file) not in search_paths.split(os.pathsep):
-        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(filter(None, (search_paths, str(file))))
+        os.environ["LACHESIS_ENVIRONMENTS"] = os.pathsep.join(
+            filter(None, (search_paths, str(file)))
+        )
     result = scan_environments()
     if str(file) in result.problems:
         raise EnvironmentLoadError(f"{file} does not parse: {result.problems[str(file)]}")
-    names = [environment.name for environment in result.environments if environment.file_path == str(file)]
+    names = [
+        environment.name
+        for environment in result.environments
+        if environment.file_path == str(file)
+    ]
     if not names:
         bases = ", ".join((ROOT_CLASS, *sorted(LACHESIS_BASES)))
-        raise UnknownEnvironmentError(f"{file} holds no class that inherits from one of {bases}", available=[])
+        raise UnknownEnvironmentError(
+            f"{file} holds no class that inherits from one of {bases}", available=[]
+        )
     return names[-1]
 
 
 def get_name_or_file(name: str, file: str | None = None) -> str:
-    """Return by what a later command finds an environment: its name, or the file that it was given by, or was in then."""
+    """Return by what a later command finds an environment: its name, or the file that it was given
+    by, or was in then.
+    """
     registered = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
     for environment in scan_environments().environments:
         if environment.name == name and file in (None, environment.file_path):
@@ -96,7 +120,8 @@ def get_name_or_file(name: str, file: str | None = None) -> str:
 def load_schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> EnvironmentSchema:
     """The environment's configuration, from a child process; cached until the file changes.
 
-    Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError when it does not end.
+    Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError
+    when it does not end.
     """
     cache = _cache_file(environment, "")
     cached = _read_cached_schema(cache)
@@ -115,16 +140,23 @@ def _read_cached_schema(cache: Path) -> EnvironmentSchema | None:
         cached_schema = EnvironmentSchema(**json.loads(cache.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    properties = cached_schema.properties.values() if isinstance(cached_schema.properties, dict) else [None]
+    properties = (
+        cached_schema.properties.values() if isinstance(cached_schema.properties, dict) else [None]
+    )
     parts = (cached_schema.definitions, cached_schema.values, *properties)
     return cached_schema if all(isinstance(part, dict) for part in parts) else None
 
 
 def check_values(
-    environment: Environment, schema: EnvironmentSchema, values: dict[str, Any], timeout_s: float = SCHEMA_TIMEOUT_S
+    environment: Environment,
+    schema: EnvironmentSchema,
+    values: dict[str, Any],
+    timeout_s: float = SCHEMA_TIMEOUT_S,
 ) -> list[dict[str, str]]:
-    """What the environment's own configuration class says against these values: `message`, and the `field` that is wrong by
-    itself or "". Empty when it takes them. The answer is kept until the file changes."""
+    """What the environment's own configuration class says against these values: `message`, and the
+    `field` that is wrong by itself or "". Empty when it takes them. The answer is kept until the
+    file changes.
+    """
     if not values or not schema.checks:  # then the schema says all there is to say
         return []
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
@@ -139,14 +171,24 @@ def check_values(
 def _cache_file(environment: Environment, request: str) -> Path:
     """Named after all that the answer depends on."""
     file = Path(environment.file_path)
-    key_parts = (environment.file_path, environment.class_name, find_interpreter(file), _list_versions(), request)
+    key_parts = (
+        environment.file_path,
+        environment.class_name,
+        find_interpreter(file),
+        _list_versions(),
+        request,
+    )
     key = hashlib.sha256(f"{compute_fingerprint(file)} {key_parts!r}".encode()).hexdigest()[:32]
     return paths.home() / "cache" / "schemas" / f"{key}.json"
 
 
 @functools.cache
 def _list_versions() -> tuple[str, ...]:
-    return (sys.version, *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")), "with checks")
+    return (
+        sys.version,
+        *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")),
+        "with checks",
+    )
 
 
 def _write_cache(cache: Path, content: Any) -> None:
@@ -156,19 +198,35 @@ def _write_cache(cache: Path, content: Any) -> None:
 
 
 def collect_examples(
-    environment: Environment, values: dict[str, Any], *, count: int, share: float, seed: int = 0, timeout_s: float = 600.0
+    environment: Environment,
+    values: dict[str, Any],
+    *,
+    count: int,
+    share: float,
+    seed: int = 0,
+    timeout_s: float = 600.0,
 ) -> list[list[dict[str, Any]]]:
-    """Conversations of the environment to warm a model up with, a share of them right. Raises as `schema` does."""
+    """Conversations of the environment to warm a model up with, a share of them right. Raises as
+    `schema` does.
+    """
     request = {"values": values, "count": count, "share": share, "seed": seed}
-    conversations: list[list[dict[str, Any]]] = _run_child("examples", environment, request, timeout_s, allow_download=True)["examples"]
+    conversations: list[list[dict[str, Any]]] = _run_child(
+        "examples", environment, request, timeout_s, allow_download=True
+    )["examples"]
     return conversations
 
 
 def _run_child(
-    child_command: str, environment: Environment, request: dict[str, Any], timeout_s: float, *, allow_download: bool = False
+    child_command: str,
+    environment: Environment,
+    request: dict[str, Any],
+    timeout_s: float,
+    *,
+    allow_download: bool = False,
 ) -> dict[str, Any]:
-    """Run `lachesis.env_process` and read the file it writes; its output may hold anything, and be without end. Only who
-    `loads` the data set may ask the hub."""
+    """Run `lachesis.env_process` and read the file it writes; its output may hold anything, and be
+    without end. Only who `loads` the data set may ask the hub.
+    """
     file = environment.file_path
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out = Path(folder) / "answer.json"
@@ -182,8 +240,16 @@ def _run_child(
             environment.class_name,
             str(out),
         ]
-        env = build_child_env({**({} if allow_download else {"HF_HUB_OFFLINE": "1"}), **read_passed_variables(), "WANDB_MODE": "disabled"})
-        child_result = run_bounded(command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s)
+        env = build_child_env(
+            {
+                **({} if allow_download else {"HF_HUB_OFFLINE": "1"}),
+                **read_passed_variables(),
+                "WANDB_MODE": "disabled",
+            }
+        )
+        child_result = run_bounded(
+            command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s
+        )
         if child_result.end_reason == "time":
             raise EnvironmentTimeoutError(
                 f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
@@ -205,5 +271,7 @@ def _run_child(
         if answer.get("advice"):  # a package that is missing needs no traceback
             raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
         traceback = redact(answer["traceback"])
-        raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback)
+        raise EnvironmentLoadError(
+            f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback
+        )
     return answer

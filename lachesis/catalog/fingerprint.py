@@ -1,4 +1,6 @@
-"""Which code an environment is: a hash over its file and the modules beside it that it imports; and how it is imported."""
+"""Which code an environment is: a hash over its file and the modules beside it that it imports; and
+how it is imported.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ LACHESIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find_import_root(file: Path) -> Path:
-    """Return the folder that the file's imports start from: its own, or the one that holds its package. A file with relative
-    imports belongs to a package also where no folder has an `__init__.py`."""
+    """Return the folder that the file's imports start from: its own, or the one that holds its
+    package. A file with relative imports belongs to a package also where no folder has an
+    `__init__.py`.
+    """
     folder = file.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -32,33 +36,54 @@ def find_import_root(file: Path) -> Path:
 
 
 def _is_name_available(name: str) -> bool:
-    """Return whether a folder of this name can be imported as a package: no installed module has the name."""
+    """Return whether a folder of this name can be imported as a package: no installed module has
+    the name.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module without a spec
         return False
-    return spec is None or spec.origin is None  # a folder without `__init__.py` takes others of its name in
+    # a folder without `__init__.py` takes others of its name in
+    return spec is None or spec.origin is None
 
 
 def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
-    """Return where a child that runs the file looks for modules: first in its own root, then among what is installed, last in
-    the other folders, which must not hide an installed package."""
+    """Return where a child that runs the file looks for modules: first in its own root, then among
+    what is installed, last in the other folders, which must not hide an installed package.
+    """
     own_root = find_import_root(file)
     has_ordinary_layout = own_root == file.parent or (file.parent / "__init__.py").is_file()
     is_own_root_first = has_ordinary_layout and not (own_root / ATROPOS_PACKAGE).is_dir()
     others = [str(folder) for folder in list_further_roots(file)]
-    return [str(own_root), *installed, *others] if is_own_root_first else [*installed, str(own_root), *others]
+    return (
+        [str(own_root), *installed, *others]
+        if is_own_root_first
+        else [*installed, str(own_root), *others]
+    )
 
 
 def list_further_roots(file: Path) -> list[Path]:
-    """Return the other folders that upstream files import from: the file's own one and the root of its repository."""
+    """Return the other folders that upstream files import from: the file's own one and the root of
+    its repository.
+    """
     folders = (file.parent, find_repository(file))
-    return [folder for folder in dict.fromkeys(folders) if folder is not None and folder != find_import_root(file)]
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder is not None and folder != find_import_root(file)
+    ]
 
 
 def find_repository(file: Path) -> Path | None:
     """Return the nearest folder above the file that is the root of a repository or project."""
-    return next((folder for folder in file.parents if any((folder / mark).exists() for mark in REPOSITORY_MARKS)), None)
+    return next(
+        (
+            folder
+            for folder in file.parents
+            if any((folder / mark).exists() for mark in REPOSITORY_MARKS)
+        ),
+        None,
+    )
 
 
 def _read_import_level(file: Path) -> int:
@@ -72,7 +97,9 @@ def _read_import_level(file: Path) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_import_level(file: Path, changed_ns: int, size: int) -> int:
-    imports = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom))
+    imports = (
+        node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)
+    )
     return max((node.level for node in imports), default=0)
 
 
@@ -83,11 +110,15 @@ def get_module_name(file: Path) -> str | None:
 
 
 def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
-    """16 hexadecimal digits that change when the environment's file changes, or a module in its folder or package that it
-    imports, directly or through others; also those that one of the values of its fields names, as FILE.py or FILE.py:NAME.
-    Raises EnvironmentLoadError when the file cannot be read."""
+    """16 hexadecimal digits that change when the environment's file changes, or a module in its
+    folder or package that it imports, directly or through others; also those that one of the values
+    of its fields names, as FILE.py or FILE.py:NAME. Raises EnvironmentLoadError when the file
+    cannot be read.
+    """
     digest = hashlib.sha256()
-    for source_file in sorted(list_source_files(file.resolve()).union(*map(list_source_files, _list_named_files(values)))):
+    for source_file in sorted(
+        list_source_files(file.resolve()).union(*map(list_source_files, _list_named_files(values)))
+    ):
         try:
             digest.update(source_file.name.encode() + b"\0" + source_file.read_bytes() + b"\0")
         except OSError as error:
@@ -97,24 +128,37 @@ def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyT
 
 def _list_named_files(values: Mapping[str, object]) -> list[Path]:
     texts = [value for value in values.values() if isinstance(value, str)]
-    paths = [Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser() for text in texts]
-    return [path.resolve() for path in paths if path.suffix == ".py" and path.is_absolute() and path.is_file()]
+    paths = [
+        Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser()
+        for text in texts
+    ]
+    return [
+        path.resolve()
+        for path in paths
+        if path.suffix == ".py" and path.is_absolute() and path.is_file()
+    ]
 
 
 def list_source_files(file: Path) -> set[Path]:
-    """The file, and the modules of its folder, package or repository that it imports, directly or through others."""
+    """The file, and the modules of its folder, package or repository that it imports, directly or
+    through others.
+    """
     source_files: set[Path] = set()
     todo = [file]
     while todo:
         source_file = todo.pop()
         if source_file not in source_files:
             source_files.add(source_file)
-            todo += _list_imported_files(source_file, (find_import_root(file), *list_further_roots(file)))
+            todo += _list_imported_files(
+                source_file, (find_import_root(file), *list_further_roots(file))
+            )
     return source_files
 
 
 def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
-    """The files below these folders that this one imports by name; a name that is not there comes from elsewhere."""
+    """The files below these folders that this one imports by name; a name that is not there comes
+    from elsewhere.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
@@ -122,17 +166,36 @@ def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
     module_paths: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            module_paths += [start / Path(*alias.name.split(".")) for alias in node.names for start in (*folders, file.parent)]
+            module_paths += [
+                start / Path(*alias.name.split("."))
+                for alias in node.names
+                for start in (*folders, file.parent)
+            ]
         elif isinstance(node, ast.ImportFrom):
-            starts = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else [*folders, file.parent]
+            starts = (
+                [file.parents[node.level - 1]]
+                if 0 < node.level <= len(file.parents)
+                else [*folders, file.parent]
+            )
             bases = [start / Path(*(node.module or "").split(".")) for start in starts]
             module_paths += [*bases, *(base / alias.name for base in bases for alias in node.names)]
-    candidates = [path for module_path in module_paths for path in (module_path.with_suffix(".py"), module_path / "__init__.py") if module_path.name]
-    return [path for path in dict.fromkeys(candidates) if _is_own_source(path, folders) and path.is_file()]
+    candidates = [
+        path
+        for module_path in module_paths
+        for path in (module_path.with_suffix(".py"), module_path / "__init__.py")
+        if module_path.name
+    ]
+    return [
+        path
+        for path in dict.fromkeys(candidates)
+        if _is_own_source(path, folders) and path.is_file()
+    ]
 
 
 def _is_own_source(path: Path, folders: Sequence[Path]) -> bool:
-    """Return whether a module belongs to one of the folders, and neither to this program nor to what it builds on."""
+    """Return whether a module belongs to one of the folders, and neither to this program nor to
+    what it builds on.
+    """
     if path.is_relative_to(LACHESIS_PACKAGE) or ATROPOS_PACKAGE in path.parts:
         return False
     return any(path.is_relative_to(folder) for folder in folders)

@@ -1,11 +1,10 @@
-"""What an environment's file requires by its header (PEP 723), and the place of its own where that is installed when asked.
+"""What an environment's file requires by its header (PEP 723), and the place of its own where that
+is installed when asked.
 
-# /// script
-# dependencies = ["verifiers>=0.1.14,<0.2"]
-# ///
+# /// script # dependencies = ["verifiers>=0.1.14,<0.2"] # ///
 
-The place is a virtual environment that sees the packages of this one behind its own. What both need is there once, and what the
-file needs in another version touches nobody else.
+The place is a virtual environment that sees the packages of this one behind its own. What both need
+is there once, and what the file needs in another version touches nobody else.
 """
 
 from __future__ import annotations
@@ -53,9 +52,13 @@ class ScriptRequirements:
 
 
 def read_requirements(file: Path) -> ScriptRequirements:
-    """What the file's header says. Raises RequirementsError for one that cannot be read as PEP 723 asks."""
+    """What the file's header says. Raises RequirementsError for one that cannot be read as PEP 723
+    asks.
+    """
     try:
-        text = "\n".join(_read_header_lines(file.read_text(encoding="utf-8", errors="replace").splitlines()))
+        text = "\n".join(
+            _read_header_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+        )
         header = tomllib.loads(text)
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):
@@ -66,7 +69,9 @@ def read_requirements(file: Path) -> ScriptRequirements:
     except OSError as error:
         raise RequirementsError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, InvalidRequirement, InvalidSpecifier) as error:
-        raise RequirementsError(f"the header of {file} (PEP 723) cannot be used: {error}") from error
+        raise RequirementsError(
+            f"the header of {file} (PEP 723) cannot be used: {error}"
+        ) from error
     return ScriptRequirements(tuple(dependencies), python)
 
 
@@ -78,14 +83,20 @@ def _read_header_lines(lines: list[str]) -> Iterator[str]:
         if line == HEADER_END:
             return
         if line != "#" and not line.startswith("# "):
-            raise ValueError(f"the line {line[:60]!r} stands between {HEADER_BEGIN!r} and {HEADER_END!r}; each begins with '# '")
+            raise ValueError(
+                f"the line {line[:60]!r} stands between {HEADER_BEGIN!r} and {HEADER_END!r}; each begins with '# '"
+            )
         yield line[2:]
     raise ValueError(f"{HEADER_BEGIN!r} has no {HEADER_END!r} behind it")
 
 
 def list_missing_requirements(requirements: ScriptRequirements) -> list[str]:
     """The dependencies that the packages here do not satisfy."""
-    return [dependency for dependency in requirements.dependencies if not _is_met(Requirement(dependency))]
+    return [
+        dependency
+        for dependency in requirements.dependencies
+        if not _is_met(Requirement(dependency))
+    ]
 
 
 def _is_met(requirement: Requirement, extra: str = "") -> bool:
@@ -97,18 +108,35 @@ def _is_met(requirement: Requirement, extra: str = "") -> bool:
         return False
     if requirement.url or not requirement.specifier.contains(version, prereleases=True):
         return False
-    extra_requirements = [Requirement(dependency) for dependency in importlib.metadata.requires(requirement.name) or ()] if requirement.extras else []
-    return all(_is_met(need, name) for name in requirement.extras for need in extra_requirements if "extra" in str(need.marker))
+    extra_requirements = (
+        [
+            Requirement(dependency)
+            for dependency in importlib.metadata.requires(requirement.name) or ()
+        ]
+        if requirement.extras
+        else []
+    )
+    return all(
+        _is_met(need, name)
+        for name in requirement.extras
+        for need in extra_requirements
+        if "extra" in str(need.marker)
+    )
 
 
 def find_interpreter(file: Path) -> str:
-    """The Python that runs this environment: that of its own place where it has one, else the one that runs this. Raises
-    RequirementsError for what is not installed. A file that is gone is told by whoever wants to run it."""
+    """The Python that runs this environment: that of its own place where it has one, else the one
+    that runs this. Raises RequirementsError for what is not installed. A file that is gone is told
+    by whoever wants to run it.
+    """
     if not file.is_file():
         return sys.executable
     requirements = read_requirements(file)
     _check_python_version(file, requirements)
-    if requirements.dependencies and _get_marker_path(venv_folder := _get_venv_folder(requirements)).is_file():
+    if (
+        requirements.dependencies
+        and _get_marker_path(venv_folder := _get_venv_folder(requirements)).is_file()
+    ):
         return str(venv_folder / "bin" / "python")
     if missing := list_missing_requirements(requirements):
         raise RequirementsError(
@@ -119,7 +147,9 @@ def find_interpreter(file: Path) -> str:
 
 
 def get_import_advice(file: Path, error: BaseException) -> str:
-    """Return what makes an import work that has failed for a missing package; "" for any other error."""
+    """Return what makes an import work that has failed for a missing package; "" for any other
+    error.
+    """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     package = error.name.partition(".")[0]
@@ -142,7 +172,9 @@ def get_import_advice(file: Path, error: BaseException) -> str:
 
 
 def install_requirements(file: Path) -> Path:
-    """Make the place, unless it is there; its path. Raises RequirementsError with the end of what pip said."""
+    """Make the place, unless it is there; its path. Raises RequirementsError with the end of what
+    pip said.
+    """
     requirements = read_requirements(file)
     _check_python_version(file, requirements)
     venv_folder = _get_venv_folder(requirements)
@@ -162,29 +194,62 @@ def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
     log = venv_folder.with_suffix(".log")
     try:
         venv.create(venv_folder, with_pip=True, symlinks=True)
-        site_folders = dict.fromkeys([*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-        site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv_folder), "platbase": str(venv_folder)}))
-        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site_folders]  # each is run by itself
+        site_folders = dict.fromkeys(
+            [*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        )
+        site_packages = Path(
+            sysconfig.get_path(
+                "purelib", "venv", {"base": str(venv_folder), "platbase": str(venv_folder)}
+            )
+        )
+        # each is run by itself
+        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site_folders]
         (site_packages / "behind.pth").write_text("".join(lines), encoding="utf-8")
         with log.open("wb") as stream:
-            command = [str(venv_folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-            subprocess.run([*command, *dependencies], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, check=True)
+            command = [
+                str(venv_folder / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--no-input",
+            ]
+            subprocess.run(
+                [*command, *dependencies],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                check=True,
+            )
     except subprocess.CalledProcessError as error:
-        pip_output = log.read_text(errors="replace") if log.is_file() else (error.output or b"").decode(errors="replace")
+        pip_output = (
+            log.read_text(errors="replace")
+            if log.is_file()
+            else (error.output or b"").decode(errors="replace")
+        )
         last_lines = "\n".join(pip_output.splitlines()[-MAX_LOG_LINES:])
-        raise RequirementsError(f"{', '.join(dependencies)} cannot be installed (see {log}):\n{redact(last_lines)}") from error
+        raise RequirementsError(
+            f"{', '.join(dependencies)} cannot be installed (see {log}):\n{redact(last_lines)}"
+        ) from error
     _get_marker_path(venv_folder).write_text("\n".join(dependencies), encoding="utf-8")
 
 
 def _check_python_version(file: Path, requirements: ScriptRequirements) -> None:
     if not SpecifierSet(requirements.python).contains(platform.python_version(), prereleases=True):
-        raise RequirementsError(f"{file} requires Python {requirements.python}; this is {platform.python_version()}")
+        raise RequirementsError(
+            f"{file} requires Python {requirements.python}; this is {platform.python_version()}"
+        )
 
 
 def _get_venv_folder(requirements: ScriptRequirements) -> Path:
     """One for all files that require the same, of this Python and beside these packages."""
     key_parts = (sorted(requirements.dependencies), sys.version, sys.prefix)
-    return paths.home() / "cache" / "packages" / hashlib.sha256(repr(key_parts).encode()).hexdigest()[:16]
+    return (
+        paths.home()
+        / "cache"
+        / "packages"
+        / hashlib.sha256(repr(key_parts).encode()).hexdigest()[:16]
+    )
 
 
 def _get_marker_path(venv_folder: Path) -> Path:

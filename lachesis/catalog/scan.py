@@ -1,7 +1,8 @@
 """Find environments by reading their files, without importing them.
 
-A file is read as a syntax tree; a class counts when it inherits, directly or through other scanned classes, from Atropos'
-`BaseEnv`. A place that is searched is a folder, with the folders below it, or one file.
+A file is read as a syntax tree; a class counts when it inherits, directly or through other scanned
+classes, from Atropos' `BaseEnv`. A place that is searched is a folder, with the folders below it,
+or one file.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Environment:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The environments found, the files that do not parse with the reason, and those that go by another name than their own
-    because it was taken: under that name, why."""
+    """The environments found, the files that do not parse with the reason, and those that go by
+    another name than their own because it was taken: under that name, why.
+    """
 
     environments: list[Environment]
     problems: dict[str, str] = field(default_factory=dict)
@@ -66,19 +68,29 @@ class _ScannedFile:
 
 
 def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
-    """Every environment in `places` (default: `paths.environment_dirs()`), in order of place and file name, those of a folder
-    before those of the folders below it."""
+    """Every environment in `places` (default: `paths.environment_dirs()`), in order of place and
+    file name, those of a folder before those of the folders below it.
+    """
     classes: list[_ScannedClass] = []
     problems: dict[str, str] = {}
     searched_files: set[Path] = set()
     scanned_files: set[Path] = set()
-    for search_path in dict.fromkeys(path.resolve() for path in (search_paths if search_paths is not None else paths.environment_dirs())):
+    for search_path in dict.fromkeys(
+        path.resolve()
+        for path in (search_paths if search_paths is not None else paths.environment_dirs())
+    ):
         files = list(itertools.islice(_list_python_files(search_path), MAX_FILES + 1))
         if len(files) > MAX_FILES:
-            problems[str(search_path)] = f"it holds more than {MAX_FILES} files of Python; name a smaller folder"
+            problems[str(search_path)] = (
+                f"it holds more than {MAX_FILES} files of Python; name a smaller folder"
+            )
             files.pop()
         searched_files |= set(files)
-        imported_files = fingerprint.list_source_files(search_path) - set(files) if search_path.is_file() else set()
+        imported_files = (
+            fingerprint.list_source_files(search_path) - set(files)
+            if search_path.is_file()
+            else set()
+        )
         for file in [*files, *sorted(imported_files)]:
             if file in scanned_files:  # of a folder that is searched too
                 continue
@@ -94,7 +106,9 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             environment = _build_environment(scanned_class, file_by_name)
             own_name = scanned_class.own_name or scanned_class.file.stem
             if environment.name != own_name:
-                result.clashes[environment.name] = f"{scanned_class.file}: its name {own_name} is that of {file_by_name[own_name]}"
+                result.clashes[environment.name] = (
+                    f"{scanned_class.file}: its name {own_name} is that of {file_by_name[own_name]}"
+                )
             file_by_name[environment.name] = scanned_class.file
             result.environments.append(environment)
     return result
@@ -107,8 +121,18 @@ def _list_python_files(search_path: Path) -> Iterator[Path]:
         return
     for folder, subfolders, names in os.walk(search_path):
         depth = len(Path(folder).relative_to(search_path).parts)
-        subfolders[:] = sorted(subfolder for subfolder in subfolders if depth < MAX_DEPTH and not subfolder.startswith((".", "_")) and subfolder not in IGNORED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py") and not name.startswith("_"))
+        subfolders[:] = sorted(
+            subfolder
+            for subfolder in subfolders
+            if depth < MAX_DEPTH
+            and not subfolder.startswith((".", "_"))
+            and subfolder not in IGNORED_FOLDERS
+        )
+        yield from (
+            Path(folder, name)
+            for name in sorted(names)
+            if name.endswith(".py") and not name.startswith("_")
+        )
 
 
 def _scan_file(file: Path) -> _ScannedFile:
@@ -134,7 +158,11 @@ def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
 def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
     imports = list(_list_imports(module.body))
     aliases = {
-        alias.asname: alias.name for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname
+        alias.asname: alias.name
+        for node in imports
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
     }
     roots = LACHESIS_BASES if _has_import_of(imports, "lachesis.environment") else frozenset()
     result = []
@@ -156,7 +184,9 @@ def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
 
 
 def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The import statements that bind names of the module: under `if`, `try` and `with` too, none in a function or class."""
+    """The import statements that bind names of the module: under `if`, `try` and `with` too, none
+    in a function or class.
+    """
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -173,7 +203,9 @@ def _has_import_of(imports: Iterable[ast.Import | ast.ImportFrom], module: str) 
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif node.module:
-            is_module_import = node.module == parent and any(alias.name == last for alias in node.names)
+            is_module_import = node.module == parent and any(
+                alias.name == last for alias in node.names
+            )
             imported.add(module if is_module_import else node.module)
     return any(name == module or name.startswith(f"{module}.") for name in imported)
 
@@ -181,16 +213,32 @@ def _has_import_of(imports: Iterable[ast.Import | ast.ImportFrom], module: str) 
 def _base_name(base: ast.expr) -> str | None:
     if isinstance(base, ast.Subscript):  # Generic[...]
         base = base.value
-    return base.id if isinstance(base, ast.Name) else base.attr if isinstance(base, ast.Attribute) else None
+    return (
+        base.id
+        if isinstance(base, ast.Name)
+        else base.attr
+        if isinstance(base, ast.Attribute)
+        else None
+    )
 
 
 def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Those that reach BaseEnv through the bases; names are compared across files, as imports are not followed."""
+    """Those that reach BaseEnv through the bases; names are compared across files, as imports are
+    not followed.
+    """
     environment_names = {ROOT_CLASS}
     while True:
-        extended_names = environment_names | {scanned_class.name for scanned_class in classes if scanned_class.bases & environment_names}
+        extended_names = environment_names | {
+            scanned_class.name
+            for scanned_class in classes
+            if scanned_class.bases & environment_names
+        }
         if extended_names == environment_names:
-            return [scanned_class for scanned_class in classes if scanned_class.bases & environment_names]
+            return [
+                scanned_class
+                for scanned_class in classes
+                if scanned_class.bases & environment_names
+            ]
         environment_names = extended_names
 
 
@@ -199,12 +247,23 @@ def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
     classes_by_file: dict[Path, list[_ScannedClass]] = collections.defaultdict(list)
     for scanned_class in classes:
         classes_by_file[scanned_class.file].append(scanned_class)
-    return [scanned_class for scanned_class in classes if not any(scanned_class.name in other.bases for other in classes_by_file[scanned_class.file] if other is not scanned_class)]
+    return [
+        scanned_class
+        for scanned_class in classes
+        if not any(
+            scanned_class.name in other.bases
+            for other in classes_by_file[scanned_class.file]
+            if other is not scanned_class
+        )
+    ]
 
 
 def _build_environment(scanned_class: _ScannedClass, taken_names: Container[str]) -> Environment:
     long_name = f"{scanned_class.file.stem}-{scanned_class.name}"
-    names = itertools.chain([scanned_class.own_name or scanned_class.file.stem, scanned_class.file.stem, long_name], (f"{long_name}-{n}" for n in itertools.count(2)))
+    names = itertools.chain(
+        [scanned_class.own_name or scanned_class.file.stem, scanned_class.file.stem, long_name],
+        (f"{long_name}-{n}" for n in itertools.count(2)),
+    )
     name = next(candidate for candidate in names if candidate not in taken_names)
     return Environment(
         name=name,

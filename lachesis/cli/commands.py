@@ -25,7 +25,7 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, shorten_service_name
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.tests import EMBEDDED, TestOptions
 
 MAX_HELD_OUT_STEPS = 60
@@ -65,7 +65,9 @@ def handle_demo(args: argparse.Namespace) -> int:
 def handle_envs(args: argparse.Namespace) -> None:
     service = LachesisService()
     if args.name:
-        launch_description = service.describe(LaunchRequest(register_environment(args.name), args.profile, by_owner=True))
+        launch_description = service.describe(
+            LaunchRequest(register_environment(args.name), args.profile, by_owner=True)
+        )
         print_answer(args, launch_description, show.render_environment(launch_description))
         return
     scan = service.list_environments()
@@ -111,7 +113,9 @@ def handle_resume(args: argparse.Namespace) -> int:
     service = LachesisService()
     if not service.get_run(args.run).has_ended:
         show.print_note(f"run {args.run} has not ended; nothing is started")
-    return _follow_run(args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits)))
+    return _follow_run(
+        args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits))
+    )
 
 
 def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunRecord) -> int:
@@ -127,7 +131,8 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
         "status": record.status,
         "environment": record.environment,
         "model": record.base_model,
-        "begins_with": record.forked_from or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
+        "begins_with": record.forked_from
+        or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
         "config_path": str(service.store.dir(record.run_id).config),
         "ui_url": launcher.get_run_url(record),
     }
@@ -141,13 +146,25 @@ def handle_test(args: argparse.Namespace) -> int:
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
     options = TestOptions(
-        num_steps=args.steps, group_size=args.group_size, models=_list_tested_models(args), prompts=args.prompt, **prompt_options
+        num_steps=args.steps,
+        group_size=args.group_size,
+        models=_list_tested_models(args),
+        prompts=args.prompt,
+        **prompt_options,
     )
-    launch = LaunchRequest(register_environment(args.environment), args.profile, edits, _find_trained_model(args), by_owner=True)
+    launch = LaunchRequest(
+        register_environment(args.environment),
+        args.profile,
+        edits,
+        _find_trained_model(args),
+        by_owner=True,
+    )
     try:
         config = service.check_test(launch, options)[0].config
     except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{error}; a model at an endpoint is named with --endpoint-model NAME") from error
+        raise ModelNotFoundError(
+            f"{error}; a model at an endpoint is named with --endpoint-model NAME"
+        ) from error
     launcher.require_server(service.store.home)  # before a model is built, which takes a minute
     if model_note := describe_default_model(launch, config.openai.model_name):
         show.print_note(model_note)
@@ -157,21 +174,33 @@ def handle_test(args: argparse.Namespace) -> int:
     show.print_note(f"test {submitted_test.test_id}: {service.tests.dir(submitted_test.test_id)}")
     with show.show_progress_bar("groups", quiet=args.json) as advance:
         while not (inference_test := service.get_test(submitted_test.test_id)).has_ended:
-            advance(service.tests.count_finished_groups(inference_test), inference_test.request.num_steps * len(inference_test.request.models))
+            advance(
+                service.tests.count_finished_groups(inference_test),
+                inference_test.request.num_steps * len(inference_test.request.models),
+            )
             time.sleep(0.5)
-    print_answer(args, inference_test.model_dump(mode="json"), show.render_test(inference_test, _format_train_command(args)))
+    print_answer(
+        args,
+        inference_test.model_dump(mode="json"),
+        show.render_test(inference_test, _format_train_command(args)),
+    )
     return 0 if (inference_test.result or {}).get("summary", {}).get("environment_working") else 1
 
 
 def _find_trained_model(args: argparse.Namespace) -> str | None:
-    """Return what `train --model` would be for a test: the model of its only --model on this machine, or None."""
+    """Return what `train --model` would be for a test: the model of its only --model on this
+    machine, or None.
+    """
     names = [_expand_model_path(name) for name in args.model or []]
     return names[0] if len(names) == 1 and args.profile == "embedded" else None
 
 
 def _list_tested_models(args: argparse.Namespace) -> list[str] | None:
     """Return the models of a test as the service names them, or None for the default."""
-    names = [f"{EMBEDDED}{_expand_model_path(name)}" if _is_local_model(args, name) else name for name in args.model or []]
+    names = [
+        f"{EMBEDDED}{_expand_model_path(name)}" if _is_local_model(args, name) else name
+        for name in args.model or []
+    ]
     return [*names, *(args.endpoint_model or [])] or None
 
 
@@ -191,8 +220,23 @@ def _format_train_command(args: argparse.Namespace) -> str:
     model_name = _find_trained_model(args)
     model_options = ["--model", model_name] if model_name else []
     edit_options = [part for text in args.edits for part in ("--set", text)]
-    profile_options = ["--profile", args.profile] if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded") else []
-    return shlex.join(["lachesis", "train", args.environment, *profile_options, *model_options, *edit_options, "--require-validation", "--watch"])
+    profile_options = (
+        ["--profile", args.profile]
+        if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded")
+        else []
+    )
+    return shlex.join(
+        [
+            "lachesis",
+            "train",
+            args.environment,
+            *profile_options,
+            *model_options,
+            *edit_options,
+            "--require-validation",
+            "--watch",
+        ]
+    )
 
 
 def handle_runs(args: argparse.Namespace) -> None:
@@ -240,9 +284,19 @@ def handle_stop(args: argparse.Namespace) -> None:
     launcher.wait_until(lambda: service.get_run(args.run).has_ended, timeout_s=60)
     answer["status"] = service.get_run(args.run).status
     newest_checkpoint = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
-    resume_effect = f"goes on from its checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else "begins it again, as it has no checkpoint"
-    stopped_message = f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {resume_effect}"
-    print_answer(args, answer, stopped_message if was_alive and answer["status"] == "stopped" else answer["message"])
+    resume_effect = (
+        f"goes on from its checkpoint of step {newest_checkpoint.step}"
+        if newest_checkpoint
+        else "begins it again, as it has no checkpoint"
+    )
+    stopped_message = (
+        f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {resume_effect}"
+    )
+    print_answer(
+        args,
+        answer,
+        stopped_message if was_alive and answer["status"] == "stopped" else answer["message"],
+    )
 
 
 def handle_results(args: argparse.Namespace) -> None:
@@ -252,15 +306,23 @@ def handle_results(args: argparse.Namespace) -> None:
 
 def handle_logs(args: argparse.Namespace) -> None:
     service = LachesisService()
-    name = args.service or shorten_service_name(service.store.load(args.run).failed_service or "trainer")
+    name = args.service or shorten_service_name(
+        service.store.load(args.run).failed_service or "trainer"
+    )
     path, text, position = service.read_log(args.run, name, args.lines)
     if args.json:
-        answer = {"run_id": args.run, "service": name, "path": str(path), "lines": text.splitlines()}
+        answer = {
+            "run_id": args.run,
+            "service": name,
+            "path": str(path),
+            "lines": text.splitlines(),
+        }
         print(json.dumps(answer, indent=2))
         return
     print(text or f"{path} is empty or not there yet")
     while args.follow:
-        ended = service.get_run(args.run).has_ended  # asked before the read, so that the last lines are not missed
+        # asked before the read, so that the last lines are not missed
+        ended = service.get_run(args.run).has_ended
         position = _print_new_output(path, position)
         if ended:
             return
@@ -295,20 +357,30 @@ def handle_weights(args: argparse.Namespace) -> None:
 
 
 def handle_report(args: argparse.Namespace) -> None:
-    files = LachesisService().write_report(args.run, Path(args.to).expanduser() if args.to else None)
-    print_answer(args, {"files": [str(file) for file in files]}, "\n".join(str(file) for file in files))
+    files = LachesisService().write_report(
+        args.run, Path(args.to).expanduser() if args.to else None
+    )
+    print_answer(
+        args, {"files": [str(file) for file in files]}, "\n".join(str(file) for file in files)
+    )
 
 
 def handle_notices(args: argparse.Namespace) -> None:
     names = remove_notifications() if args.remove else set_notifications(args.webhook)
     outcome = "removed" if args.remove else f"call {args.webhook}"
-    print_answer(args, {"automations": names, "webhook": args.webhook}, f"{', '.join(names) or 'no automation'}: {outcome}")
+    print_answer(
+        args,
+        {"automations": names, "webhook": args.webhook},
+        f"{', '.join(names) or 'no automation'}: {outcome}",
+    )
 
 
 def handle_doctor(args: argparse.Namespace) -> int:
     if args.fix:
         messages = [leftover.clean_up() for leftover in doctor.find_home_leftovers()]
-        print_answer(args, {"done": messages}, "\n".join(messages) or "nothing is left of dead runs")
+        print_answer(
+            args, {"done": messages}, "\n".join(messages) or "nothing is left of dead runs"
+        )
         return 0
     checks = doctor.run_checks()
     print_answer(args, {"checks": [asdict(check) for check in checks]}, show.render_checks(checks))

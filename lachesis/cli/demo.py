@@ -15,14 +15,16 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.cli import show, watch
 from lachesis.orchestration import launcher
 from lachesis.runs.store import RunRecord
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"
 
 
 def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
-    """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was started here."""
+    """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was
+    started here.
+    """
     edits: list[tuple[str, Any]] = [("data_seed", seed)]
     if steps is not None:
         edits.append(("total_steps", steps))
@@ -36,7 +38,9 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
     with contextlib.ExitStack() as stack:
         server = launcher.find_running_server()
         if server is None:
-            show.print_note("starting the Prefect server and the runner (about 10 s; the first time 20 s)")
+            show.print_note(
+                "starting the Prefect server and the runner (about 10 s; the first time 20 s)"
+            )
             stack.enter_context(launcher.LauncherProcess())
             server = launcher.find_running_server() or {}
         show.print_note(f"Prefect UI: {server.get('ui_url')}")
@@ -66,13 +70,30 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
     samples = _read_samples(service.store.dir(record.run_id).evaluation)
     if samples:
         table = Table(
-            "held-out sum", "before training", "after training", "right", title="sampled answers", title_justify="left"
+            "held-out sum",
+            "before training",
+            "after training",
+            "right",
+            title="sampled answers",
+            title_justify="left",
         )
         for question, before, after, right in samples:
-            table.add_row(question, before, Text(after, style="green" if after == right else "red"), right)
+            table.add_row(
+                question, before, Text(after, style="green" if after == right else "red"), right
+            )
         show.console.print(table)
-    show.console.print(Text(f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.get_run_url(record)}", style="dim"))
-    show.console.print(Text(f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums", style="dim"))
+    show.console.print(
+        Text(
+            f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.get_run_url(record)}",
+            style="dim",
+        )
+    )
+    show.console.print(
+        Text(
+            f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums",
+            style="dim",
+        )
+    )
     show.console.print(show.render_results(answer))
 
 
@@ -81,7 +102,15 @@ def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str
     answers: dict[str, dict[str, tuple[str, str]]] = {}
     for when in ("before", "after"):
         for line in read_json_lines(folder / when / "samples.jsonl"):
-            answers.setdefault(line["question"], {}).setdefault(when, (line["model_answer"], line["answer"]))
-    both = {question: before_and_after for question, before_and_after in answers.items() if len(before_and_after) == 2}
+            answers.setdefault(line["question"], {}).setdefault(
+                when, (line["model_answer"], line["answer"])
+            )
+    both = {
+        question: before_and_after
+        for question, before_and_after in answers.items()
+        if len(before_and_after) == 2
+    }
     chosen = random.Random(0).sample(sorted(both), min(count, len(both)))
-    return [(question, both[question]["before"][0], *both[question]["after"]) for question in chosen]
+    return [
+        (question, both[question]["before"][0], *both[question]["after"]) for question in chosen
+    ]

@@ -30,8 +30,24 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
-    machine_checks = [_check_python(), _check_checkout(), _check_embedded_engine(), _check_mcp(), _check_tiny_model(), _check_server(), *_check_keys(), _check_environments(), _check_disk()]
-    return [*machine_checks, *(DoctorCheck("left behind", False, leftover.description, "lachesis doctor --fix") for leftover in find_home_leftovers())]
+    machine_checks = [
+        _check_python(),
+        _check_checkout(),
+        _check_embedded_engine(),
+        _check_mcp(),
+        _check_tiny_model(),
+        _check_server(),
+        *_check_keys(),
+        _check_environments(),
+        _check_disk(),
+    ]
+    return [
+        *machine_checks,
+        *(
+            DoctorCheck("left behind", False, leftover.description, "lachesis doctor --fix")
+            for leftover in find_home_leftovers()
+        ),
+    ]
 
 
 def find_home_leftovers() -> list[cleanup.Leftover]:
@@ -41,38 +57,62 @@ def find_home_leftovers() -> list[cleanup.Leftover]:
 
 def _check_python() -> DoctorCheck:
     version = ".".join(map(str, sys.version_info[:3]))
-    return DoctorCheck("Python 3.11 or newer", sys.version_info >= (3, 11), version, "install Python 3.11, 3.12 or 3.13")
+    return DoctorCheck(
+        "Python 3.11 or newer",
+        sys.version_info >= (3, 11),
+        version,
+        "install Python 3.11, 3.12 or 3.13",
+    )
 
 
 def _check_checkout() -> DoctorCheck:
     try:
         return DoctorCheck("checkout with flows", True, str(paths.checkout_dir()))
     except LachesisError as error:
-        return DoctorCheck("checkout with flows", False, str(error), "clone the repository and set LACHESIS_CHECKOUT to it")
+        return DoctorCheck(
+            "checkout with flows",
+            False,
+            str(error),
+            "clone the repository and set LACHESIS_CHECKOUT to it",
+        )
 
 
 def _check_embedded_engine() -> DoctorCheck:
     missing = list_missing_modules(("torch", "transformers", "peft", "safetensors"))
     state = f"without {', '.join(missing)}" if missing else "installed"
-    return DoctorCheck("embedded engine", not missing, state, "pip install 'lachesis[embedded]'", needed=False)
+    return DoctorCheck(
+        "embedded engine", not missing, state, "pip install 'lachesis[embedded]'", needed=False
+    )
 
 
 def _check_mcp() -> DoctorCheck:
     missing = list_missing_modules(["mcp"])
     state = "not installed" if missing else "installed"
-    return DoctorCheck("MCP server", not missing, state, "pip install 'lachesis[mcp]'", needed=False)
+    return DoctorCheck(
+        "MCP server", not missing, state, "pip install 'lachesis[mcp]'", needed=False
+    )
 
 
 def _check_tiny_model() -> DoctorCheck:
     path = build.get_tiny_model_path(build.TinyModelRecipe())
     is_built = path.is_dir()
-    return DoctorCheck("tiny model", is_built, str(path) if is_built else "not built", "lachesis model build", needed=False)
+    return DoctorCheck(
+        "tiny model",
+        is_built,
+        str(path) if is_built else "not built",
+        "lachesis model build",
+        needed=False,
+    )
 
 
 def _check_server() -> DoctorCheck:
     server = launcher.find_running_server()
     return DoctorCheck(
-        "Prefect server", server is not None, server["ui_url"] if server else "not running", "lachesis serve", needed=False
+        "Prefect server",
+        server is not None,
+        server["ui_url"] if server else "not running",
+        "lachesis serve",
+        needed=False,
     )
 
 
@@ -83,7 +123,11 @@ def _check_keys() -> list[DoctorCheck]:
             missing = [key for key in profile.required_keys if not os.environ.get(key)]
             state = f"without {', '.join(missing)}" if missing else "set"
             remedy = f"set {', '.join(missing)} in the environment"
-            checks.append(DoctorCheck(f"keys of profile {profile.name}", not missing, state, remedy, needed=False))
+            checks.append(
+                DoctorCheck(
+                    f"keys of profile {profile.name}", not missing, state, remedy, needed=False
+                )
+            )
     return checks
 
 
@@ -91,8 +135,15 @@ def _check_environments() -> DoctorCheck:
     scan = LachesisService().list_environments()
     state = f"{len(scan.environments)} found"
     if scan.problems:
-        state += "; not readable: " + "; ".join(f"{file} ({reason})" for file, reason in scan.problems.items())
-    return DoctorCheck("environments", bool(scan.environments) and not scan.problems, state, "see environments/README.md")
+        state += "; not readable: " + "; ".join(
+            f"{file} ({reason})" for file, reason in scan.problems.items()
+        )
+    return DoctorCheck(
+        "environments",
+        bool(scan.environments) and not scan.problems,
+        state,
+        "see environments/README.md",
+    )
 
 
 def _check_disk() -> DoctorCheck:
@@ -101,4 +152,9 @@ def _check_disk() -> DoctorCheck:
     free_gib = shutil.disk_usage(existing_folder).free / 2**30
     is_writable = os.access(existing_folder, os.W_OK)
     state = f"{free_gib:.1f} GiB free at {home}{'' if is_writable else ', not writable'}"
-    return DoctorCheck("home folder", is_writable and free_gib > 1, state, "free some space, or set LACHESIS_HOME to another folder")
+    return DoctorCheck(
+        "home folder",
+        is_writable and free_gib > 1,
+        state,
+        "free some space, or set LACHESIS_HOME to another folder",
+    )

@@ -1,4 +1,6 @@
-"""`lachesis env` and `lachesis model`: begin an environment, check it, and teach a tiny model the form of its answers."""
+"""`lachesis env` and `lachesis model`: begin an environment, check it, and teach a tiny model the
+form of its answers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from lachesis.catalog import describe, requirements, scaffold
 from lachesis.cli import show
 from lachesis.config.edits import parse_assignment
 from lachesis.runs import cleanup
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build, teach
 from lachesis.validation import check
 from lachesis.validation.check import CheckResult
@@ -23,7 +25,11 @@ _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered"
 
 
 def handle_env(args: argparse.Namespace) -> int:
-    return {"new": _create_environment, "check": _check_environment, "install": _install_requirements}[args.action](args)
+    return {
+        "new": _create_environment,
+        "check": _check_environment,
+        "install": _install_requirements,
+    }[args.action](args)
 
 
 def _install_requirements(args: argparse.Namespace) -> int:
@@ -39,7 +45,9 @@ def _install_requirements(args: argparse.Namespace) -> int:
     folder = requirements.install_requirements(file)
     answer = {"environment": environment.name, "requirements": dependencies, "path": str(folder)}
     show.print_answer(
-        args, answer, f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and those that require the same"
+        args,
+        answer,
+        f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and those that require the same",
     )
     return 0
 
@@ -106,9 +114,18 @@ def handle_model(args: argparse.Namespace) -> int:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        resolved = [LachesisService().resolve(LaunchRequest(describe.register_environment(name), "embedded", edits, by_owner=True)) for name in args.environments]
-        taught_environments = [(environment, dict(config.env.model_extra or {})) for environment, config in resolved]
+        resolved = [
+            LachesisService().resolve(
+                LaunchRequest(describe.register_environment(name), "embedded", edits, by_owner=True)
+            )
+            for name in args.environments
+        ]
+        taught_environments = [
+            (environment, dict(config.env.model_extra or {})) for environment, config in resolved
+        ]
         with show.show_progress_bar("teaching a tiny model", quiet=args.json) as advance:
-            path = teach.ensure_environment_model(*taught_environments, share=args.share, steps=args.steps, progress=advance)
+            path = teach.ensure_environment_model(
+                *taught_environments, share=args.share, steps=args.steps, progress=advance
+            )
     show.print_answer(args, {"path": str(path)}, f"the model is at {path}")
     return 0

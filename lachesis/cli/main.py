@@ -1,7 +1,8 @@
-"""The command `lachesis`: arguments, exit codes. What a command does is in `commands`, how it looks in `show`.
+"""The command `lachesis`: arguments, exit codes. What a command does is in `commands`, how it looks
+in `show`.
 
-Exit codes: 0 done, 1 an error (its code and reason on stderr; with --json as JSON on stdout), 2 wrong arguments,
-130 interrupted.
+Exit codes: 0 done, 1 an error (its code and reason on stderr; with --json as JSON on stdout), 2
+wrong arguments, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,25 +40,50 @@ def build_parser() -> argparse.ArgumentParser:
     def add_command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
-    demo = add_command("demo", "Build a tiny model, serve, train it on sums, and compare it before and after.")
+    demo = add_command(
+        "demo", "Build a tiny model, serve, train it on sums, and compare it before and after."
+    )
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
     serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
-    serve.add_argument("--port", type=int, help="of the Prefect server (default: 4200, or a free one)")
+    serve.add_argument(
+        "--port", type=int, help="of the Prefect server (default: 4200, or a free one)"
+    )
     _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
     _add_env(add_command("env", "Begin an environment of your own, or check one."))
     envs = add_command("envs", "List environments; with a name, show its fields.")
     envs.add_argument("name", nargs="?")
     _add_profile_option(envs)
     _add_train(add_command("train", "Start a run on an environment."))
-    _add_resume(add_command("resume", "Continue an ended run from its newest checkpoint, or from its start where it has none."))
-    _add_test(add_command("test", "Let a model answer a few items of an environment before anything is trained."))
+    _add_resume(
+        add_command(
+            "resume",
+            "Continue an ended run from its newest checkpoint, or from its start where it has none.",
+        )
+    )
+    _add_test(
+        add_command(
+            "test", "Let a model answer a few items of an environment before anything is trained."
+        )
+    )
     add_command("runs", "List all runs.")
     _add_run_commands(add_command)
-    _add_notification_options(add_command("notices", "Have the Prefect server call a web address when a run fails, stalls or finishes."))
+    _add_notification_options(
+        add_command(
+            "notices",
+            "Have the Prefect server call a web address when a run fails, stalls or finishes.",
+        )
+    )
     _add_servers(add_command)
-    doctor = add_command("doctor", "Check what this machine has, say how to get what is missing, and find what dead runs have left.")
-    doctor.add_argument("--fix", action="store_true", help="end what dead runs have left: processes, files, Tinker sessions")
+    doctor = add_command(
+        "doctor",
+        "Check what this machine has, say how to get what is missing, and find what dead runs have left.",
+    )
+    doctor.add_argument(
+        "--fix",
+        action="store_true",
+        help="end what dead runs have left: processes, files, Tinker sessions",
+    )
     return top
 
 
@@ -70,23 +96,39 @@ def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]
         add_command(name, text).add_argument("run")
     stop = add_command("stop", "End a run; it saves a checkpoint first.")
     stop.add_argument("run")
-    stop.add_argument("--now", action="store_true", help="without a checkpoint; also for a stop that takes too long")
+    stop.add_argument(
+        "--now",
+        action="store_true",
+        help="without a checkpoint; also for a stop that takes too long",
+    )
     logs = add_command("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
     logs.add_argument(
-        "service", nargs="?", help="trainer, env, api, engine, or env-NAME (default: the one that failed, else trainer)"
+        "service",
+        nargs="?",
+        help="trainer, env, api, engine, or env-NAME (default: the one that failed, else trainer)",
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--lines", type=int, default=50)
-    weights = add_command("weights", "Export a run's adapter for PEFT, compared with the trained model.")
+    weights = add_command(
+        "weights", "Export a run's adapter for PEFT, compared with the trained model."
+    )
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
     checkpoint_help = "last (default), best (by held-out result, else by mean reward), or a step"
-    weights.add_argument("--checkpoint", default="last", metavar="best|last|STEP", help=checkpoint_help)
+    weights.add_argument(
+        "--checkpoint", default="last", metavar="best|last|STEP", help=checkpoint_help
+    )
     verification = weights.add_mutually_exclusive_group()
-    verification.add_argument("--merged", action="store_true", help="also the whole model, in the subfolder merged/")
-    verification.add_argument("--no-verify", action="store_true", help="do not load them to compare")
-    report = add_command("report", "Write a run's report: one HTML file that needs nothing else, and its pictures.")
+    verification.add_argument(
+        "--merged", action="store_true", help="also the whole model, in the subfolder merged/"
+    )
+    verification.add_argument(
+        "--no-verify", action="store_true", help="do not load them to compare"
+    )
+    report = add_command(
+        "report", "Write a run's report: one HTML file that needs nothing else, and its pictures."
+    )
     report.add_argument("run")
     report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
 
@@ -94,9 +136,23 @@ def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["build"])
     for_help = "taught on its examples instead of on sums; may be repeated"
-    command.add_argument("--for", action="append", default=[], metavar="ENVIRONMENT", dest="environments", help=for_help)
-    command.add_argument("--share", type=float, default=0.3, help="of those examples that are right (default: %(default)s)")
-    command.add_argument("--steps", type=int, default=900, help="of that teaching (default: %(default)s)")
+    command.add_argument(
+        "--for",
+        action="append",
+        default=[],
+        metavar="ENVIRONMENT",
+        dest="environments",
+        help=for_help,
+    )
+    command.add_argument(
+        "--share",
+        type=float,
+        default=0.3,
+        help="of those examples that are right (default: %(default)s)",
+    )
+    command.add_argument(
+        "--steps", type=int, default=900, help="of that teaching (default: %(default)s)"
+    )
     _add_edit_options(command)
 
 
@@ -105,11 +161,15 @@ def _add_env(command: argparse.ArgumentParser) -> None:
     new = actions.add_parser("new", help="write a file that works as it is, for you to change")
     new.add_argument("name", help="small letters, digits and _")
     new.add_argument("--to", metavar="DIR", default=".", help="default: this folder")
-    check = actions.add_parser("check", help="all that can be known without training, in half a minute; needs no server")
+    check = actions.add_parser(
+        "check", help="all that can be known without training, in half a minute; needs no server"
+    )
     check.add_argument("environment", help="a file, or a name from `lachesis envs`")
     check.add_argument("--model", help="a folder (default: the tiny one)")
     _add_edit_options(check)
-    install = actions.add_parser("install", help="what the file's header requires (PEP 723), in a place of its own")
+    install = actions.add_parser(
+        "install", help="what the file's header requires (PEP 723), in a place of its own"
+    )
     install.add_argument("environment", help="a file, or a name from `lachesis envs`")
     for action in (new, check, install):
         action.add_argument("--json", action="store_true", help="print JSON for a program")
@@ -117,7 +177,9 @@ def _add_env(command: argparse.ArgumentParser) -> None:
 
 def _add_profile_option(command: argparse.ArgumentParser) -> None:
     default = os.environ.get("LACHESIS_PROFILE", "embedded")
-    command.add_argument("--profile", default=default, help="embedded, tinker or custom (default: %(default)s)")
+    command.add_argument(
+        "--profile", default=default, help="embedded, tinker or custom (default: %(default)s)"
+    )
 
 
 def _add_train(command: argparse.ArgumentParser) -> None:
@@ -135,10 +197,15 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help=model_help)
     command.add_argument("--seed", type=int)
     command.add_argument(
-        "--from", metavar="RUN[@STEP|@best]", dest="start_from", help="begin with the weights of that checkpoint"
+        "--from",
+        metavar="RUN[@STEP|@best]",
+        dest="start_from",
+        help="begin with the weights of that checkpoint",
     )
     command.add_argument(
-        "--require-validation", action="store_true", help="refuse without a fresh `lachesis test` that found it learnable"
+        "--require-validation",
+        action="store_true",
+        help="refuse without a fresh `lachesis test` that found it learnable",
     )
     _add_watch_option(command)
     _add_profile_option(command)
@@ -151,11 +218,17 @@ def _add_resume(command: argparse.ArgumentParser) -> None:
 
 
 def _add_edit_options(command: argparse.ArgumentParser, metavar: str = "FIELD=VALUE") -> None:
-    command.add_argument("--set", action="append", default=[], metavar=metavar, dest="edits", help="may be repeated")
+    command.add_argument(
+        "--set", action="append", default=[], metavar=metavar, dest="edits", help="may be repeated"
+    )
 
 
 def _add_watch_option(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--watch", action="store_true", help="show progress until the run ends; Ctrl-C leaves it running")
+    command.add_argument(
+        "--watch",
+        action="store_true",
+        help="show progress until the run ends; Ctrl-C leaves it running",
+    )
 
 
 def _add_notification_options(command: argparse.ArgumentParser) -> None:
@@ -166,33 +239,60 @@ def _add_notification_options(command: argparse.ArgumentParser) -> None:
 
 def _add_servers(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     mcp = add_command("mcp", "Serve the tools to an agent by the Model Context Protocol.")
-    mcp.add_argument("--http", action="store_true", help="streamable HTTP instead of stdin and stdout")
-    mcp.add_argument("--session", help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)")
+    mcp.add_argument(
+        "--http", action="store_true", help="streamable HTTP instead of stdin and stdout"
+    )
+    mcp.add_argument(
+        "--session",
+        help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)",
+    )
     _add_listening(mcp, port=8090)
     api = add_command("api", "Serve the tools as plain HTTP routes, with a page at /docs.")
-    api.add_argument("--open", action="store_true", help="without a token, for clients that cannot send one; on loopback only")
+    api.add_argument(
+        "--open",
+        action="store_true",
+        help="without a token, for clients that cannot send one; on loopback only",
+    )
     _add_listening(api, port=8080)
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
     command.add_argument("--host", help="where HTTP listens (default: 127.0.0.1)")
     command.add_argument("--port", type=int, help=f"default: {port}")
-    command.add_argument("--allow-host", action="append", metavar="NAME", help="a further name of this server; may be repeated")
+    command.add_argument(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="a further name of this server; may be repeated",
+    )
     command.set_defaults(default_port=port)
 
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    model_help = (
-        "on the embedded profile as of `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
-    )
+    model_help = "on the embedded profile as of `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
     command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
     endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
     command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)
-    command.add_argument("--steps", type=int, default=3, help="groups per model (default: %(default)s)")
-    command.add_argument("--group-size", type=int, default=16, help="completions per item (default: %(default)s)")
-    command.add_argument("--prompt", action="append", help="a prompt of your own instead of the items; may be repeated")
-    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="edits", help="may be repeated")
+    command.add_argument(
+        "--steps", type=int, default=3, help="groups per model (default: %(default)s)"
+    )
+    command.add_argument(
+        "--group-size", type=int, default=16, help="completions per item (default: %(default)s)"
+    )
+    command.add_argument(
+        "--prompt",
+        action="append",
+        help="a prompt of your own instead of the items; may be repeated",
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="edits",
+        help="may be repeated",
+    )
     _add_profile_option(command)
 
 
@@ -214,7 +314,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _print_error(StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"), as_json=args.json)
+        return _print_error(
+            StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"),
+            as_json=args.json,
+        )
 
 
 def _print_error(error: LachesisError, *, as_json: bool) -> int:

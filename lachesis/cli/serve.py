@@ -15,8 +15,12 @@ from lachesis.orchestration import launcher
 
 def handle_serve(args: argparse.Namespace) -> int:
     """Becomes the launcher, so that signals reach it."""
-    command = launcher.make_serve_command(*(["--port", str(args.port)] if args.port is not None else []))
-    show.print_note("starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both")
+    command = launcher.make_serve_command(
+        *(["--port", str(args.port)] if args.port is not None else [])
+    )
+    show.print_note(
+        "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both"
+    )
     os.chdir(paths.checkout_dir())
     os.execv(command[0], command)
     return 1
@@ -25,37 +29,58 @@ def handle_serve(args: argparse.Namespace) -> int:
 def handle_mcp(args: argparse.Namespace) -> int:
     """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
     if list_missing_modules(["mcp"]):
-        raise MissingDependencyError("the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'")
+        raise MissingDependencyError(
+            "the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'"
+        )
     from lachesis.agent import mcp_server
-    from lachesis.agent.session_store import SessionFile, make_session_name
     from lachesis.agent.access_token import load_or_create_token
+    from lachesis.agent.session_store import SessionFile, make_session_name
 
-    session_name = SessionFile(args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()).name
+    session_name = SessionFile(
+        args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()
+    ).name
     if not args.http:
         if args.host or args.port or args.allow_host:
-            raise ConfigError("--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens")
+            raise ConfigError(
+                "--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens"
+            )
         if sys.stdin.isatty():
-            show.print_note(f"session {session_name}; an agent's client starts this command and talks to it; Ctrl-C ends it")
+            show.print_note(
+                f"session {session_name}; an agent's client starts this command and talks to it; Ctrl-C ends it"
+            )
         mcp_server.serve_stdio(session_name)
         return 0
     host, port, allowed_hosts = _read_listen_address(args)
-    app = mcp_server.create_app(session_name, host=host, token=load_or_create_token(), allowed_hosts=allowed_hosts)
-    return _run_server(app, host, port, f"MCP at http://{host}:{port}/mcp, with the bearer token in {_describe_token_location()}")
+    app = mcp_server.create_app(
+        session_name, host=host, token=load_or_create_token(), allowed_hosts=allowed_hosts
+    )
+    return _run_server(
+        app,
+        host,
+        port,
+        f"MCP at http://{host}:{port}/mcp, with the bearer token in {_describe_token_location()}",
+    )
 
 
 def handle_api(args: argparse.Namespace) -> int:
-    """The HTTP service. The token is asked for unless --open says that any program of this machine may call it."""
+    """The HTTP service. The token is asked for unless --open says that any program of this machine
+    may call it.
+    """
     from lachesis.agent import rest
     from lachesis.agent.access_token import load_or_create_token
     from lachesis.base.http_guard import is_loopback
 
     host, port, allowed_hosts = _read_listen_address(args)
     if args.open and not is_loopback(host):
-        raise ConfigError(f"--open is for a server on loopback; {host} can be reached from elsewhere")
+        raise ConfigError(
+            f"--open is for a server on loopback; {host} can be reached from elsewhere"
+        )
     token = None if args.open else load_or_create_token()
     app = rest.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
     token_note = "" if args.open else f", with the bearer token in {_describe_token_location()}"
-    return _run_server(app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}")
+    return _run_server(
+        app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
+    )
 
 
 def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lachesis.cli import show
 from lachesis.monitor.judgement import refresh_health
-from lachesis.runs.held_out import describe_point, build_held_out_curve
+from lachesis.runs.held_out import build_held_out_curve, describe_point
 from lachesis.runs.store import RunRecord, seconds_between
 from lachesis.service import LachesisService
 
@@ -30,7 +30,8 @@ SPEED_KEYS = ("tokens_per_second/sampled", "tokens_per_second/trained")
 def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = False) -> RunRecord:
     """Show the run until it has ended, and return its record.
 
-    On a terminal the view is redrawn, elsewhere a line is printed now and then. Raises KeyboardInterrupt.
+    On a terminal the view is redrawn, elsewhere a line is printed now and then. Raises
+    KeyboardInterrupt.
     """
     record = service.get_run(run_id)
     polled_at = time.monotonic()
@@ -40,7 +41,10 @@ def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = Fals
             time.sleep(REFRESH_INTERVAL_S)
             raise_if_interrupted()
             if time.monotonic() - polled_at > SERVER_POLL_INTERVAL_S:
-                polled_at, record = time.monotonic(), refresh_health(service.store, service.get_run(run_id))
+                polled_at, record = (
+                    time.monotonic(),
+                    refresh_health(service.store, service.get_run(run_id)),
+                )
             else:
                 record = service.store.load(run_id).model_copy(update={"health": record.health})
         record = refresh_health(service.store, record)
@@ -50,16 +54,20 @@ def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = Fals
 
 @contextlib.contextmanager
 def _defer_interrupts() -> Iterator[Callable[[], None]]:
-    """Give a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C raises at once.
+    """Give a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C
+    raises at once.
 
-    Python forgets an exception that is raised while it removes an object, and Ctrl-C with it: the run would train on.
+    Python forgets an exception that is raised while it removes an object, and Ctrl-C with it: the
+    run would train on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     is_interrupted = False
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    handlers = {
+        number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN
+    }
 
     def record_interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal is_interrupted
@@ -95,10 +103,16 @@ class _LineView:
         key = f"{record.phase} {step // 10}"
         if key != self.last_key:
             self.last_key = key
-            reward = f", reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})" if steps else ""
+            reward = (
+                f", reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})"
+                if steps
+                else ""
+            )
             held_out = f", held out {point}" if (point := _describe_newest_held_out(steps)) else ""
             progress_text = f"{record.phase}, step {step} of {record.total_steps}"
-            show.console.print(f"{_compute_elapsed_s(record):6.1f} s  {progress_text}{reward}{held_out}")
+            show.console.print(
+                f"{_compute_elapsed_s(record):6.1f} s  {progress_text}{reward}{held_out}"
+            )
             if record.learning != self.last_health_level:
                 self.last_health_level = record.learning
                 show.console.print(_render_learning(record))
@@ -119,16 +133,26 @@ def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType
     steps = service.read_metrics(record.run_id)
     step = steps[-1]["step"] if steps else 0
     table = Table.grid(padding=(0, 2))
-    table.add_row(f"run {record.run_id}", record.environment, record.phase, f"{_compute_elapsed_s(record):.0f} s")
+    table.add_row(
+        f"run {record.run_id}",
+        record.environment,
+        record.phase,
+        f"{_compute_elapsed_s(record):.0f} s",
+    )
     bar = Table.grid(padding=(0, 2))
-    bar.add_row(ProgressBar(total=record.total_steps, completed=step, width=40), f"step {step} of {record.total_steps}")
+    bar.add_row(
+        ProgressBar(total=record.total_steps, completed=step, width=40),
+        f"step {step} of {record.total_steps}",
+    )
     rewards = [step_metrics.get("reward/mean") or 0.0 for step_metrics in steps]
     curve = Text(
         f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  {show.draw_sparkline(rewards)}"
         if steps
         else "waiting for the first rollouts"
     )
-    return Group(table, bar, curve, *_render_held_out(steps), *_render_speed(steps), *_render_health(record))
+    return Group(
+        table, bar, curve, *_render_held_out(steps), *_render_speed(steps), *_render_health(record)
+    )
 
 
 def _describe_newest_held_out(steps: list[dict[str, float]]) -> str | None:
@@ -140,7 +164,11 @@ def _describe_newest_held_out(steps: list[dict[str, float]]) -> str | None:
 def _render_held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
     """Return the newest held-out result with its curve."""
     shares = [point.percent_correct for point in build_held_out_curve(steps)]
-    return [Text(f"held out {_describe_newest_held_out(steps)}  {show.draw_sparkline(shares)}")] if shares else []
+    return (
+        [Text(f"held out {_describe_newest_held_out(steps)}  {show.draw_sparkline(shares)}")]
+        if shares
+        else []
+    )
 
 
 def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
@@ -148,15 +176,23 @@ def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
         return []
     last_step = steps[-1]
     parts = [f"{last_step['time/step']:.2f} s a step"] if last_step.get("time/step") else []
-    parts += [f"{last_step[key]:,.0f} {key.rsplit('/', 1)[1]} tokens a second" for key in SPEED_KEYS if last_step.get(key)]
-    parts += [] if last_step.get("cost/total") is None else [f"{last_step['cost/total']:.2f} US dollars"]
+    parts += [
+        f"{last_step[key]:,.0f} {key.rsplit('/', 1)[1]} tokens a second"
+        for key in SPEED_KEYS
+        if last_step.get(key)
+    ]
+    parts += (
+        [] if last_step.get("cost/total") is None else [f"{last_step['cost/total']:.2f} US dollars"]
+    )
     return [Text("  ".join(parts), style="dim")]
 
 
 def _render_health(record: RunRecord) -> list[RenderableType]:
     """Return the stall that the monitor has found, if there is one, and the judgement of learning."""
     stall = (record.health or {}).get("stalled")
-    lines = [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []
+    lines = (
+        [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []
+    )
     return [*(Text(line, style="red") for line in lines), _render_learning(record)]
 
 

@@ -1,7 +1,8 @@
 """The fields of an environment as a person or an agent sees them, and edits to them.
 
-A field is named bare (`group_size`) or with its section (`tinker.learning_rate`). A bare name that several sections have
-means the one that can be edited, `env` before `tinker`. The environment's own fields come from its own configuration class.
+A field is named bare (`group_size`) or with its section (`tinker.learning_rate`). A bare name that
+several sections have means the one that can be edited, `env` before `tinker`. The environment's own
+fields come from its own configuration class.
 """
 
 from __future__ import annotations
@@ -13,11 +14,25 @@ from typing import Any
 import jsonschema
 from pydantic import ValidationError
 
-from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError, shorten
+from lachesis.base.errors import (
+    ConfigError,
+    FieldValueError,
+    LockedFieldError,
+    UnknownFieldError,
+    shorten,
+)
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.config.run_config import PROFILES, RunConfig, build_run_config, check_cost_limit
-from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, Locked, OpenAISection, Section, TinkerSection
+from lachesis.config.schema import (
+    INFRASTRUCTURE,
+    EnvSection,
+    LimitsSection,
+    Locked,
+    OpenAISection,
+    Section,
+    TinkerSection,
+)
 
 SECTIONS: dict[str, type[Section]] = {
     "env": EnvSection,
@@ -59,7 +74,9 @@ class ConfigFields:
     `by_owner` opens those that are locked for agents only.
     """
 
-    def __init__(self, profile: str, schema: EnvironmentSchema | None = None, *, is_owner: bool = False) -> None:
+    def __init__(
+        self, profile: str, schema: EnvironmentSchema | None = None, *, is_owner: bool = False
+    ) -> None:
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, ConfigField] = {}
         self.environment_properties: dict[str, Any] = {}
@@ -71,13 +88,31 @@ class ConfigFields:
             for name, info in model.model_fields.items():
                 locks = [lock for lock in info.metadata if isinstance(lock, Locked)]
                 lock_reasons = [lock.reason for lock in locks if not (is_owner and lock.for_agents)]
-                lock_reason = lock_reasons[0] if lock_reasons and f"{section}.{name}" not in unlocked else None
-                field = ConfigField(section, name, section_schema["properties"][name], info.default, info.description or "", lock_reason)
+                lock_reason = (
+                    lock_reasons[0]
+                    if lock_reasons and f"{section}.{name}" not in unlocked
+                    else None
+                )
+                field = ConfigField(
+                    section,
+                    name,
+                    section_schema["properties"][name],
+                    info.default,
+                    info.description or "",
+                    lock_reason,
+                )
                 self.by_name[f"{section}.{name}"] = field
         for name in ("slurm", "testing"):
             info = RunConfig.model_fields[name]
             field_schema = {"type": "boolean", "enum": [False]}
-            field = ConfigField(TOP_SECTION, name, field_schema, False, info.description or "", INFRASTRUCTURE.reason)
+            field = ConfigField(
+                TOP_SECTION,
+                name,
+                field_schema,
+                False,
+                info.description or "",
+                INFRASTRUCTURE.reason,
+            )
             self.by_name[f"{TOP_SECTION}.{name}"] = field
         if schema is not None:
             self._add_own(schema)
@@ -87,10 +122,20 @@ class ConfigFields:
         self.environment_properties = schema.properties
         for name, property_schema in schema.properties.items():
             reference = str(property_schema.get("$ref", "")).rsplit("/", 1)[-1]
-            property_schema = {**self.definitions.get(reference, {}), **{key: value for key, value in property_schema.items() if key != "$ref"}}
+            property_schema = {
+                **self.definitions.get(reference, {}),
+                **{key: value for key, value in property_schema.items() if key != "$ref"},
+            }
             if f"env.{name}" not in self.by_name:
                 default = schema.values.get(name)
-                self.by_name[f"env.{name}"] = ConfigField("env", name, property_schema, default, property_schema.get("description", ""), None)
+                self.by_name[f"env.{name}"] = ConfigField(
+                    "env",
+                    name,
+                    property_schema,
+                    default,
+                    property_schema.get("description", ""),
+                    None,
+                )
 
     def find(self, name: str) -> ConfigField:
         """Raises UnknownFieldError with the fields that can be edited."""
@@ -104,11 +149,17 @@ class ConfigFields:
             available_fields=available,
         )
 
-    def check_edit(self, name: str, value: Any, current: RunConfig | None = None) -> tuple[ConfigField, Any]:
-        """The field and the checked value. Raises UnknownFieldError, LockedFieldError or FieldValueError."""
+    def check_edit(
+        self, name: str, value: Any, current: RunConfig | None = None
+    ) -> tuple[ConfigField, Any]:
+        """The field and the checked value. Raises UnknownFieldError, LockedFieldError or
+        FieldValueError.
+        """
         field = self.find(name)
         if field.lock_reason is not None:
-            section = current if field.section == TOP_SECTION else getattr(current, field.section, None)
+            section = (
+                current if field.section == TOP_SECTION else getattr(current, field.section, None)
+            )
             current_value = getattr(section, field.name, field.default)
             raise LockedFieldError(
                 f"{field.section}.{field.name} is locked at {current_value!r} ({field.lock_reason}); rl_get_current_config or "
@@ -130,12 +181,19 @@ class ConfigFields:
             _reject_unusable_value(value)
             jsonschema.validate(value, {**field.schema, "$defs": self.definitions})
             if field.section == "env":
-                jsonschema.validate(value, {**self.environment_properties.get(field.name, {}), "$defs": self.definitions})
+                jsonschema.validate(
+                    value,
+                    {**self.environment_properties.get(field.name, {}), "$defs": self.definitions},
+                )
             model = SECTIONS[field.section]
             if field.name in model.model_fields:
                 return getattr(model.model_validate({field.name: value}), field.name)
         except (jsonschema.ValidationError, ValidationError, ValueError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else getattr(error, "message", str(error))
+            reason = (
+                error.errors()[0]["msg"]
+                if isinstance(error, ValidationError)
+                else getattr(error, "message", str(error))
+            )
             shown = shorten(repr(value))
             raise FieldValueError(
                 f"{field.section}.{field.name} is {shown}: {shorten(reason.removeprefix('Value error, '))}; "
@@ -146,15 +204,22 @@ class ConfigFields:
 
 def get_editable_values(config: RunConfig) -> dict[str, Any]:
     """The values of the fields that the configuration's profile does not lock."""
-    unlocked_fields = [field for field in ConfigFields(config.profile).by_name.values() if field.lock_reason is None]
-    values = {field.name: getattr(getattr(config, field.section), field.name) for field in unlocked_fields}
+    unlocked_fields = [
+        field
+        for field in ConfigFields(config.profile).by_name.values()
+        if field.lock_reason is None
+    ]
+    values = {
+        field.name: getattr(getattr(config, field.section), field.name) for field in unlocked_fields
+    }
     return {**values, **(config.env.model_extra or {})}
 
 
 def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") -> RunConfig:
     """Return the configuration with other limits.
 
-    Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value that is not allowed.
+    Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value
+    that is not allowed.
     """
     fields = ConfigFields(config.profile)
     values = config.model_dump()
@@ -170,16 +235,23 @@ def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") ->
 
 
 def _reject_unusable_value(value: Any) -> None:
-    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN, infinity, control characters, a
-    text that is a document."""
-    for element in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN,
+    infinity, control characters, a text that is a document.
+    """
+    for element in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _reject_unusable_value(element)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it is not a finite number")
-    if isinstance(value, str) and any(ord(character) < 32 and character not in "\n\t" for character in value):
+    if isinstance(value, str) and any(
+        ord(character) < 32 and character not in "\n\t" for character in value
+    ):
         raise ValueError("it has control characters")
     if isinstance(value, str) and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
-        raise ValueError("it is not Unicode text (half of a surrogate pair, or bytes outside UTF-8)")
+        raise ValueError(
+            "it is not Unicode text (half of a surrogate pair, or bytes outside UTF-8)"
+        )
     if isinstance(value, str) and len(value) > MAX_CHARACTERS:
         raise ValueError(f"it has more than {MAX_CHARACTERS} characters")
 
@@ -197,8 +269,12 @@ def describe_allowed(schema: dict[str, Any]) -> str:
     }
     alternatives = []
     for alternative in schema.get("anyOf") or [schema]:
-        words = [str(alternative.get("type") or alternative.get("$ref", "a value").rsplit("/", 1)[-1])]
-        words += [f"{text} {alternative[key]}" for key, text in limit_words.items() if key in alternative]
+        words = [
+            str(alternative.get("type") or alternative.get("$ref", "a value").rsplit("/", 1)[-1])
+        ]
+        words += [
+            f"{text} {alternative[key]}" for key, text in limit_words.items() if key in alternative
+        ]
         alternatives.append(", ".join(words))
     return " or ".join(alternatives)
 
@@ -211,5 +287,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         shown = shorten(repr(text))
-        raise FieldValueError(f"{shown} is not an assignment; allowed: field=value, as in group_size=8")
+        raise FieldValueError(
+            f"{shown} is not an assignment; allowed: field=value, as in group_size=8"
+        )
     return name.strip(), value

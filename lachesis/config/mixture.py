@@ -17,8 +17,10 @@ Values = dict[str, dict[str, Any]]
 
 
 def complete_mixture(config: RunConfig, timeout_s: float) -> RunConfig:
-    """The configuration with every field of the further environments, which were checked as those of the first one are. Raises
-    UnknownEnvironmentError, UnknownFieldError, LockedFieldError, FieldValueError, and what `discovery.schema` raises."""
+    """The configuration with every field of the further environments, which were checked as those
+    of the first one are. Raises UnknownEnvironmentError, UnknownFieldError, LockedFieldError,
+    FieldValueError, and what `discovery.schema` raises.
+    """
     if not config.env.mixture:
         return config
     values = config.model_dump()
@@ -26,23 +28,43 @@ def complete_mixture(config: RunConfig, timeout_s: float) -> RunConfig:
     return build_run_config(values)
 
 
-def check_mixture(profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: float) -> Values:
+def check_mixture(
+    profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: float
+) -> Values:
     """The environments with all their own fields."""
-    return {name: _complete_environment(profile, name, values, timeout_s) for name, values in mixture.items()}
+    return {
+        name: _complete_environment(profile, name, values, timeout_s)
+        for name, values in mixture.items()
+    }
 
 
 def list_environment_files(environment: Environment, config: RunConfig) -> dict[str, str]:
-    """Where the run's environments are, by name, the first one first. Raises UnknownEnvironmentError."""
-    return {environment.name: environment.file_path, **{name: describe.find_environment(name).file_path for name in config.env.mixture}}
+    """Where the run's environments are, by name, the first one first. Raises
+    UnknownEnvironmentError.
+    """
+    return {
+        environment.name: environment.file_path,
+        **{name: describe.find_environment(name).file_path for name in config.env.mixture},
+    }
 
 
-def _complete_environment(profile: str, name: str, values: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+def _complete_environment(
+    profile: str, name: str, values: Mapping[str, Any], timeout_s: float
+) -> dict[str, Any]:
     environment = describe.find_environment(name)
     schema = describe.load_schema(environment, timeout_s)
     fields = ConfigFields(profile, schema)
-    checked_values = {key: fields.check_edit(f"env.{key}", value)[1] for key, value in values.items() if key not in MIXTURE_FIELDS}
+    checked_values = {
+        key: fields.check_edit(f"env.{key}", value)[1]
+        for key, value in values.items()
+        if key not in MIXTURE_FIELDS
+    }
     validation_errors = describe.check_values(environment, schema, checked_values, timeout_s)
     if validation_errors:
-        raise FieldValueError(f"{name} refuses it: {'; '.join(validation_error['message'] for validation_error in validation_errors)}")
-    defaults = {key: value for key, value in schema.values.items() if key not in EnvSection.model_fields}
+        raise FieldValueError(
+            f"{name} refuses it: {'; '.join(validation_error['message'] for validation_error in validation_errors)}"
+        )
+    defaults = {
+        key: value for key, value in schema.values.items() if key not in EnvSection.model_fields
+    }
     return {**defaults, **values, **checked_values}

@@ -1,4 +1,6 @@
-"""What tokens cost: `deployments/prices.yaml`, with an operator's own `$LACHESIS_HOME/prices.yaml` over it."""
+"""What tokens cost: `deployments/prices.yaml`, with an operator's own `$LACHESIS_HOME/prices.yaml`
+over it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TOKENS_PER_PRICE_UNIT = 1_000_000
 
 
 class TokenCounts(BaseModel):
-    """Tokens by what is paid for them. A prompt counts once per request, however many completions are drawn from it."""
+    """Tokens by what is paid for them. A prompt counts once per request, however many completions
+    are drawn from it.
+    """
 
     prefill: float = 0
     sampled: float = 0
@@ -40,11 +44,17 @@ class Prices(BaseModel):
 
     def compute_cost(self, tokens: TokenCounts) -> float:
         """US dollars."""
-        return (self.prefill * tokens.prefill + self.sample * tokens.sampled + self.train * tokens.trained) / TOKENS_PER_PRICE_UNIT
+        return (
+            self.prefill * tokens.prefill
+            + self.sample * tokens.sampled
+            + self.train * tokens.trained
+        ) / TOKENS_PER_PRICE_UNIT
 
 
 def find_prices(model: str, home: Path | None = None) -> Prices | None:
-    """The model's prices, or None when no table has them. Raises ConfigError for a table of another shape."""
+    """The model's prices, or None when no table has them. Raises ConfigError for a table of another
+    shape.
+    """
     for file in _list_price_files(home):
         price_fields = _read_price_file(file).get(model)
         if price_fields is not None:
@@ -52,13 +62,16 @@ def find_prices(model: str, home: Path | None = None) -> Prices | None:
                 return Prices.model_validate(price_fields)
             except ValidationError as error:
                 error_detail = error.errors()[0]
-                raise ConfigError(f"{file}: {model}.{'.'.join(map(str, error_detail['loc']))}: {error_detail['msg']}") from error
+                raise ConfigError(
+                    f"{file}: {model}.{'.'.join(map(str, error_detail['loc']))}: {error_detail['msg']}"
+                ) from error
     return None
 
 
 def _list_price_files(home: Path | None) -> list[Path]:
     candidates = [(home or paths.home()) / "prices.yaml"]
-    with contextlib.suppress(MissingDependencyError):  # an installed package without a checkout has the operator's table only
+    # an installed package without a checkout has the operator's table only
+    with contextlib.suppress(MissingDependencyError):
         candidates.append(paths.checkout_dir() / "deployments" / "prices.yaml")
     return [file for file in candidates if file.is_file()]
 
@@ -69,5 +82,7 @@ def _read_price_file(file: Path) -> dict[str, Any]:
         if not isinstance(models, dict):
             raise ValueError("`models` is no mapping")
     except (OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not of the form models: {{NAME: {{prefill, sample, train, dated}}}}: {error}") from error
+        raise ConfigError(
+            f"{file} is not of the form models: {{NAME: {{prefill, sample, train, dated}}}}: {error}"
+        ) from error
     return models

@@ -12,7 +12,9 @@ from lachesis.config.run_config import PROFILES
 
 
 def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile lacks here."""
+    """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile
+    lacks here.
+    """
     run_config.load_profile_values(profile)
     missing = list_missing_keys(profile, environ)
     if missing:
@@ -35,7 +37,9 @@ def check_embedded() -> None:
 
 
 def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
-    """The name of the key for models that are tested at an endpoint: $OPENAI_BASE_URL when it is set, else OpenRouter."""
+    """The name of the key for models that are tested at an endpoint: $OPENAI_BASE_URL when it is
+    set, else OpenRouter.
+    """
     return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
 
 

@@ -1,4 +1,5 @@
-"""The configuration of a run: its sections, which values are locked and why, and the YAML that all its processes read.
+"""The configuration of a run: its sections, which values are locked and why, and the YAML that all
+its processes read.
 
 A profile says where training happens and what its users may change:
 
@@ -24,13 +25,22 @@ from pydantic import Field, ValidationError, model_validator
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
 from lachesis.config.prices import find_prices
-from lachesis.config.schema import INFRASTRUCTURE, EnvSection, LimitsSection, OpenAISection, Section, TinkerSection
+from lachesis.config.schema import (
+    INFRASTRUCTURE,
+    EnvSection,
+    LimitsSection,
+    OpenAISection,
+    Section,
+    TinkerSection,
+)
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the time."""
+"""The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of
+the time.
+"""
 MAX_WEIGHT = 1000
 """Of an environment, beside others."""
 _LINE_ENDS = re.compile(r"[\r\x85\u2028\u2029\ufeff]")
@@ -103,25 +113,49 @@ class RunConfig(Section):
         return self
 
     def build_environment_configs(self) -> dict[str, RunConfig]:
-        """What each environment of the run reads, by its name, the run's first one first. Raises ValueError."""
+        """What each environment of the run reads, by its name, the run's first one first. Raises
+        ValueError.
+        """
         env = self.env
         if not env.mixture:
             return {self.environment: self}
         if self.environment in env.mixture:
-            raise ValueError(f"env.mixture names {self.environment}, which is the run's own environment; allowed: others")
-        values_by_name = {self.environment: {**(env.model_extra or {}), "weight": env.inference_weight}, **env.mixture}
+            raise ValueError(
+                f"env.mixture names {self.environment}, which is the run's own environment; allowed: others"
+            )
+        values_by_name = {
+            self.environment: {**(env.model_extra or {}), "weight": env.inference_weight},
+            **env.mixture,
+        }
         if len({to_safe_name(name) for name in values_by_name}) < len(values_by_name):
-            raise ValueError(f"env.mixture has names that differ in signs only: {', '.join(values_by_name)}")
-        weights = {name: _read_weight(name, own_values) for name, own_values in values_by_name.items()}
-        groups_per_weight = env.max_batches_offpolicy * env.batch_size / env.group_size / sum(weights.values())
-        return {name: self._build_environment_config(name, own_values, weights[name], math.ceil(groups_per_weight * weights[name])) for name, own_values in values_by_name.items()}
+            raise ValueError(
+                f"env.mixture has names that differ in signs only: {', '.join(values_by_name)}"
+            )
+        weights = {
+            name: _read_weight(name, own_values) for name, own_values in values_by_name.items()
+        }
+        groups_per_weight = (
+            env.max_batches_offpolicy * env.batch_size / env.group_size / sum(weights.values())
+        )
+        return {
+            name: self._build_environment_config(
+                name, own_values, weights[name], math.ceil(groups_per_weight * weights[name])
+            )
+            for name, own_values in values_by_name.items()
+        }
 
-    def _build_environment_config(self, name: str, own_values: Mapping[str, Any], weight: float, max_workers: int) -> RunConfig:
-        """One environment's view: it has no more groups under way than is its share of what may wait."""
+    def _build_environment_config(
+        self, name: str, own_values: Mapping[str, Any], weight: float, max_workers: int
+    ) -> RunConfig:
+        """One environment's view: it has no more groups under way than is its share of what may
+        wait.
+        """
         shared = {key: getattr(self.env, key) for key in EnvSection.model_fields}
         shared_names = sorted(own_values.keys() & (shared.keys() - {"max_token_length"}))
         if shared_names:
-            raise ValueError(f"env.mixture.{name} sets {', '.join(shared_names)}, which all environments of a run have in common")
+            raise ValueError(
+                f"env.mixture.{name} sets {', '.join(shared_names)}, which all environments of a run have in common"
+            )
         shared |= {"mixture": {}, "inference_weight": weight, "max_num_workers": max_workers}
         if name != self.environment and self.env.wandb_name:
             shared["wandb_name"] = f"{self.env.wandb_name}-{to_safe_name(name)}"
@@ -137,8 +171,10 @@ class RunConfig(Section):
         return self.env.max_batches_offpolicy > 1
 
     def to_yaml(self) -> str:
-        """The file that the trainer and the environment read. The endpoint stands twice: with a single entry, environments
-        that return a bare server configuration would talk to localhost:9004 instead."""
+        """The file that the trainer and the environment read. The endpoint stands twice: with a
+        single entry, environments that return a bare server configuration would talk to
+        localhost:9004 instead.
+        """
         endpoint = self.openai.model_dump(mode="json")
         content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
         meta = {"environment": self.environment, "profile": self.profile}
@@ -152,21 +188,32 @@ class RunConfig(Section):
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or no such day
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            # ValueError: no text, or no such day
             raise ConfigError(f"{path} is not YAML: {error}") from error
         endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
         endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
-        if not isinstance(content, dict) or not all(isinstance(section or {}, dict) for section in (*content.values(), endpoint)):
+        if not isinstance(content, dict) or not all(
+            isinstance(section or {}, dict) for section in (*content.values(), endpoint)
+        ):
             raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
-        meta = content.pop("lachesis", None) or {"environment": (content.get("env") or {}).get("wandb_name") or path.stem}
-        sections = {key: content[key] for key in ("env", "tinker", "limits", "slurm", "testing") if key in content}
+        meta = content.pop("lachesis", None) or {
+            "environment": (content.get("env") or {}).get("wandb_name") or path.stem
+        }
+        sections = {
+            key: content[key]
+            for key in ("env", "tinker", "limits", "slurm", "testing")
+            if key in content
+        }
         values = {**sections, **meta, "openai": endpoint}
         return build_run_config(values, source=str(path))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where training happens: the values of its fields, those of the locked ones that it opens, and the keys it needs."""
+    """Where training happens: the values of its fields, those of the locked ones that it opens, and
+    the keys it needs.
+    """
 
     name: ProfileName
     description: str
@@ -181,9 +228,22 @@ class Profile:
 
 
 _TUNABLE = frozenset(
-    f"tinker.{name}" for name in ("lora_rank", "learning_rate", "max_token_trainer_length", "save_checkpoint_interval")
+    f"tinker.{name}"
+    for name in (
+        "lora_rank",
+        "learning_rate",
+        "max_token_trainer_length",
+        "save_checkpoint_interval",
+    )
 ) | frozenset(
-    f"env.{name}" for name in ("total_steps", "max_token_length", "steps_per_eval", "max_batches_offpolicy", "worker_timeout")
+    f"env.{name}"
+    for name in (
+        "total_steps",
+        "max_token_length",
+        "steps_per_eval",
+        "max_batches_offpolicy",
+        "worker_timeout",
+    )
 )
 PROFILES: dict[str, Profile] = {
     "embedded": Profile(
@@ -227,18 +287,25 @@ def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dic
     """
     if profile not in PROFILES:
         raise ConfigError(
-            f"there is no profile {shorten(repr(profile), 60)}; allowed: {', '.join(PROFILES)}", available=list(PROFILES)
+            f"there is no profile {shorten(repr(profile), 60)}; allowed: {', '.join(PROFILES)}",
+            available=list(PROFILES),
         )
     values = {name: dict(section) for name, section in PROFILES[profile].values.items()}
     file = (home or paths.home()) / "profiles.yaml"
     if file.is_file():
         try:
-            for name, section in ((yaml.safe_load(file.read_text()) or {}).get(profile) or {}).items():
+            for name, section in (
+                (yaml.safe_load(file.read_text()) or {}).get(profile) or {}
+            ).items():
                 if name not in ("env", "openai", "tinker", "limits"):
-                    raise ValueError(f"there is no section {name}; allowed: env, openai, tinker, limits")
+                    raise ValueError(
+                        f"there is no section {name}; allowed: env, openai, tinker, limits"
+                    )
                 values.setdefault(name, {}).update(section)
         except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}") from error
+            raise ConfigError(
+                f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}"
+            ) from error
     return values
 
 
@@ -251,31 +318,45 @@ def resolve_run_config(
     model: str | None = None,
     home: Path | None = None,
 ) -> RunConfig:
-    """The run's configuration: the environment's own `defaults`, the profile's values over them, `edits` over those.
+    """The run's configuration: the environment's own `defaults`, the profile's values over them,
+    `edits` over those.
 
     `model` names the base model and its tokenizer. Raises ConfigError; see `build`.
     """
     values = load_profile_values(profile, home)
-    own_defaults = {key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields}
+    own_defaults = {
+        key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields
+    }
     env = {**own_defaults, **values.get("env", {})}
-    sections = {"env": env, **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")}}
+    sections = {
+        "env": env,
+        **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")},
+    }
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     if sections["tinker"].get("use_wandb") is False:
-        sections["env"]["use_wandb"] = False  # the environment's own logging goes with the trainer's
-    if sections["env"].get("wandb_name") is None:  # the Atropos API takes no environment without a name
+        # the environment's own logging goes with the trainer's
+        sections["env"]["use_wandb"] = False
+    # the Atropos API takes no environment without a name
+    if sections["env"].get("wandb_name") is None:
         sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
     if PROFILES[profile].is_paid:
         base_model = sections["openai"].get("model_name", OpenAISection().model_name)
         sections["tinker"].setdefault("prices", find_prices(base_model, home))
-    return check_cost_limit(build_run_config({"environment": environment, "profile": profile, **sections}))
+    return check_cost_limit(
+        build_run_config({"environment": environment, "profile": profile, **sections})
+    )
 
 
 def check_cost_limit(config: RunConfig) -> RunConfig:
     """The configuration, if its budget of money can be kept. Raises ConfigError."""
-    if config.limits.max_cost_usd is not None and PROFILES[config.profile].is_paid and config.tinker.prices is None:
+    if (
+        config.limits.max_cost_usd is not None
+        and PROFILES[config.profile].is_paid
+        and config.tinker.prices is None
+    ):
         raise ConfigError(
             f"limits.max_cost_usd cannot be kept: no price of {config.openai.model_name} is known; add it to "
             "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
@@ -290,8 +371,14 @@ def to_safe_name(name: str) -> str:
 
 def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
     weight = own_values.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
-        raise ValueError(f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MAX_WEIGHT}")
+    if (
+        isinstance(weight, bool)
+        or not isinstance(weight, int | float)
+        or not 0 < weight <= MAX_WEIGHT
+    ):
+        raise ValueError(
+            f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MAX_WEIGHT}"
+        )
     return float(weight)
 
 
@@ -303,16 +390,22 @@ def read_env_number(name: str, default: float, *, min_value: float) -> float:
     except ValueError:
         value = math.nan
     if not value >= min_value:
-        raise ConfigError(f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}")
+        raise ConfigError(
+            f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}"
+        )
     return value
 
 
 def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:
-    """A checked configuration. Raises FieldValueError that names every field which is wrong, its value and what is allowed."""
+    """A checked configuration. Raises FieldValueError that names every field which is wrong, its
+    value and what is allowed.
+    """
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise FieldValueError((f"{source}: " if source else "") + format_validation_error(error)) from error
+        raise FieldValueError(
+            (f"{source}: " if source else "") + format_validation_error(error)
+        ) from error
 
 
 def format_validation_error(error: ValidationError) -> str:
@@ -324,5 +417,9 @@ def format_validation_error(error: ValidationError) -> str:
         if error_detail["type"] == "missing":
             lines.append(f"{field_path} is missing")
             continue
-        lines.append(f"{field_path} is {shorten(repr(error_detail['input']))}: {message}" if field_path else message)
+        lines.append(
+            f"{field_path} is {shorten(repr(error_detail['input']))}: {message}"
+            if field_path
+            else message
+        )
     return "; ".join(lines)

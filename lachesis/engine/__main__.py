@@ -1,4 +1,6 @@
-"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve models over the Tinker protocol on loopback."""
+"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve models over the Tinker protocol
+on loopback.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import sys
 from pathlib import Path
 
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError, MissingDependencyError, MissingKeyError, PortInUseError
+from lachesis.base.errors import (
+    LachesisError,
+    MissingDependencyError,
+    MissingKeyError,
+    PortInUseError,
+)
 from lachesis.base.http_guard import HttpGuard
 
 MAX_BODY_BYTES = 600_000_000
@@ -31,12 +38,26 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="a further name of this server")
-    parser.add_argument("--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)")
-    parser.add_argument("--seed", type=int, help="seed of sampling requests that bring none (default: random)")
-    parser.add_argument("--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name of this server",
+    )
+    parser.add_argument(
+        "--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="seed of sampling requests that bring none (default: random)"
+    )
+    parser.add_argument(
+        "--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU"
+    )
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
     try:
         serve(args)
@@ -47,20 +68,26 @@ def main() -> int:
 
 
 def serve(args: argparse.Namespace) -> None:
-    # Read when PyTorch is loaded. Threads that wait actively keep the cores from every other process of a run: sampling then
+    # Read when PyTorch is loaded. Threads that wait actively keep the cores from every other
+    # process of a run: sampling then
     # takes three to thirty times as long; where there is none, it makes no difference.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     token = os.environ.get("LACHESIS_ENGINE_TOKEN", "")
     if not token.startswith("tml-"):
-        raise MissingKeyError("LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)")
-    # Bound before the model is loaded, so a taken port fails in a second. With its protocol asyncio knows it as TCP, and sends
+        raise MissingKeyError(
+            "LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)"
+        )
+    # Bound before the model is loaded, so a taken port fails in a second. With its protocol asyncio
+    # knows it as TCP, and sends
     # small answers at once (TCP_NODELAY).
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((args.host, args.port))
         except OSError as error:
-            raise PortInUseError(f"port {args.port} on {args.host} cannot be used: {error.strerror}") from error
+            raise PortInUseError(
+                f"port {args.port} on {args.host} cannot be used: {error.strerror}"
+            ) from error
         try:
             import torch
             import uvicorn
@@ -77,8 +104,19 @@ def serve(args: argparse.Namespace) -> None:
         store = args.store or paths.home() / "engine"
         engine = Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
         torch_threads.tune_num_threads(engine.default_model.base)
-        app = HttpGuard(create_app(engine, token), host=args.host, token=None, allowed_hosts=args.allow_host, max_body_bytes=MAX_BODY_BYTES)
-        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S)
+        app = HttpGuard(
+            create_app(engine, token),
+            host=args.host,
+            token=None,
+            allowed_hosts=args.allow_host,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
         uvicorn.Server(config).run(sockets=[listener])
 
 

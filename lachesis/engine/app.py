@@ -1,7 +1,8 @@
 """The HTTP routes of the Tinker protocol as SDK 0.38 speaks it. No tensor is touched here.
 
-A submitted request is accepted at once and fails, if it must, through its future: a refused submission would leave a hole
-in the client's numbering. Answers that repeat a 5xx would be retried for ever, so they are for faults of the server only.
+A submitted request is accepted at once and fails, if it must, through its future: a refused
+submission would leave a hole in the client's numbering. Answers that repeat a 5xx would be retried
+for ever, so they are for faults of the server only.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from lachesis.engine import protobuf_messages, rest_routes
 from lachesis.engine.engine import Engine
 from lachesis.engine.futures import FutureRegistry, Payload
 from lachesis.engine.json_messages import (
-    RequestBody,
     CreateModelBody,
     CreateSamplerBody,
     CreateSessionBody,
     LoadWeightsBody,
     ModelBody,
     OptimStepBody,
+    RequestBody,
     RetrieveBody,
     SampleBody,
     SaveForSamplerBody,
@@ -39,7 +40,8 @@ from lachesis.engine.sample_request import MAX_SAMPLES_PER_REQUEST
 
 LONG_POLL_S = 30.0
 MAX_WAITING_REQUESTS = 10_000
-"""Requests for samples that may wait; the client of one more pauses for a second, and asks again."""
+"""Requests for samples that may wait; the client of one more pauses for a second, and asks again.
+"""
 PROTOBUF_MEDIA_TYPE = "application/x-protobuf"
 CLIENT_CONFIG = {
     # Chunks sent one after the other arrive in the order of their numbers, and a call is one chunk.
@@ -63,18 +65,22 @@ class RequestDispatcher:
         self.last_sequence_ids: dict[str, int] = {}
         """The last sequence id of each model."""
 
-    def submit(self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any) -> dict[str, Any]:
-        """Queue `call` unless this request is already known. Requests of one model run in the order of their numbers, which is
-        that of their arrival; a number may be left out, for good, and one that comes late is refused."""
+    def submit(
+        self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any
+    ) -> dict[str, Any]:
+        """Queue `call` unless this request is already known. Requests of one model run in the order
+        of their numbers, which is that of their arrival; a number may be left out, for good, and
+        one that comes late is refused.
+        """
         owner, sequence_id = key
-        future, is_new = self.futures.get_or_create((owner, sequence_id) if sequence_id is not None else None)
+        future, is_new = self.futures.get_or_create(
+            (owner, sequence_id) if sequence_id is not None else None
+        )
         if is_new:
             future.response_fields = response_fields
             last_sequence_id = self.last_sequence_ids.get(owner, -1)
             if sequence_id is not None and sequence_id <= last_sequence_id:
-                message = (
-                    f"the request with sequence id {sequence_id} came after that with {last_sequence_id}; they are numbered as they are sent"
-                )
+                message = f"the request with sequence id {sequence_id} came after that with {last_sequence_id}; they are numbered as they are sent"
                 future.finish({"error": message, "category": "user"})
             else:
                 if sequence_id is not None:
@@ -87,20 +93,30 @@ class RequestDispatcher:
         assert self.thread is not None
         entry = self.engine.samplers.get(body.sampling_session_id)
         if entry is None:
-            raise HTTPException(404, f"there is no sampler {body.sampling_session_id}; its session may have ended")
+            raise HTTPException(
+                404, f"there is no sampler {body.sampling_session_id}; its session may have ended"
+            )
         if self.thread.num_waiting >= MAX_WAITING_REQUESTS:
-            raise HTTPException(429, f"{self.thread.num_waiting} requests wait for samples; ask again later", {"Retry-After": "1"})
+            raise HTTPException(
+                429,
+                f"{self.thread.num_waiting} requests wait for samples; ask again later",
+                {"Retry-After": "1"},
+            )
         future, is_new = self.futures.get_or_create((body.sampling_session_id, body.seq_id))
         if is_new:
             num_samples = min(max(0, body.num_samples), MAX_SAMPLES_PER_REQUEST)
-            future.response_fields["sample_sequence_ids"] = [f"{future.request_id}-{index}" for index in range(num_samples)]
+            future.response_fields["sample_sequence_ids"] = [
+                f"{future.request_id}-{index}" for index in range(num_samples)
+            ]
             try:
                 request = body.to_sample_request(entry.served_model.base, future)
             except EngineRequestError as error:
                 future.finish(make_tinker_error(error))
             else:
                 entry.last_used = time.monotonic()
-                self.thread.submit_sample(future, entry.served_model.sampler, entry.snapshot, request)
+                self.thread.submit_sample(
+                    future, entry.served_model.sampler, entry.snapshot, request
+                )
         return {"request_id": future.request_id, **future.response_fields}
 
     async def call_soon(self, call: Callable[[], str]) -> str:
@@ -138,7 +154,9 @@ class RequestDispatcher:
 
     def end_session(self, session_id: str) -> None:
         for values_by_owner in (self.client_counts, self.last_sequence_ids):
-            for one in [owner_id for owner_id in values_by_owner if owner_id.startswith(f"{session_id}:")]:
+            for one in [
+                owner_id for owner_id in values_by_owner if owner_id.startswith(f"{session_id}:")
+            ]:
                 del values_by_owner[one]
         self.submit((f"end:{session_id}", None), lambda: self.engine.end_session(session_id))
 
@@ -149,7 +167,10 @@ def create_app(engine: Engine, token: str) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        dispatcher.thread = ModelThread([served_model.sampler for served_model in engine.served_models.values()], asyncio.get_running_loop())
+        dispatcher.thread = ModelThread(
+            [served_model.sampler for served_model in engine.served_models.values()],
+            asyncio.get_running_loop(),
+        )
         expiry_task = asyncio.create_task(dispatcher.end_expired_sessions())
         yield
         expiry_task.cancel()
@@ -157,7 +178,10 @@ def create_app(engine: Engine, token: str) -> FastAPI:
 
     async def require_token(x_api_key: str = Header("")) -> None:
         if not hmac.compare_digest(x_api_key.encode(), token.encode()):
-            raise HTTPException(401, "the X-API-Key header does not hold this engine's token (LACHESIS_ENGINE_TOKEN)")
+            raise HTTPException(
+                401,
+                "the X-API-Key header does not hold this engine's token (LACHESIS_ENGINE_TOKEN)",
+            )
 
     app = FastAPI(title="Lachesis embedded engine", lifespan=lifespan, openapi_url=None)
     authenticated_router = APIRouter(prefix="/api/v1", dependencies=[Depends(require_token)])
@@ -238,8 +262,12 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
 
         def create() -> Payload:
             if optimizer_type != "adamw":
-                raise EngineRequestError(f"the optimizer {optimizer_type!r} is not offered; allowed: adamw")
-            return engine.create_model(body.session_id, body.model_seq_id, body.base_model, spec, body.user_metadata)
+                raise EngineRequestError(
+                    f"the optimizer {optimizer_type!r} is not offered; allowed: adamw"
+                )
+            return engine.create_model(
+                body.session_id, body.model_seq_id, body.base_model, spec, body.user_metadata
+            )
 
         return dispatcher.submit((model_id, 0), create, model_id=model_id)
 
@@ -249,7 +277,11 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
         if model is None:
             raise HTTPException(404, f"there is no model {body.model_id}")
         source = model.base.source
-        data = {"arch": model.base.module.config.model_type, "model_name": source, "tokenizer_id": source}
+        data = {
+            "arch": model.base.module.config.model_type,
+            "model_name": source,
+            "tokenizer_id": source,
+        }
         return {
             "type": "get_info",
             "model_id": body.model_id,
@@ -263,7 +295,10 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
     @router.post("/forward_backward")
     async def forward_backward(request: Request) -> dict[str, Any]:
         parsed_request = protobuf_messages.parse_forward_backward(await request.body())
-        return dispatcher.submit((parsed_request.model_id, parsed_request.seq_id), lambda: engine.forward_backward(parsed_request))
+        return dispatcher.submit(
+            (parsed_request.model_id, parsed_request.seq_id),
+            lambda: engine.forward_backward(parsed_request),
+        )
 
     @router.post("/optim_step")
     async def optim_step(body: OptimStepBody) -> dict[str, Any]:
@@ -276,7 +311,9 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
 
     @router.post("/unload_model")
     async def unload_model(body: ModelBody) -> dict[str, Any]:
-        return dispatcher.submit((body.model_id, body.seq_id), lambda: engine.unload_model(body.model_id))
+        return dispatcher.submit(
+            (body.model_id, body.seq_id), lambda: engine.unload_model(body.model_id)
+        )
 
 
 def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
@@ -285,7 +322,10 @@ def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
     def make_save_route(kind: str) -> Callable[[ModelBody], Any]:
         async def save(body: ModelBody) -> dict[str, Any]:
             options = body.model_extra or {}
-            return dispatcher.submit((body.model_id, body.seq_id), lambda: engine.save_checkpoint(body.model_id, kind, body.path, options))
+            return dispatcher.submit(
+                (body.model_id, body.seq_id),
+                lambda: engine.save_checkpoint(body.model_id, kind, body.path, options),
+            )
 
         return save
 
@@ -296,14 +336,21 @@ def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
     async def load_weights(body: LoadWeightsBody) -> dict[str, Any]:
         if body.model_id is not None:
             model_id = body.model_id
-            return dispatcher.submit((model_id, body.seq_id), lambda: engine.load_checkpoint(model_id, body.path, with_optimizer=body.optimizer))
+            return dispatcher.submit(
+                (model_id, body.seq_id),
+                lambda: engine.load_checkpoint(model_id, body.path, with_optimizer=body.optimizer),
+            )
         session_id, model_seq_id = body.session_id or "", body.model_seq_id or 0
         _require_session(engine, session_id)
         new_model_id = f"{session_id}:train:{model_seq_id}"
 
         def create() -> Payload:
             return engine.create_model_from_checkpoint(
-                session_id, model_seq_id, body.path, with_optimizer=body.optimizer, metadata=body.user_metadata
+                session_id,
+                model_seq_id,
+                body.path,
+                with_optimizer=body.optimizer,
+                metadata=body.user_metadata,
             )
 
         return dispatcher.submit((new_model_id, 0), create, model_id=new_model_id)
@@ -316,17 +363,30 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
     async def save_weights_for_sampler(body: SaveForSamplerBody) -> dict[str, Any]:
         key, sampling_seq_id = (body.model_id, body.seq_id), body.sampling_session_seq_id
         if sampling_seq_id is not None:
-            return dispatcher.submit(key, lambda: engine.create_snapshot_sampler(body.model_id, sampling_seq_id))
+            return dispatcher.submit(
+                key, lambda: engine.create_snapshot_sampler(body.model_id, sampling_seq_id)
+            )
         options = body.model_extra or {}
-        return dispatcher.submit(key, lambda: engine.save_checkpoint(body.model_id, "sampler_weights", body.path, options))
+        return dispatcher.submit(
+            key,
+            lambda: engine.save_checkpoint(body.model_id, "sampler_weights", body.path, options),
+        )
 
     @router.post("/create_sampling_session")
     async def create_sampling_session(body: CreateSamplerBody) -> dict[str, Any]:
         _require_session(engine, body.session_id)
         # Files are read beside the model thread; what it owns is changed by it alone.
-        served_model, snapshot = await asyncio.to_thread(engine.load_sampler, body.base_model, body.model_path)
+        served_model, snapshot = await asyncio.to_thread(
+            engine.load_sampler, body.base_model, body.model_path
+        )
         registration = dispatcher.call_soon(
-            lambda: engine.add_sampler(body.session_id, body.sampling_session_seq_id, served_model, snapshot, body.model_path)
+            lambda: engine.add_sampler(
+                body.session_id,
+                body.sampling_session_seq_id,
+                served_model,
+                snapshot,
+                body.model_path,
+            )
         )
         return {"sampling_session_id": await registration}
 
@@ -335,7 +395,11 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
         entry = engine.samplers.get(sampler_id)
         if entry is None:
             raise HTTPException(404, f"there is no sampler {sampler_id}")
-        return {"sampler_id": sampler_id, "base_model": entry.served_model.base.source, "model_path": entry.model_path}
+        return {
+            "sampler_id": sampler_id,
+            "base_model": entry.served_model.base.source,
+            "model_path": entry.model_path,
+        }
 
     @router.post("/join_sampling_session")
     async def join_sampling_session(body: RequestBody) -> dict[str, int]:
@@ -355,10 +419,14 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
     async def retrieve_future(body: RetrieveBody) -> Response:
         future = dispatcher.futures.get(body.request_id)
         if future is None:
-            raise HTTPException(404, f"there is no request {body.request_id}; results are kept for ten minutes")
+            raise HTTPException(
+                404, f"there is no request {body.request_id}; results are kept for ten minutes"
+            )
         payload = await future.wait(LONG_POLL_S)
         if payload is None:  # 408 makes the client ask again without a word in its log
-            return JSONResponse({"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408)
+            return JSONResponse(
+                {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408
+            )
         if isinstance(payload, bytes):
             return Response(payload, media_type=PROTOBUF_MEDIA_TYPE)
         return JSONResponse(payload)
@@ -366,4 +434,6 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
 
 def _require_session(engine: Engine, session_id: str) -> None:
     if session_id not in engine.sessions:
-        raise HTTPException(404, f"there is no session {session_id}; this engine may have been restarted")
+        raise HTTPException(
+            404, f"there is no session {session_id}; this engine may have been restarted"
+        )

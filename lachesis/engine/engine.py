@@ -1,7 +1,8 @@
-"""What the engine knows: sessions, models in training, samplers, checkpoints. Every method answers for one request.
+"""What the engine knows: sessions, models in training, samplers, checkpoints. Every method answers
+for one request.
 
-Methods named after an operation run on the model thread and return its JSON or protobuf result; one that takes long is a
-generator, which lets other work in between.
+Methods named after an operation run on the model thread and return its JSON or protobuf result; one
+that takes long is a generator, which lets other work in between.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import torch
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, protobuf_messages, weights
 from lachesis.engine.futures import Payload
-from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 
 FREEZE_FILE_NAME = "freeze-weights"
-"""A file of this name in the store makes updates change nothing: the switch with which the judgement of learning is tested."""
+"""A file of this name in the store makes updates change nothing: the switch with which the
+judgement of learning is tested.
+"""
 MAX_SNAPSHOTS_PER_SESSION = 16
 """Unnamed sampler weights kept per session; the least recently used goes first."""
 SESSION_EXPIRY_S = 900.0
-"""A session that has sent no heartbeat (every 10 s) for this long is over, and its memory is freed."""
+"""A session that has sent no heartbeat (every 10 s) for this long is over, and its memory is freed.
+"""
 
 
 @dataclass
@@ -97,10 +101,13 @@ class Engine:
         self.models: dict[str, TrainingModel] = {}
         self.samplers: dict[str, SamplerEntry] = {}
 
-    # --- sessions ---------------------------------------------------------------------------------------------------
+    # --- sessions
+    # ---------------------------------------------------------------------------------------------------
 
     def create_session(self, metadata: dict[str, Any] | None) -> str:
-        session = EngineSession(uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()})
+        session = EngineSession(
+            uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()}
+        )
         self.sessions[session.session_id] = session
         return session.session_id
 
@@ -113,7 +120,11 @@ class Engine:
     def find_expired_sessions(self) -> list[str]:
         horizon = time.monotonic() - SESSION_EXPIRY_S
         # A copy: the model thread ends sessions while this runs.
-        return [session.session_id for session in list(self.sessions.values()) if session.last_seen < horizon]
+        return [
+            session.session_id
+            for session in list(self.sessions.values())
+            if session.last_seen < horizon
+        ]
 
     def end_session(self, session_id: str) -> Payload:
         """Free what the session holds in memory; its checkpoints stay."""
@@ -135,25 +146,43 @@ class Engine:
         self._clear_active_adapters()
         return {"model_id": model_id}
 
-    # --- training ---------------------------------------------------------------------------------------------------
+    # --- training
+    # ---------------------------------------------------------------------------------------------------
 
-    def create_model(self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any) -> Payload:
+    def create_model(
+        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any
+    ) -> Payload:
         base = self._get_served_model(base_model).base
         return {"model_id": self._add_model(session_id, model_seq_id, base, spec, metadata)}
 
-    def _add_model(self, session_id: str, model_seq_id: int, base: BaseLanguageModel, spec: LoraSpec, metadata: Any) -> str:
+    def _add_model(
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base: BaseLanguageModel,
+        spec: LoraSpec,
+        metadata: Any,
+    ) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
         if model_id not in self.models:  # the client re-sends a creation whose answer was lost
             if session_id not in self.sessions:
                 raise EngineRequestError(f"the session {session_id} has ended")
             self.models[model_id] = TrainingModel(base, spec)
             self.sessions[session_id].model_ids.append(model_id)
-            record = {"training_run_id": model_id, "base_model": base.source, "lora": spec.as_dict()}
+            record = {
+                "training_run_id": model_id,
+                "base_model": base.source,
+                "lora": spec.as_dict(),
+            }
             record["user_metadata"] = {key: str(value) for key, value in (metadata or {}).items()}
-            self.store.save_run(model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()})
+            self.store.save_run(
+                model_id, {**record, "last_request_time": datetime.now(UTC).isoformat()}
+            )
         return model_id
 
-    def forward_backward(self, request: protobuf_messages.ForwardBackwardRequest) -> Generator[None, None, Payload]:
+    def forward_backward(
+        self, request: protobuf_messages.ForwardBackwardRequest
+    ) -> Generator[None, None, Payload]:
         """Yields between the passes of one request."""
         model = self._get_model(request.model_id)
         data = protobuf_messages.decode_data(request)
@@ -164,11 +193,18 @@ class Engine:
 
     def optim_step(self, model_id: str, adam_params: dict[str, Any]) -> Payload:
         is_frozen = (self.store.root / FREEZE_FILE_NAME).exists()
-        return {"metrics": self._get_model(model_id).optim_step({**adam_params, "learning_rate": 0.0} if is_frozen else adam_params)}
+        return {
+            "metrics": self._get_model(model_id).optim_step(
+                {**adam_params, "learning_rate": 0.0} if is_frozen else adam_params
+            )
+        }
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
+    # --- checkpoints
+    # ------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, model_id: str, kind: str, name: str | None, options: dict[str, Any]) -> Payload:
+    def save_checkpoint(
+        self, model_id: str, kind: str, name: str | None, options: dict[str, Any]
+    ) -> Payload:
         """Write a checkpoint; Adam's state goes with kind `weights`."""
         model = self._get_model(model_id)
         path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
@@ -177,7 +213,11 @@ class Engine:
             tensors=lora.to_tensors(model.factors),
             adapter_config=self._make_peft_config(model),
             optimizer=model.copy_optimizer_state() if kind == "weights" else None,
-            checkpoint_record={"lora": model.spec.as_dict(), "base_model": model.base.source, "user_metadata": options.get("user_metadata")},
+            checkpoint_record={
+                "lora": model.spec.as_dict(),
+                "base_model": model.base.source,
+                "user_metadata": options.get("user_metadata"),
+            },
             overwrite=bool(options.get("overwrite")),
         )
         if options.get("ttl_seconds"):
@@ -187,28 +227,50 @@ class Engine:
     def _make_peft_config(self, model: TrainingModel) -> dict[str, Any]:
         lora_layers = model.base.lora_layers
         target_modules = lora_layers.find_target_modules(model.factors)
-        return lora.make_peft_config(model.spec.rank, target_modules, model.base.source, transposed=lora_layers.transposed)
+        return lora.make_peft_config(
+            model.spec.rank, target_modules, model.base.source, transposed=lora_layers.transposed
+        )
 
     def load_checkpoint(self, model_id: str, path: str, *, with_optimizer: bool) -> Payload:
         """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
         model = self._get_model(model_id)
-        tensors, optimizer_state, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
-        if self._find_checkpoint_model(checkpoint_record).base is not model.base and checkpoint_record["base_model"] in self.served_models:
-            raise EngineRequestError(f"{path} is an adapter of {checkpoint_record['base_model']}, the model is one of {model.base.source}")
+        tensors, optimizer_state, checkpoint_record = self.store.load(
+            weights.CheckpointPath.parse(path)
+        )
+        if (
+            self._find_checkpoint_model(checkpoint_record).base is not model.base
+            and checkpoint_record["base_model"] in self.served_models
+        ):
+            raise EngineRequestError(
+                f"{path} is an adapter of {checkpoint_record['base_model']}, the model is one of {model.base.source}"
+            )
         if checkpoint_record["lora"]["rank"] != model.spec.rank:
-            raise EngineRequestError(f"{path} has rank {checkpoint_record['lora']['rank']}, the model {model.spec.rank}; they must agree")
+            raise EngineRequestError(
+                f"{path} has rank {checkpoint_record['lora']['rank']}, the model {model.spec.rank}; they must agree"
+            )
         if with_optimizer and optimizer_state is None:
-            raise EngineRequestError(f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer")
-        model.load(lora.from_tensors(tensors, model.base.device), optimizer_state if with_optimizer else None, path)
+            raise EngineRequestError(
+                f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer"
+            )
+        model.load(
+            lora.from_tensors(tensors, model.base.device),
+            optimizer_state if with_optimizer else None,
+            path,
+        )
         return {"path": path, "model_id": model_id}
 
-    def create_model_from_checkpoint(self, session_id: str, model_seq_id: int, path: str, *, with_optimizer: bool, metadata: Any) -> Payload:
+    def create_model_from_checkpoint(
+        self, session_id: str, model_seq_id: int, path: str, *, with_optimizer: bool, metadata: Any
+    ) -> Payload:
         _, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
         base = self._find_checkpoint_model(checkpoint_record).base
-        model_id = self._add_model(session_id, model_seq_id, base, LoraSpec(**checkpoint_record["lora"]), metadata)
+        model_id = self._add_model(
+            session_id, model_seq_id, base, LoraSpec(**checkpoint_record["lora"]), metadata
+        )
         return self.load_checkpoint(model_id, path, with_optimizer=with_optimizer)
 
-    # --- sampling ---------------------------------------------------------------------------------------------------
+    # --- sampling
+    # ---------------------------------------------------------------------------------------------------
 
     def create_snapshot_sampler(self, model_id: str, sampling_seq_id: int) -> Payload:
         """Make the model's present weights a sampler, in memory."""
@@ -219,7 +281,9 @@ class Engine:
         sampler_id = self.add_sampler(session_id, sampling_seq_id, served_model, snapshot, None)
         return {"sampling_session_id": sampler_id}
 
-    def load_sampler(self, base_model: str | None, model_path: str | None) -> tuple[ServedModel, LoraAdapter | None]:
+    def load_sampler(
+        self, base_model: str | None, model_path: str | None
+    ) -> tuple[ServedModel, LoraAdapter | None]:
         """Read the weights of a checkpoint for sampling; None stands for the base model's own.
 
         Any thread may call this. Raises EngineRequestError for a checkpoint that is not there, or
@@ -249,8 +313,14 @@ class Engine:
         if sampler_id not in self.samplers:  # the client re-sends a creation whose answer was lost
             session.sampler_ids.append(sampler_id)
         self.samplers[sampler_id] = SamplerEntry(sampler_id, served_model, snapshot, model_path)
-        unnamed_entries = [self.samplers[registered_id] for registered_id in session.sampler_ids if self._is_unnamed(registered_id)]
-        for entry in sorted(unnamed_entries, key=lambda candidate: candidate.last_used)[:-MAX_SNAPSHOTS_PER_SESSION]:
+        unnamed_entries = [
+            self.samplers[registered_id]
+            for registered_id in session.sampler_ids
+            if self._is_unnamed(registered_id)
+        ]
+        for entry in sorted(unnamed_entries, key=lambda candidate: candidate.last_used)[
+            :-MAX_SNAPSHOTS_PER_SESSION
+        ]:
             del self.samplers[entry.sampler_id]
             session.sampler_ids.remove(entry.sampler_id)
         return sampler_id
@@ -259,16 +329,21 @@ class Engine:
         entry = self.samplers.get(sampler_id)
         return entry is not None and entry.snapshot is not None and entry.model_path is None
 
-    # --- look-ups ---------------------------------------------------------------------------------------------------
+    # --- look-ups
+    # ---------------------------------------------------------------------------------------------------
 
     def _get_model(self, model_id: str) -> TrainingModel:
         if model_id not in self.models:
-            raise EngineRequestError(f"there is no model {model_id} in this engine; its session may have ended")
+            raise EngineRequestError(
+                f"there is no model {model_id} in this engine; its session may have ended"
+            )
         return self.models[model_id]
 
     def _get_served_model(self, name: str) -> ServedModel:
         if name not in self.served_models:
-            raise EngineRequestError(f"this engine serves {', '.join(self.served_models)}, not {name!r}")
+            raise EngineRequestError(
+                f"this engine serves {', '.join(self.served_models)}, not {name!r}"
+            )
         return self.served_models[name]
 
     def _find_checkpoint_model(self, checkpoint_record: dict[str, Any]) -> ServedModel:

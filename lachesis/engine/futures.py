@@ -1,4 +1,6 @@
-"""Submitted work and its results: every request is answered at once with an id, and its result is fetched by long poll."""
+"""Submitted work and its results: every request is answered at once with an id, and its result is
+fetched by long poll.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RESULT_RETENTION_S = 600.0
-"""A result stays this long after it was made: an answer that was lost on the wire is asked for again."""
+"""A result stays this long after it was made: an answer that was lost on the wire is asked for
+again.
+"""
 
 Payload = bytes | dict[str, Any]
 """Protobuf for forward-backward and sampling, JSON for everything else."""
@@ -53,7 +57,9 @@ class FutureRegistry:
         self._by_key: dict[tuple[str, int], RequestFuture] = {}
 
     def get_or_create(self, key: tuple[str, int] | None) -> tuple[RequestFuture, bool]:
-        """The future of this request and whether it is new. `key` is (model or session, sequence number)."""
+        """The future of this request and whether it is new. `key` is (model or session, sequence
+        number).
+        """
         self._prune()
         if key is not None and key in self._by_key:
             return self._by_key[key], False
@@ -67,7 +73,8 @@ class FutureRegistry:
         return self._by_id.get(request_id)
 
     def _prune(self) -> None:
-        # Insertion order is close to completion order, so looking at the oldest few is enough, and cheap.
+        # Insertion order is close to completion order, so looking at the oldest few is enough, and
+        # cheap.
         horizon = time.monotonic() - RESULT_RETENTION_S
         for request_id in list(itertools.islice(self._by_id, 16)):
             done_at = self._by_id[request_id].done_at

@@ -54,9 +54,14 @@ class CreateModelBody(RequestBody):
         try:
             config = LoraConfigBody.model_validate(self.lora_config or {})
         except ValidationError as error:
-            messages = [f"lora_config.{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}" for problem in error.errors()]
+            messages = [
+                f"lora_config.{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}"
+                for problem in error.errors()
+            ]
             raise EngineRequestError("; ".join(messages)) from error
-        return LoraSpec(**config.model_dump(include=set(LoraConfigBody.model_fields), exclude_none=True))
+        return LoraSpec(
+            **config.model_dump(include=set(LoraConfigBody.model_fields), exclude_none=True)
+        )
 
 
 class ModelBody(RequestBody):
@@ -123,15 +128,23 @@ class SampleBody(RequestBody):
     prompt_alt_tokens_k: int = 0
 
     def to_sample_request(self, model: BaseLanguageModel, future: RequestFuture) -> SampleRequest:
-        """In the sampler's terms, checked. `stop` absent means the model's end-of-sequence tokens; token ids mean just those;
-        strings mean those and end-of-sequence; an empty list means none at all. Raises EngineRequestError."""
-        if any(chunk.type != "encoded_text" or chunk.tokens is None for chunk in self.prompt.chunks):
-            raise EngineRequestError("the prompt holds a chunk that is not text; this engine samples from text tokens only")
+        """In the sampler's terms, checked. `stop` absent means the model's end-of-sequence tokens;
+        token ids mean just those; strings mean those and end-of-sequence; an empty list means none
+        at all. Raises EngineRequestError.
+        """
+        if any(
+            chunk.type != "encoded_text" or chunk.tokens is None for chunk in self.prompt.chunks
+        ):
+            raise EngineRequestError(
+                "the prompt holds a chunk that is not text; this engine samples from text tokens only"
+            )
         params = self.sampling_params
         stops = [params.stop] if isinstance(params.stop, str) else params.stop
         stop_strings = tuple(stop for stop in stops or () if isinstance(stop, str))
         if "" in stop_strings:
-            raise EngineRequestError("a stop string is empty; allowed: texts of at least one character, or token ids")
+            raise EngineRequestError(
+                "a stop string is empty; allowed: texts of at least one character, or token ids"
+            )
         stop_ids = frozenset(stop for stop in stops or () if isinstance(stop, int))
         request = SampleRequest(
             prompt=[token for chunk in self.prompt.chunks for token in chunk.tokens or ()],
@@ -156,7 +169,9 @@ class SampleBody(RequestBody):
             include_logprobs=bool(self.prompt_logprobs),
             last_n=self.prompt_logprobs_last_n,
             num_top_logprobs=self.topk_prompt_logprobs,
-            target_ids=None if targets is None else parse_json_tensor("target_prompt_logprobs", targets),
+            target_ids=None
+            if targets is None
+            else parse_json_tensor("target_prompt_logprobs", targets),
             num_alternatives=self.prompt_alt_tokens_k,
         )
 
@@ -166,7 +181,9 @@ class RetrieveBody(RequestBody):
 
 
 def check_sdk_version(version: str | None) -> None:
-    """Raises EngineRequestError for a client that speaks an older protocol: it would wait for answers in another form."""
+    """Raises EngineRequestError for a client that speaks an older protocol: it would wait for
+    answers in another form.
+    """
     try:
         major_minor = tuple(int(part) for part in (version or "").split(".")[:2])
     except ValueError:

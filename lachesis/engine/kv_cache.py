@@ -1,4 +1,6 @@
-"""Keys and values of the sequences that are being sampled, in slots that sequences enter and leave between two tokens."""
+"""Keys and values of the sequences that are being sampled, in slots that sequences enter and leave
+between two tokens.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,28 @@ class SlotCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.decode_step: tuple[torch.Tensor, torch.Tensor, int] = (torch.zeros(0), torch.zeros(0), 0)
-        """Of the pass under way: the slots, where their new token goes, and the length that attention looks at."""
+        self.decode_step: tuple[torch.Tensor, torch.Tensor, int] = (
+            torch.zeros(0),
+            torch.zeros(0),
+            0,
+        )
+        """Of the pass under way: the slots, where their new token goes, and the length that
+        attention looks at.
+        """
         self._num_slots = self._reserved_length = 0
 
     def reserve(self, num_slots: int, max_length: int, template: Cache) -> None:
         """Have room for so many sequences of so many tokens; `like` is a cache of the same model."""
         if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
-        new_num_slots = self._num_slots if num_slots <= self._num_slots else max(num_slots, 2 * self._num_slots)
-        new_length = self._reserved_length if max_length <= self._reserved_length else -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
+        new_num_slots = (
+            self._num_slots if num_slots <= self._num_slots else max(num_slots, 2 * self._num_slots)
+        )
+        new_length = (
+            self._reserved_length
+            if max_length <= self._reserved_length
+            else -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
+        )
         while len(self.layers) < len(template.layers):
             self.layers.append(SlotLayer(self))
         for layer, template_layer in zip(self.layers, template.layers, strict=True):
@@ -88,7 +102,9 @@ class SlotCache(Cache):
             self._num_slots = self._reserved_length = 0
 
 
-def _grow(old: torch.Tensor | None, template: torch.Tensor, num_slots: int, length: int) -> torch.Tensor:
+def _grow(
+    old: torch.Tensor | None, template: torch.Tensor, num_slots: int, length: int
+) -> torch.Tensor:
     new = template.new_zeros(num_slots, template.shape[1], length, template.shape[3])
     if old is not None:
         new[: old.shape[0], :, : old.shape[2]] = old

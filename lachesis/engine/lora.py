@@ -1,8 +1,10 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) on one base model: many at once, for training and for sampling.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) on one base model: many at once, for training
+and for sampling.
 
-A linear layer W with an adapter gives x W' + scale * x A' B', A (rank, in), B (out, rank), B = 0 at first (eq. 3). Alpha is 32
-at every rank, as on the Tinker service, so the scale is 32 / rank. The base model is in memory once and is never changed: each
-of its linear layers has a site, which adds the adapters that are in use. Files have the names and keys of PEFT.
+A linear layer W with an adapter gives x W' + scale * x A' B', A (rank, in), B (out, rank), B = 0 at
+first (eq. 3). Alpha is 32 at every rank, as on the Tinker service, so the scale is 32 / rank. The
+base model is in memory once and is never changed: each of its linear layers has a site, which adds
+the adapters that are in use. Files have the names and keys of PEFT.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class LoraLinear:
     def __init__(self, linear: Any) -> None:
         self.linear = linear
         self.original_forward = linear.forward
-        self.active_adapters: tuple[tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...] = ()
+        self.active_adapters: tuple[
+            tuple[torch.Tensor | None, torch.Tensor, torch.Tensor, float], ...
+        ] = ()
         self.merged_weight: torch.Tensor | None = None
         self._merge_buffer: torch.Tensor | None = None
         self.get_num_sequences = lambda: 0
@@ -84,30 +88,52 @@ class LoraLinear:
                 num_sequences = self.get_num_sequences() or len(x)
                 grouped_inputs = x.reshape(num_sequences, -1, x.shape[-1])
                 grouped_outputs = y.view(num_sequences, -1, y.shape[-1])
-                grouped_outputs.index_copy_(0, rows, _add_lora_output(grouped_outputs[rows], grouped_inputs[rows], a, b, scale))
+                grouped_outputs.index_copy_(
+                    0,
+                    rows,
+                    _add_lora_output(grouped_outputs[rows], grouped_inputs[rows], a, b, scale),
+                )
         return y
 
     def merge(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-        """The layer's weight with an adapter in it. It is kept in one place, so the one before is gone."""
+        """The layer's weight with an adapter in it. It is kept in one place, so the one before is
+        gone.
+        """
         if self._merge_buffer is None:
-            self._merge_buffer = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
-        return torch.addmm(self.weight, b.to(self.weight.dtype), a.to(self.weight.dtype), alpha=scale, out=self._merge_buffer)
+            self._merge_buffer = torch.empty_like(
+                self.weight, memory_format=torch.contiguous_format
+            )
+        return torch.addmm(
+            self.weight,
+            b.to(self.weight.dtype),
+            a.to(self.weight.dtype),
+            alpha=scale,
+            out=self._merge_buffer,
+        )
 
 
-def _add_lora_output(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+def _add_lora_output(
+    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
+) -> torch.Tensor:
     inner = functional.linear(x.to(a.dtype), a)
     if y.dtype != a.dtype:
         return y + (scale * functional.linear(inner, b)).to(y.dtype)
-    return torch.addmm(y.reshape(-1, b.shape[0]), inner.reshape(-1, a.shape[0]), b.T, alpha=scale).view(y.shape)
+    return torch.addmm(
+        y.reshape(-1, b.shape[0]), inner.reshape(-1, a.shape[0]), b.T, alpha=scale
+    ).view(y.shape)
 
 
 class LoraLayers:
     """The linear layers of one model. Only the model thread may call this."""
 
     MAX_MERGED_BYTES = 2**29
-    """Bytes of a second set of weights, with an adapter folded in; a larger model adds its adapters as it goes."""
+    """Bytes of a second set of weights, with an adapter folded in; a larger model adds its adapters
+    as it goes.
+    """
     MERGE_AFTER_PASSES = 8
-    """Passes with one adapter alone before it is folded in: less than that does not pay for the folding."""
+    """Passes with one adapter alone before it is folded in: less than that does not pay for the
+    folding.
+    """
 
     def __init__(self, module: Any) -> None:
         self._components = _classify_linear_layers(module)
@@ -119,7 +145,9 @@ class LoraLayers:
             module.get_submodule(path).forward = layer
             layer.get_num_sequences = lambda: self.num_sequences
         self.transposed = any(isinstance(layer.linear, Conv1D) for layer in self._layers.values())
-        self._can_merge = sum(layer.weight.nbytes for layer in self._layers.values()) <= self.MAX_MERGED_BYTES
+        self._can_merge = (
+            sum(layer.weight.nbytes for layer in self._layers.values()) <= self.MAX_MERGED_BYTES
+        )
         self._active_key: object = None
         self._merged_key = object()
         self._merged_adapter: LoraAdapter | None = None
@@ -131,8 +159,10 @@ class LoraLayers:
         return {path: tuple(layer.weight.shape) for path, layer in self._layers.items()}  # type: ignore[misc]
 
     def create_factors(self, spec: LoraSpec) -> Factors:
-        """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT (Kaiming with a = sqrt 5: bounds
-        1 / sqrt(in)). Raises EngineRequestError for an impossible spec."""
+        """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT
+        (Kaiming with a = sqrt 5: bounds 1 / sqrt(in)). Raises EngineRequestError for an impossible
+        spec.
+        """
         if not 1 <= spec.rank <= MAX_RANK:
             raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to {MAX_RANK}")
         generator = torch.Generator()
@@ -147,10 +177,16 @@ class LoraLayers:
 
     def _select_layers(self, spec: LoraSpec) -> list[str]:
         is_trained = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
-        selected_paths = [path for path, component in self._components.items() if is_trained[component]]
+        selected_paths = [
+            path for path, component in self._components.items() if is_trained[component]
+        ]
         if not selected_paths:
-            flag_names = ", ".join(f"train_{component}" for component in sorted(set(self._components.values())))
-            raise EngineRequestError(f"a LoRA adapter of this model must train at least one of {flag_names}")
+            flag_names = ", ".join(
+                f"train_{component}" for component in sorted(set(self._components.values()))
+            )
+            raise EngineRequestError(
+                f"a LoRA adapter of this model must train at least one of {flag_names}"
+            )
         return selected_paths
 
     def check_factors(self, factors: Factors, source: str) -> None:
@@ -170,18 +206,35 @@ class LoraLayers:
         """The next passes go through these adapters, each for its rows."""
         covers_all_rows = len(assignments) == 1 and assignments[0][0] is None
         sole_adapter = assignments[0][1] if covers_all_rows else None
-        self._sole_adapter_passes = (sole_adapter, self._sole_adapter_passes[1] + 1 if sole_adapter is self._sole_adapter_passes[0] else 0)
-        if sole_adapter is not None and self._can_merge and (sole_adapter is self._merged_adapter or self._sole_adapter_passes[1] >= self.MERGE_AFTER_PASSES):
+        self._sole_adapter_passes = (
+            sole_adapter,
+            self._sole_adapter_passes[1] + 1 if sole_adapter is self._sole_adapter_passes[0] else 0,
+        )
+        if (
+            sole_adapter is not None
+            and self._can_merge
+            and (
+                sole_adapter is self._merged_adapter
+                or self._sole_adapter_passes[1] >= self.MERGE_AFTER_PASSES
+            )
+        ):
             self._activate_merged(sole_adapter)
         else:
-            self._activate(assignments, key=(sole_adapter or _BASE_MODEL_KEY) if covers_all_rows else assignments)
+            self._activate(
+                assignments,
+                key=(sole_adapter or _BASE_MODEL_KEY) if covers_all_rows else assignments,
+            )
 
     def _activate(self, assignments: Sequence[AdapterAssignment], key: object) -> None:
         if key is self._active_key:
             return
         self._active_key = key
         for path, layer in self._layers.items():
-            active_adapters = [(rows, *adapter.factors[path], adapter.scale) for rows, adapter in assignments if adapter is not None and path in adapter.factors]
+            active_adapters = [
+                (rows, *adapter.factors[path], adapter.scale)
+                for rows, adapter in assignments
+                if adapter is not None and path in adapter.factors
+            ]
             layer.active_adapters, layer.merged_weight = tuple(active_adapters), None
 
     def _activate_merged(self, adapter: LoraAdapter) -> None:
@@ -191,7 +244,11 @@ class LoraLayers:
         for path, layer in self._layers.items():
             layer.active_adapters, layer.merged_weight = (), None
             if path in adapter.factors:
-                layer.merged_weight = layer._merge_buffer if adapter is self._merged_adapter else layer.merge(*adapter.factors[path], adapter.scale)
+                layer.merged_weight = (
+                    layer._merge_buffer
+                    if adapter is self._merged_adapter
+                    else layer.merge(*adapter.factors[path], adapter.scale)
+                )
         self._merged_adapter = adapter
 
     def clear_adapters(self) -> None:
@@ -207,9 +264,14 @@ class LoraLayers:
             del self._components[path]
 
     def find_target_modules(self, factors: Mapping[str, object]) -> list[str]:
-        """The layers of an adapter as PEFT wants them named: by last name where that is unambiguous, else by full path."""
+        """The layers of an adapter as PEFT wants them named: by last name where that is
+        unambiguous, else by full path.
+        """
         last_names = {path.rsplit(".", 1)[-1] for path in factors}
-        is_ambiguous = any(path not in factors and path.rsplit(".", 1)[-1] in last_names for path in self._module_paths)
+        is_ambiguous = any(
+            path not in factors and path.rsplit(".", 1)[-1] in last_names
+            for path in self._module_paths
+        )
         return sorted(factors if is_ambiguous else last_names)
 
 
@@ -218,7 +280,8 @@ def _classify_linear_layers(module: Any) -> dict[str, str]:
     head = module.get_output_embeddings()
     components: dict[str, str] = {}
     for path, layer in module.named_modules():
-        if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):  # a mixture's router stays
+        # a mixture's router stays
+        if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):
             is_attention = "attn" in path or "attention" in path
             components[path] = "unembed" if layer is head else "attn" if is_attention else "mlp"
     return components
@@ -246,11 +309,16 @@ def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Fact
     for key, value in tensors.items():
         if key.endswith(".lora_A.weight"):
             path = key.removeprefix(_PEFT_KEY_PREFIX).removesuffix(".lora_A.weight")
-            factors[path] = (value.to(device), tensors[key.replace(".lora_A.", ".lora_B.")].to(device))
+            factors[path] = (
+                value.to(device),
+                tensors[key.replace(".lora_A.", ".lora_B.")].to(device),
+            )
     return factors
 
 
-def make_peft_config(rank: int, target_modules: list[str], source: str, *, transposed: bool) -> dict[str, Any]:
+def make_peft_config(
+    rank: int, target_modules: list[str], source: str, *, transposed: bool
+) -> dict[str, Any]:
     """The content of `adapter_config.json`."""
     return {
         "peft_type": "LORA",

@@ -1,8 +1,9 @@
 """Losses of the Tinker protocol, token-wise and summed; pure functions of tensors.
 
-Notation: position i of a sequence predicts target i; lp is the log-probability (natural log) of the target under the
-weights being trained, q the one at sampling time, A the advantage, r = exp(lp - q). Normalisation is the client's job.
-No input masks tokens: a prompt token has advantage (or weight) 0.
+Notation: position i of a sequence predicts target i; lp is the log-probability (natural log) of the
+target under the weights being trained, q the one at sampling time, A the advantage, r = exp(lp -
+q). Normalisation is the client's job. No input masks tokens: a prompt token has advantage (or
+weight) 0.
 
     cross_entropy         -sum(w lp)
     importance_sampling   -sum(r A)
@@ -30,8 +31,10 @@ Formula = Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """A formula over the tokens of some sequences, (N,) to (N,); the inputs that it needs beside `target_tokens`; its settings'
-    defaults. The input `sequence` (N,), which is always there, tells which sequence each token is of."""
+    """A formula over the tokens of some sequences, (N,) to (N,); the inputs that it needs beside
+    `target_tokens`; its settings' defaults. The input `sequence` (N,), which is always there, tells
+    which sequence each token is of.
+    """
 
     formula: Formula
     inputs: tuple[str, ...]
@@ -39,8 +42,9 @@ class Loss:
 
 
 def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    """Weights may be any real number: the SDK sends gradients of a client's own loss through them. (N, K) with several targets
-    per position. Without weights every target counts 1."""
+    """Weights may be any real number: the SDK sends gradients of a client's own loss through them.
+    (N, K) with several targets per position. Without weights every target counts 1.
+    """
     return -(inputs["weights"] * logprobs) if "weights" in inputs else -logprobs
 
 
@@ -50,7 +54,9 @@ def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) 
 
 def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
     """The thresholds bound the ratio itself; they are not epsilons around one."""
-    return _compute_clipped_loss(torch.exp(_compute_log_ratio(logprobs, inputs)), inputs["advantages"], config)
+    return _compute_clipped_loss(
+        torch.exp(_compute_log_ratio(logprobs, inputs)), inputs["advantages"], config
+    )
 
 
 def cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
@@ -78,11 +84,14 @@ def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
 
 
 def _compute_log_ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    # Where nothing is learned the sampling logprob is padding; there r is 1, so that exp cannot turn 0 into 0 * inf.
+    # Where nothing is learned the sampling logprob is padding; there r is 1, so that exp cannot
+    # turn 0 into 0 * inf.
     return torch.where(inputs["advantages"] != 0, logprobs - inputs["logprobs"], 0.0)
 
 
-def _compute_clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, config: Config) -> torch.Tensor:
+def _compute_clipped_loss(
+    ratio: torch.Tensor, advantages: torch.Tensor, config: Config
+) -> torch.Tensor:
     clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
@@ -100,20 +109,29 @@ LOSSES: dict[str, Loss] = {
 
 
 def resolve_settings(loss_fn: str, config: Mapping[str, object]) -> dict[str, float]:
-    """The loss's settings, defaults included. Raises EngineRequestError for an unknown loss, or a setting that it would ignore
-    or cannot use."""
+    """The loss's settings, defaults included. Raises EngineRequestError for an unknown loss, or a
+    setting that it would ignore or cannot use.
+    """
     if loss_fn not in LOSSES:
-        raise EngineRequestError(f"loss_fn {loss_fn!r} is not offered; allowed: {', '.join(LOSSES)}")
+        raise EngineRequestError(
+            f"loss_fn {loss_fn!r} is not offered; allowed: {', '.join(LOSSES)}"
+        )
     defaults = LOSSES[loss_fn].default_settings
     unknown = sorted(set(config) - set(defaults))
     if unknown:
         allowed = ", ".join(sorted(defaults)) or "none"
-        raise EngineRequestError(f"loss_fn {loss_fn} has no setting {', '.join(unknown)}; allowed: {allowed}")
+        raise EngineRequestError(
+            f"loss_fn {loss_fn} has no setting {', '.join(unknown)}; allowed: {allowed}"
+        )
     resolved = dict(defaults)
     for key, value in config.items():
         if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise EngineRequestError(f"{loss_fn} setting {key} is {value!r}; a finite number that is not negative is needed")
+            raise EngineRequestError(
+                f"{loss_fn} setting {key} is {value!r}; a finite number that is not negative is needed"
+            )
         resolved[key] = float(value)
     if resolved.get("clip_low_threshold", 0.0) > resolved.get("clip_high_threshold", 1.0):
-        raise EngineRequestError(f"{loss_fn}: clip_low_threshold is above clip_high_threshold: {resolved}")
+        raise EngineRequestError(
+            f"{loss_fn}: clip_low_threshold is above clip_high_threshold: {resolved}"
+        )
     return resolved

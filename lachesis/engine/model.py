@@ -1,5 +1,6 @@
-"""The base model: a causal language model of Hugging Face, frozen, in memory once, with a site for adapters at each linear
-layer."""
+"""The base model: a causal language model of Hugging Face, frozen, in memory once, with a site for
+adapters at each linear layer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from transformers.cache_utils import Cache
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import LoraLayers
-from lachesis.engine.startup_check import compute_tolerance, verify_base_model, measure_difference
+from lachesis.engine.startup_check import compute_tolerance, measure_difference, verify_base_model
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,13 @@ class BaseLanguageModel:
     """The frozen model, its tokenizer and its limits."""
 
     def __init__(self, source: str, *, dtype: torch.dtype = torch.float32) -> None:
-        """`source` is a local folder or a Hub name. Raises ModelNotFoundError when it cannot be loaded, UnsupportedModelError
-        when it cannot be sampled token by token."""
-        if source.startswith(("/", ".", "~")) and not (Path(source).expanduser() / "config.json").is_file():
+        """`source` is a local folder or a Hub name. Raises ModelNotFoundError when it cannot be
+        loaded, UnsupportedModelError when it cannot be sampled token by token.
+        """
+        if (
+            source.startswith(("/", ".", "~"))
+            and not (Path(source).expanduser() / "config.json").is_file()
+        ):
             raise ModelNotFoundError(
                 f"{source} holds no model (no config.json there); allowed: a folder written by save_pretrained, or the "
                 "name of a causal language model on the Hugging Face Hub; `lachesis model build` makes a tiny one"
@@ -65,9 +70,11 @@ class BaseLanguageModel:
         positions: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One pass over `ids` (R, T): states (R, T, ·) for `logits`. Sequences begin on the left; what stands behind their end
-        has no effect on what stands before it. `positions` and `mask` (R, 1, T, L), added to the scores of attention, go with
-        a cache that is filled to different lengths."""
+        """One pass over `ids` (R, T): states (R, T, ·) for `logits`. Sequences begin on the left;
+        what stands behind their end has no effect on what stands before it. `positions` and `mask`
+        (R, 1, T, L), added to the scores of attention, go with a cache that is filled to different
+        lengths.
+        """
         model_kwargs: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
         if positions is not None and mask is not None:
             model_kwargs["attention_mask"] = self._build_masks(mask, positions)
@@ -88,15 +95,23 @@ class BaseLanguageModel:
         return DynamicCache()
 
     def decode(
-        self, ids: torch.Tensor, positions: torch.Tensor, cache: SlotCache, slots: torch.Tensor, max_length: int
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: SlotCache,
+        slots: torch.Tensor,
+        max_length: int,
     ) -> torch.Tensor:
-        """The states (R, ·) after one more token per sequence: `ids` and `positions` (R,), of the slots `rows`, of which the
-        longest has `width` tokens then."""
+        """The states (R, ·) after one more token per sequence: `ids` and `positions` (R,), of the
+        slots `rows`, of which the longest has `width` tokens then.
+        """
         cache.decode_step = (slots, positions, max_length)
         is_visible = torch.arange(max_length, device=ids.device) <= positions[:, None]
         mask = torch.zeros(len(ids), 1, 1, max_length, device=ids.device, dtype=self.module.dtype)
         mask.masked_fill_(~is_visible[:, None, None], torch.finfo(mask.dtype).min)
-        return self.compute_states(ids[:, None], cache=cache, positions=positions[:, None], mask=mask)[:, 0]
+        return self.compute_states(
+            ids[:, None], cache=cache, positions=positions[:, None], mask=mask
+        )[:, 0]
 
     def _build_masks(self, mask: torch.Tensor, positions: torch.Tensor) -> Any:
         """Layers that look back only so far get a mask of their own."""
@@ -107,9 +122,15 @@ class BaseLanguageModel:
             masks[layer_type] = mask
             if window is not None:
                 window_type, window_size = window
-                window_start = positions // window_size * window_size if window_type == "chunk" else positions - window_size + 1
+                window_start = (
+                    positions // window_size * window_size
+                    if window_type == "chunk"
+                    else positions - window_size + 1
+                )
                 is_outside = torch.arange(mask.shape[-1], device=mask.device) < window_start
-                masks[layer_type] = mask.masked_fill(is_outside[:, None, None], torch.finfo(mask.dtype).min)
+                masks[layer_type] = mask.masked_fill(
+                    is_outside[:, None, None], torch.finfo(mask.dtype).min
+                )
         return masks.get("", masks)
 
     def read_attention_windows(self) -> None:
@@ -124,7 +145,9 @@ class BaseLanguageModel:
         expected = self.module(input_ids=ids[None]).logits.float()
         try:
             self._has_separate_head = True
-            max_difference = measure_difference(self.compute_logits(self.compute_states(ids[None])), expected)
+            max_difference = measure_difference(
+                self.compute_logits(self.compute_states(ids[None])), expected
+            )
         except Exception as error:
             log.info("this model's head is not used alone: %s", error)
             max_difference = float("inf")

@@ -1,7 +1,8 @@
-"""The model thread: whatever touches weights runs here. Operations run one after the other, in arrival order.
+"""The model thread: whatever touches weights runs here. Operations run one after the other, in
+arrival order.
 
-Samples are drawn between the passes of an operation: they read frozen snapshots, so the order between the two changes nothing.
-While both wait, each gets about half of the time.
+Samples are drawn between the passes of an operation: they read frozen snapshots, so the order
+between the two changes nothing. While both wait, each gets about half of the time.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lachesis.base.errors import EngineRequestError, LachesisError
-from lachesis.engine.futures import RequestFuture, Payload
+from lachesis.engine.futures import Payload, RequestFuture
 from lachesis.engine.lora import LoraAdapter
 from lachesis.engine.protobuf_messages import encode_sample_response
-from lachesis.engine.sample_request import SampleResponse, SampleRequest
+from lachesis.engine.sample_request import SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 
@@ -103,7 +104,12 @@ class ModelThread:
         """Draw the samples of a checked request with one of the samplers."""
 
         def finish(result: SampleResponse | Exception) -> None:
-            self._finish(future, make_tinker_error(result) if isinstance(result, Exception) else encode_sample_response(result))
+            self._finish(
+                future,
+                make_tinker_error(result)
+                if isinstance(result, Exception)
+                else encode_sample_response(result),
+            )
 
         with self._condition:
             self._jobs.append((sampler, SamplingJob(request, snapshot, finish)))
@@ -147,7 +153,13 @@ class ModelThread:
                     break
 
     def _has_work(self) -> bool:
-        return bool(self._operations or self._jobs or self._short_calls or self._is_sampling or self._stopping)
+        return bool(
+            self._operations
+            or self._jobs
+            or self._short_calls
+            or self._is_sampling
+            or self._stopping
+        )
 
     @property
     def _is_sampling(self) -> bool:

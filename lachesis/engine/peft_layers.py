@@ -1,4 +1,6 @@
-"""Which layers PEFT adapts for given names: for some families it takes other layers than it is given."""
+"""Which layers PEFT adapts for given names: for some families it takes other layers than it is
+given.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def find_peft_adapted_layers(config: Any, target_modules: Iterable[str]) -> set[
             if path.endswith((".lora_A.default", ".lora_B.default"))
         }
         tensors = {name.replace(".default.", "."): value for name, value in tensors.items()}
-        converted = convert_peft_adapter_state_dict_for_transformers(peft_model, lora_config, dict(tensors))
+        converted = convert_peft_adapter_state_dict_for_transformers(
+            peft_model, lora_config, dict(tensors)
+        )
     return {
         name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         for name in set(tensors) & set(converted)

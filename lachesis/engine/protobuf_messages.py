@@ -1,8 +1,10 @@
-"""The protobuf half of the Tinker protocol: forward-backward requests, and the answers to them and to sampling.
+"""The protobuf half of the Tinker protocol: forward-backward requests, and the answers to them and
+to sampling.
 
-Message and field numbers are those of the public Tinker SDK 0.38. They are declared here under a package name of our
-own, because two descriptions of one file name cannot live in the same process (a test has the SDK beside the engine).
-Tensors travel as little-endian bytes with a dtype and a shape.
+Message and field numbers are those of the public Tinker SDK 0.38. They are declared here under a
+package name of our own, because two descriptions of one file name cannot live in the same process
+(a test has the SDK beside the engine). Tensors travel as little-endian bytes with a dtype and a
+shape.
 """
 
 from __future__ import annotations
@@ -25,9 +27,18 @@ _PACKAGE = "lachesis_wire"
 _SCHEMA: dict[str, list[str]] = {
     "EncodedTextChunk": ["1 tokens bytes"],
     "ImageChunk": ["1 data bytes"],
-    "Chunk": ["1 encoded_text .EncodedTextChunk kind", "2 image .ImageChunk kind", "3 dmel .ImageChunk kind"],
+    "Chunk": [
+        "1 encoded_text .EncodedTextChunk kind",
+        "2 image .ImageChunk kind",
+        "3 dmel .ImageChunk kind",
+    ],
     "SparseCsr": ["1 values bytes", "2 crow_indices bytes", "3 col_indices bytes"],
-    "Tensor": ["1 dense bytes kind", "2 sparse .SparseCsr kind", "3 dtype int32", "4 shape int64 *"],
+    "Tensor": [
+        "1 dense bytes kind",
+        "2 sparse .SparseCsr kind",
+        "3 dtype int32",
+        "4 shape int64 *",
+    ],
     "TensorEntry": ["1 key string", "2 value .Tensor"],
     "Datum": ["1 model_input .Chunk *", "2 loss_fn_inputs .TensorEntry *"],
     "LossConfigValue": ["1 number double kind", "2 text string kind"],
@@ -42,7 +53,12 @@ _SCHEMA: dict[str, list[str]] = {
         "6 forward_only bool",
         "7 loss_fn_config_v2 .ConfigEntry *",
     ],
-    "BatchedTensor": ["1 data bytes", "2 offsets bytes", "3 dtype int32", "4 trailing_shape int64 *"],
+    "BatchedTensor": [
+        "1 data bytes",
+        "2 offsets bytes",
+        "3 dtype int32",
+        "4 trailing_shape int64 *",
+    ],
     "BatchedEntry": ["1 key string", "2 value .BatchedTensor"],
     "ArrayRecord": ["1 type_tag string", "2 fields .BatchedEntry *", "3 num_datums int64"],
     "ForwardBackwardOutput": [
@@ -52,7 +68,12 @@ _SCHEMA: dict[str, list[str]] = {
     ],
     "TopkLogprobs": ["1 token_ids bytes", "2 logprobs bytes", "3 k uint32", "4 length uint32"],
     "PromptAltTokens": ["1 tokens .Tensor", "2 logprobs .Tensor"],
-    "SampledSequence": ["1 stop_reason int32", "2 tokens bytes", "3 logprobs bytes ?", "4 topk_sampled_logprobs .TopkLogprobs"],
+    "SampledSequence": [
+        "1 stop_reason int32",
+        "2 tokens bytes",
+        "3 logprobs bytes ?",
+        "4 topk_sampled_logprobs .TopkLogprobs",
+    ],
     "SampleResponse": [
         "1 sequences .SampledSequence *",
         "2 prompt_logprobs bytes ?",
@@ -63,7 +84,11 @@ _SCHEMA: dict[str, list[str]] = {
     ],
 }
 _FLOAT32, _INT64, _INT32 = 1, 2, 3
-_DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8"), _INT32: np.dtype("<i4")}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    _FLOAT32: np.dtype("<f4"),
+    _INT64: np.dtype("<i8"),
+    _INT32: np.dtype("<i4"),
+}
 
 
 def _add_field(message: Any, declaration: str) -> None:
@@ -87,15 +112,21 @@ def _add_field(message: Any, declaration: str) -> None:
 
 
 def _build_message_classes() -> dict[str, Any]:
-    # A protobuf map is, on the wire, a repeated message with key 1 and value 2; the *Entry messages are just that.
-    file = descriptor_pb2.FileDescriptorProto(name="lachesis/wire.proto", package=_PACKAGE, syntax="proto3")
+    # A protobuf map is, on the wire, a repeated message with key 1 and value 2; the *Entry messages
+    # are just that.
+    file = descriptor_pb2.FileDescriptorProto(
+        name="lachesis/wire.proto", package=_PACKAGE, syntax="proto3"
+    )
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
         for declaration in fields:
             _add_field(message, declaration)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _SCHEMA}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in _SCHEMA
+    }
 
 
 _MESSAGE_CLASSES = _build_message_classes()
@@ -122,8 +153,9 @@ class ForwardBackwardRequest:
 
 
 def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
-    """Parse the body of `POST /forward_backward`. Tensors stay encoded until the work is done, so that a bad one fails its
-    own future and does not leave a hole in the client's sequence of requests.
+    """Parse the body of `POST /forward_backward`. Tensors stay encoded until the work is done, so
+    that a bad one fails its own future and does not leave a hole in the client's sequence of
+    requests.
 
     Raises EngineRequestError when the body is no such message.
     """
@@ -131,10 +163,14 @@ def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
     try:
         message.ParseFromString(body)
     except Exception as error:
-        raise EngineRequestError(f"the body ({len(body)} bytes) is not a ForwardBackwardRequest: {error}") from error
+        raise EngineRequestError(
+            f"the body ({len(body)} bytes) is not a ForwardBackwardRequest: {error}"
+        ) from error
     config: dict[str, float | str] = {entry.key: entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
-        config[entry.key] = entry.value.text if entry.value.WhichOneof("kind") == "text" else entry.value.number
+        config[entry.key] = (
+            entry.value.text if entry.value.WhichOneof("kind") == "text" else entry.value.number
+        )
     return ForwardBackwardRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
@@ -146,7 +182,9 @@ def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
 
 
 def decode_data(request: ForwardBackwardRequest) -> list[DecodedDatum]:
-    """The request's datums as arrays. Raises EngineRequestError for images, audio and malformed tensors."""
+    """The request's datums as arrays. Raises EngineRequestError for images, audio and malformed
+    tensors.
+    """
     return [_decode_datum(message) for message in request.datums]
 
 
@@ -154,14 +192,18 @@ def _decode_datum(message: Any) -> DecodedDatum:
     tokens = [_decode_text_tokens(chunk) for chunk in message.model_input]
     return DecodedDatum(
         tokens=np.concatenate(tokens).astype(np.int64) if tokens else np.zeros(0, np.int64),
-        inputs={entry.key: _decode_tensor(entry.key, entry.value) for entry in message.loss_fn_inputs},
+        inputs={
+            entry.key: _decode_tensor(entry.key, entry.value) for entry in message.loss_fn_inputs
+        },
     )
 
 
 def _decode_text_tokens(chunk: Any) -> Array:
     kind = chunk.WhichOneof("kind")
     if kind != "encoded_text":
-        raise EngineRequestError(f"a model input holds a chunk of kind {kind}; this engine trains on text tokens only")
+        raise EngineRequestError(
+            f"a model input holds a chunk of kind {kind}; this engine trains on text tokens only"
+        )
     return np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4"))
 
 
@@ -169,13 +211,17 @@ def _decode_tensor(name: str, tensor: Any) -> Array:
     dtype = _DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None:
-        raise EngineRequestError(f"loss input {name} has dtype {tensor.dtype}; allowed: float32, int64, int32")
+        raise EngineRequestError(
+            f"loss input {name} has dtype {tensor.dtype}; allowed: float32, int64, int32"
+        )
     try:
         if tensor.WhichOneof("kind") == "sparse":
             return _decode_csr(tensor.sparse, dtype, shape)
         return np.frombuffer(tensor.dense, dtype).reshape(shape)
     except (ValueError, IndexError) as error:
-        raise EngineRequestError(f"loss input {name} does not fill its shape {shape}: {error}") from error
+        raise EngineRequestError(
+            f"loss input {name} does not fill its shape {shape}: {error}"
+        ) from error
 
 
 def _decode_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -188,8 +234,9 @@ def _decode_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ar
 
 
 def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, float]) -> bytes:
-    """The answer: per datum the log-probability of every target, (N,) or (N, K) float32, and the metrics, whose keys carry
-    the client's reduction (`loss:sum`)."""
+    """The answer: per datum the log-probability of every target, (N,) or (N, K) float32, and the
+    metrics, whose keys carry the client's reduction (`loss:sum`).
+    """
     output = _MESSAGE_CLASSES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
     start = 0
     while start < len(logprobs_D):
@@ -204,7 +251,9 @@ def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, floa
     return bytes(output.SerializeToString())
 
 
-def _add_array_record(output: Any, arrays: Sequence[Array], trailing_shape: tuple[int, ...]) -> None:
+def _add_array_record(
+    output: Any, arrays: Sequence[Array], trailing_shape: tuple[int, ...]
+) -> None:
     blobs = [np.ascontiguousarray(array, np.dtype("<f4")).tobytes() for array in arrays]
     record = output.loss_fn_outputs.add(num_datums=len(blobs))
     entry = record.fields.add(key="logprobs")
@@ -240,7 +289,10 @@ def encode_sample_response(sample_response: SampleResponse) -> bytes:
 
 def _fill_top_logprobs(message: Any, top_logprobs: tuple[Array, Array]) -> None:
     ids, logprobs = top_logprobs
-    message.token_ids, message.logprobs = np.asarray(ids, "<i4").tobytes(), np.asarray(logprobs, "<f4").tobytes()
+    message.token_ids, message.logprobs = (
+        np.asarray(ids, "<i4").tobytes(),
+        np.asarray(logprobs, "<f4").tobytes(),
+    )
     message.length, message.k = ids.shape
 
 
@@ -256,16 +308,22 @@ def _check_sparse_shape(shape: tuple[int, ...]) -> None:
 
 
 def parse_json_tensor(name: str, body: Any) -> Array:
-    """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows (`sparse_crow_indices`, `sparse_col_indices`)
-    whose other entries are -1. Raises EngineRequestError."""
+    """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows
+    (`sparse_crow_indices`, `sparse_col_indices`) whose other entries are -1. Raises
+    EngineRequestError.
+    """
     try:
         shape, values = tuple(body["shape"]), np.asarray(body["data"], np.int64)
         if body.get("sparse_crow_indices") is None:
             return values.reshape(shape)
         _check_sparse_shape(shape)
         dense = np.full(shape, -1, np.int64)
-        rows = np.repeat(np.arange(len(body["sparse_crow_indices"]) - 1), np.diff(body["sparse_crow_indices"]))
+        rows = np.repeat(
+            np.arange(len(body["sparse_crow_indices"]) - 1), np.diff(body["sparse_crow_indices"])
+        )
         dense[rows, np.asarray(body["sparse_col_indices"], np.int64)] = values
         return dense
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise EngineRequestError(f"{name} is no tensor of whole numbers: {type(error).__name__}: {error}") from error
+        raise EngineRequestError(
+            f"{name} is no tensor of whole numbers: {type(error).__name__}: {error}"
+        ) from error

@@ -1,4 +1,6 @@
-"""Listing, describing, deleting and downloading of sessions, runs and checkpoints, as the `tinker` command uses them."""
+"""Listing, describing, deleting and downloading of sessions, runs and checkpoints, as the `tinker`
+command uses them.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,22 @@ def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
     async def list_checkpoints(limit: int = 100, offset: int = 0) -> dict[str, Any]:
         names = engine.store.list_checkpoints()
         cursor = {"offset": offset, "limit": limit, "total_count": len(names)}
-        return {"checkpoints": [engine.store.describe(name) for name in names[offset : offset + limit]], "cursor": cursor}
+        return {
+            "checkpoints": [engine.store.describe(name) for name in names[offset : offset + limit]],
+            "cursor": cursor,
+        }
 
     @router.post("/weights_info")
     async def get_weights_info(body: TinkerPathBody) -> dict[str, Any]:
         checkpoint_record = engine.store.read_record(CheckpointPath.parse(body.tinker_path))
         lora = checkpoint_record["lora"]
         train_flags = {key: lora[key] for key in ("train_unembed", "train_mlp", "train_attn")}
-        return {"base_model": checkpoint_record["base_model"], "is_lora": True, "lora_rank": lora["rank"], **train_flags}
+        return {
+            "base_model": checkpoint_record["base_model"],
+            "is_lora": True,
+            "lora_rank": lora["rank"],
+            **train_flags,
+        }
 
 
 def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
@@ -80,17 +90,25 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
 
     @router.get(route_prefix)
     async def list_run_checkpoints(run_id: str) -> dict[str, Any]:
-        return {"checkpoints": [engine.store.describe(name) for name in engine.store.list_checkpoints(run_id)]}
+        return {
+            "checkpoints": [
+                engine.store.describe(name) for name in engine.store.list_checkpoints(run_id)
+            ]
+        }
 
     @router.put(route_prefix + "/{checkpoint_id:path}/ttl", status_code=204)
     async def set_ttl(run_id: str, checkpoint_id: str, body: TtlBody) -> None:
         engine.store.set_ttl(_parse_checkpoint_path(run_id, checkpoint_id), body.ttl_seconds)
 
     @router.get(route_prefix + "/{checkpoint_id:path}/external_weights_urls")
-    async def get_download_urls(run_id: str, checkpoint_id: str, request: Request) -> dict[str, Any]:
+    async def get_download_urls(
+        run_id: str, checkpoint_id: str, request: Request
+    ) -> dict[str, Any]:
         path = _parse_checkpoint_path(run_id, checkpoint_id)
         engine.store.read_record(path)
-        folder_url = f"{request.base_url}download/{_sign_path(path)}/{path.run}/{path.kind}/{path.name}"
+        folder_url = (
+            f"{request.base_url}download/{_sign_path(path)}/{path.run}/{path.kind}/{path.name}"
+        )
         files = sorted(file.name for file in engine.store.find_folder(path).iterdir())
         expires = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         return {"urls": {name: f"{folder_url}/{name}" for name in files}, "expires": expires}
@@ -114,7 +132,9 @@ def create_download_router(engine: Engine) -> APIRouter:
     router = APIRouter()
 
     @router.get("/download/{signature}/{run_id}/{kind}/{name}/{file}")
-    async def download(signature: str, run_id: str, kind: str, name: str, file: str) -> FileResponse:
+    async def download(
+        signature: str, run_id: str, kind: str, name: str, file: str
+    ) -> FileResponse:
         path = CheckpointPath.parse(f"tinker://{run_id}/{kind}/{name}")
         if not hmac.compare_digest(signature.encode(), _sign_path(path).encode()):
             raise HTTPException(403, "the address is not one that this engine signed")
@@ -135,9 +155,16 @@ def _parse_checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
 
 
 def _describe_run(engine: Engine, record: dict[str, Any]) -> dict[str, Any]:
-    checkpoints = [engine.store.describe(name) for name in engine.store.list_checkpoints(record["training_run_id"])]
-    training_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint["checkpoint_type"] == "training"]
-    sampler_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint["checkpoint_type"] == "sampler"]
+    checkpoints = [
+        engine.store.describe(name)
+        for name in engine.store.list_checkpoints(record["training_run_id"])
+    ]
+    training_checkpoints = [
+        checkpoint for checkpoint in checkpoints if checkpoint["checkpoint_type"] == "training"
+    ]
+    sampler_checkpoints = [
+        checkpoint for checkpoint in checkpoints if checkpoint["checkpoint_type"] == "sampler"
+    ]
     return {
         "training_run_id": record["training_run_id"],
         "base_model": record["base_model"],

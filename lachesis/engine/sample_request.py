@@ -19,14 +19,18 @@ MAX_SAMPLES_PER_REQUEST = 4096
 MAX_LOGITS_PER_CHUNK = 2**24
 """Logits of a prompt that are made at a time, positions times vocabulary."""
 TopLogprobs = tuple[Array, Array]
-"""Token ids and log-probabilities, (positions, k), the likeliest first; 0 and -99999 where there is none."""
+"""Token ids and log-probabilities, (positions, k), the likeliest first; 0 and -99999 where there is
+none.
+"""
 MISSING_LOGPROB = -99999.0
 
 
 @dataclass(frozen=True)
 class PromptLogprobsSpec:
-    """What is asked about the distribution before each prompt token but the first. Log-probabilities are natural and at
-    temperature 1; only the alternatives are drawn at the request's temperature."""
+    """What is asked about the distribution before each prompt token but the first.
+    Log-probabilities are natural and at temperature 1; only the alternatives are drawn at the
+    request's temperature.
+    """
 
     include_logprobs: bool = False
     last_n: int | None = None
@@ -38,13 +42,20 @@ class PromptLogprobsSpec:
     """Tokens to draw at each position."""
 
     def __bool__(self) -> bool:
-        return self.include_logprobs or self.num_top_logprobs > 0 or self.target_ids is not None or self.num_alternatives > 0
+        return (
+            self.include_logprobs
+            or self.num_top_logprobs > 0
+            or self.target_ids is not None
+            or self.num_alternatives > 0
+        )
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """`num_samples` continuations of `prompt`. The log-probability of a sampled token is that under the temperature-scaled
-    distribution before top-p and top-k cut it; temperature 0 is greedy, with unscaled ones."""
+    """`num_samples` continuations of `prompt`. The log-probability of a sampled token is that under
+    the temperature-scaled distribution before top-p and top-k cut it; temperature 0 is greedy, with
+    unscaled ones.
+    """
 
     prompt: list[int]
     num_samples: int = 1
@@ -65,10 +76,16 @@ class SampleRequest:
         if not self.prompt:
             raise EngineRequestError("the prompt is empty; at least one token is needed")
         if len(self.prompt) >= context_length:
-            raise EngineRequestError(f"the prompt has {len(self.prompt)} tokens; the context holds {context_length}")
+            raise EngineRequestError(
+                f"the prompt has {len(self.prompt)} tokens; the context holds {context_length}"
+            )
         if not 0 <= min(self.prompt) <= max(self.prompt) < vocab_size:
-            raise EngineRequestError(f"the prompt has a token id outside the vocabulary (0 to {vocab_size - 1})")
-        if not 1 <= self.num_samples <= MAX_SAMPLES_PER_REQUEST or (self.max_tokens is not None and self.max_tokens < 1):
+            raise EngineRequestError(
+                f"the prompt has a token id outside the vocabulary (0 to {vocab_size - 1})"
+            )
+        if not 1 <= self.num_samples <= MAX_SAMPLES_PER_REQUEST or (
+            self.max_tokens is not None and self.max_tokens < 1
+        ):
             raise EngineRequestError(
                 f"num_samples is {self.num_samples} and max_tokens is {self.max_tokens}; both must be at least 1, and "
                 f"num_samples at most {MAX_SAMPLES_PER_REQUEST}"
@@ -90,12 +107,20 @@ class SampleRequest:
             if not 0 <= k <= max_k:
                 raise EngineRequestError(f"{name} is {k}; allowed: 0 to {max_k}")
         if spec.last_n is not None and not 1 <= spec.last_n <= num_positions:
-            raise EngineRequestError(f"prompt_logprobs_last_n is {spec.last_n}; allowed: 1 to {num_positions} for this prompt")
+            raise EngineRequestError(
+                f"prompt_logprobs_last_n is {spec.last_n}; allowed: 1 to {num_positions} for this prompt"
+            )
         if spec.target_ids is not None:
             shape = spec.target_ids.shape
             if len(shape) != 2 or shape[0] != num_positions or not 1 <= shape[1] <= MAX_TOP_K:
-                raise EngineRequestError(f"target_prompt_logprobs has shape {shape}; allowed: ({num_positions}, 1 to {MAX_TOP_K})")
-            if spec.target_ids.min() < -1 or spec.target_ids.max() >= vocab_size or spec.target_ids.max() < 0:
+                raise EngineRequestError(
+                    f"target_prompt_logprobs has shape {shape}; allowed: ({num_positions}, 1 to {MAX_TOP_K})"
+                )
+            if (
+                spec.target_ids.min() < -1
+                or spec.target_ids.max() >= vocab_size
+                or spec.target_ids.max() < 0
+            ):
                 raise EngineRequestError(
                     f"target_prompt_logprobs has a token id outside the vocabulary (0 to {vocab_size - 1}; -1 for none), "
                     "or none at all"
@@ -135,16 +160,24 @@ class SampleResponse:
 
 
 def compute_prompt_logprobs(
-    request: SampleRequest, states: torch.Tensor, compute_logits: Callable[[torch.Tensor], torch.Tensor], uniforms: Array
+    request: SampleRequest,
+    states: torch.Tensor,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    uniforms: Array,
 ) -> PromptLogprobs:
-    """Answer a request's questions from the states (P, ·) of its prompt. `uniforms` (P - 1, alternatives) decide the draws."""
+    """Answer a request's questions from the states (P, ·) of its prompt. `uniforms` (P - 1,
+    alternatives) decide the draws.
+    """
     spec, num_tokens = request.prompt_logprobs_spec, len(request.prompt)
     result = PromptLogprobs()
     first_position = 1 if spec.last_n is None else num_tokens - spec.last_n
     if spec.include_logprobs:
         result.logprobs = np.full(num_tokens, np.nan, np.float32)
     if spec.num_top_logprobs:
-        result.top_logprobs = (np.zeros((num_tokens, spec.num_top_logprobs), np.int32), np.full((num_tokens, spec.num_top_logprobs), MISSING_LOGPROB, np.float32))
+        result.top_logprobs = (
+            np.zeros((num_tokens, spec.num_top_logprobs), np.int32),
+            np.full((num_tokens, spec.num_top_logprobs), MISSING_LOGPROB, np.float32),
+        )
     if spec.target_ids is not None:
         result.target_logprobs = np.zeros(spec.target_ids.shape, np.float32)
     if spec.num_alternatives:
@@ -157,12 +190,26 @@ def compute_prompt_logprobs(
         if chunk_size is None:
             chunk_size = max(1, MAX_LOGITS_PER_CHUNK // compute_logits(states[:1]).shape[-1])
         end = min(num_tokens, start + chunk_size)
-        _fill_chunk(result, request, compute_logits(states[start - 1 : end - 1]), range(start, end), first_position, uniforms)
+        _fill_chunk(
+            result,
+            request,
+            compute_logits(states[start - 1 : end - 1]),
+            range(start, end),
+            first_position,
+            uniforms,
+        )
         start = end
     return result
 
 
-def _fill_chunk(result: PromptLogprobs, request: SampleRequest, logits: torch.Tensor, positions: range, first_position: int, uniforms: Array) -> None:
+def _fill_chunk(
+    result: PromptLogprobs,
+    request: SampleRequest,
+    logits: torch.Tensor,
+    positions: range,
+    first_position: int,
+    uniforms: Array,
+) -> None:
     """The answers about the prompt's tokens in `span`, from the logits (len(span), V) before each."""
     spec = request.prompt_logprobs_spec
     logprobs = torch.log_softmax(logits, -1)
@@ -182,11 +229,15 @@ def _fill_chunk(result: PromptLogprobs, request: SampleRequest, logits: torch.Te
     if result.alternatives is not None:
         chunk_uniforms = torch.from_numpy(uniforms[rows]).to(logits.device)
         temperature = torch.full((len(positions),), request.temperature, device=logits.device)
-        settings = TokenChoiceSettings.from_rows(temperature, torch.ones_like(temperature), torch.zeros_like(temperature).long())
+        settings = TokenChoiceSettings.from_rows(
+            temperature, torch.ones_like(temperature), torch.zeros_like(temperature).long()
+        )
         for column in range(spec.num_alternatives):
             tokens, _ = choose_tokens(logits, chunk_uniforms[:, column], settings)
             result.alternatives[0][rows, column] = tokens.cpu().numpy()
-            result.alternatives[1][rows, column] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+            result.alternatives[1][rows, column] = (
+                logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+            )
 
 
 def find_top_logprobs(logits: torch.Tensor, k: int) -> list[tuple[Sequence[int], Sequence[float]]]:

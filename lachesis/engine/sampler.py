@@ -1,8 +1,9 @@
-"""Continuous batching: sequences of any requests and any adapters are extended together, and join and leave between two tokens.
+"""Continuous batching: sequences of any requests and any adapters are extended together, and join
+and leave between two tokens.
 
-A request's prompt goes through the model once, whatever its number of samples, and so do equal prompts that wait together. Its
-keys and values are then copied into one slot per sample. Numbers per sequence lie in tensors on the device; the host learns
-which have ended.
+A request's prompt goes through the model once, whatever its number of samples, and so do equal
+prompts that wait together. Its keys and values are then copied into one slot per sample. Numbers
+per sequence lie in tensors on the device; the host learns which have ended.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ from transformers.cache_utils import Cache
 from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import AdapterAssignment, LoraAdapter
 from lachesis.engine.model import BaseLanguageModel
-from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, compute_prompt_logprobs, find_top_logprobs
-from lachesis.engine.sampling_job import SamplingJob, BatchRow
+from lachesis.engine.sample_request import (
+    PromptLogprobs,
+    SampledSequence,
+    compute_prompt_logprobs,
+    find_top_logprobs,
+)
+from lachesis.engine.sampling_job import BatchRow, SamplingJob
 from lachesis.engine.slot_state import SlotState
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
 MAX_ROWS = 512
 """Sequences that are extended together."""
 MAX_CACHE_BYTES = 2**31
-"""Bytes of keys and values, rows times the longest: room is reserved for the longest that a request allows."""
+"""Bytes of keys and values, rows times the longest: room is reserved for the longest that a request
+allows.
+"""
 MAX_PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, of one pass."""
 
@@ -80,17 +88,24 @@ class Sampler:
             self._cache.trim()
             self._state = SlotState(self.base.device)
 
-    # --- who is in the batch ----------------------------------------------------------------------------------------------
+    # --- who is in the batch
+    # ----------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        cancelled_slots = [slot for slot, row in enumerate(self._rows) if row.job.request.is_cancelled()]
+        cancelled_slots = [
+            slot for slot, row in enumerate(self._rows) if row.job.request.is_cancelled()
+        ]
         if cancelled_slots:
             self._free_slots(cancelled_slots)
         if any(job.request.is_cancelled() for job in self._waiting_jobs):
-            self._waiting_jobs = deque(job for job in self._waiting_jobs if not job.request.is_cancelled())
+            self._waiting_jobs = deque(
+                job for job in self._waiting_jobs if not job.request.is_cancelled()
+            )
 
     def _admit_rows(self) -> list[BatchRow]:
-        """The sequences that there is room for, of the requests that came first, with at most PREFILL_TOKENS of prompts."""
+        """The sequences that there is room for, of the requests that came first, with at most
+        PREFILL_TOKENS of prompts.
+        """
         new_rows: list[BatchRow] = []
         prompt_keys: set[tuple[int, tuple[int, ...]]] = set()
         max_length = max((row.max_length for row in self._rows), default=0)
@@ -99,14 +114,24 @@ class Sampler:
             first_row = self._create_row(job, job.num_started)
             prompt_keys.add(_make_prompt_key(job))
             max_prompt_tokens = max(len(prompt) for _, prompt in prompt_keys)
-            num_free_rows = self._compute_max_rows(max(max_length, first_row.max_length)) - len(self._rows) - len(new_rows)
+            num_free_rows = (
+                self._compute_max_rows(max(max_length, first_row.max_length))
+                - len(self._rows)
+                - len(new_rows)
+            )
             if num_free_rows < 1 and (self._rows or new_rows):
                 break
             if new_rows and max_prompt_tokens * len(prompt_keys) > MAX_PREFILL_TOKENS:
                 break
             max_length = max(max_length, first_row.max_length)
             num_admitted = min(job.request.num_samples - job.num_started, max(1, num_free_rows))
-            new_rows += [first_row, *(self._create_row(job, job.num_started + index) for index in range(1, num_admitted))]
+            new_rows += [
+                first_row,
+                *(
+                    self._create_row(job, job.num_started + index)
+                    for index in range(1, num_admitted)
+                ),
+            ]
             job.num_started += num_admitted
             if job.num_started == job.request.num_samples:
                 self._waiting_jobs.popleft()
@@ -128,7 +153,10 @@ class Sampler:
             if slot != last_slot:
                 self._cache.move(last_slot, slot, int(self._lengths[last_slot]) + 1)
                 self._state.move(last_slot, slot)
-                self._rows[slot], self._lengths[slot] = self._rows[last_slot], self._lengths[last_slot]
+                self._rows[slot], self._lengths[slot] = (
+                    self._rows[last_slot],
+                    self._lengths[last_slot],
+                )
             self._rows.pop()
         self._lengths = self._lengths[: len(self._rows)]
         self._invalidate_step_inputs()
@@ -136,38 +164,63 @@ class Sampler:
     def _invalidate_step_inputs(self) -> None:
         self._assignments = self._settings = self._inspected_slots = None
 
-    # --- prompts ----------------------------------------------------------------------------------------------------------
+    # --- prompts
+    # ----------------------------------------------------------------------------------------------------------
 
     def _prefill(self, new_rows: list[BatchRow]) -> None:
-        """Pass the prompts of new sequences through the model, choose their first tokens, and give slots to those that go
-        on."""
+        """Pass the prompts of new sequences through the model, choose their first tokens, and give
+        slots to those that go on.
+        """
         prompt_index_by_key: dict[tuple[int, tuple[int, ...]], int] = {}
-        prompt_indices = [prompt_index_by_key.setdefault(_make_prompt_key(row.job), len(prompt_index_by_key)) for row in new_rows]
-        jobs = [new_rows[prompt_indices.index(index)].job for index in range(len(prompt_index_by_key))]
+        prompt_indices = [
+            prompt_index_by_key.setdefault(_make_prompt_key(row.job), len(prompt_index_by_key))
+            for row in new_rows
+        ]
+        jobs = [
+            new_rows[prompt_indices.index(index)].job for index in range(len(prompt_index_by_key))
+        ]
         lengths = [len(job.request.prompt) for job in jobs]
         ids = torch.zeros(len(jobs), max(lengths), dtype=torch.long)
         for index, job in enumerate(jobs):
             ids[index, : lengths[index]] = torch.tensor(job.request.prompt)
-        self.base.lora_layers.use_for_sampling(_assign_adapters([job.snapshot for job in jobs], self.base.device))
+        self.base.lora_layers.use_for_sampling(
+            _assign_adapters([job.snapshot for job in jobs], self.base.device)
+        )
         prompt_cache = self.base.create_prompt_cache()
         states = self.base.compute_states(ids.to(self.base.device), cache=prompt_cache)
         for row, prompt_index in zip(new_rows, prompt_indices, strict=True):
             if row.index == 0 and row.job.request.prompt_logprobs_spec:
-                row.job.prompt_logprobs = self._compute_prompt_logprobs(row.job, states[prompt_index, : lengths[prompt_index]])
+                row.job.prompt_logprobs = self._compute_prompt_logprobs(
+                    row.job, states[prompt_index, : lengths[prompt_index]]
+                )
         prompt_index = torch.tensor(prompt_indices, device=self.base.device)
-        last_states = states[prompt_index, torch.tensor([lengths[index] - 1 for index in prompt_indices], device=self.base.device)]
+        last_states = states[
+            prompt_index,
+            torch.tensor([lengths[index] - 1 for index in prompt_indices], device=self.base.device),
+        ]
         start = len(self._rows)
         self._rows += new_rows
-        self._lengths = np.concatenate([self._lengths, [lengths[index] for index in prompt_indices]])
+        self._lengths = np.concatenate(
+            [self._lengths, [lengths[index] for index in prompt_indices]]
+        )
         self._state.fill_slots(start, new_rows)
         self._invalidate_step_inputs()
-        self.base.lora_layers.use_for_sampling(_assign_adapters([row.job.snapshot for row in new_rows], self.base.device))  # the head may have one too
-        ended_slots = self._choose_tokens(self.base.compute_logits(last_states), slice(start, start + len(new_rows)))
+        # the head may have one too
+        self.base.lora_layers.use_for_sampling(
+            _assign_adapters([row.job.snapshot for row in new_rows], self.base.device)
+        )
+        ended_slots = self._choose_tokens(
+            self.base.compute_logits(last_states), slice(start, start + len(new_rows))
+        )
         self._store_prompt_cache(start, ended_slots, prompt_cache, prompt_index)
         self._free_slots(ended_slots)
 
-    def _store_prompt_cache(self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor) -> None:
-        """Copy what the prompts left in the cache to the new sequences' slots, unless all of them have ended."""
+    def _store_prompt_cache(
+        self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor
+    ) -> None:
+        """Copy what the prompts left in the cache to the new sequences' slots, unless all of them
+        have ended.
+        """
         if len(ended_slots) < len(self._rows) - start:
             self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, prompt_cache)
             self._cache.fill_slots(start, prompt_cache, prompt_index)
@@ -176,26 +229,42 @@ class Sampler:
         num_alternatives = job.request.prompt_logprobs_spec.num_alternatives
         rng = self._rng if job.request.seed is None else _create_rng(job.request.seed, 2**32)
         self.base.lora_layers.use_for_sampling(_assign_adapters([job.snapshot], self.base.device))
-        return compute_prompt_logprobs(job.request, states, self.base.compute_logits, rng.random((states.shape[0] - 1, num_alternatives)))
+        return compute_prompt_logprobs(
+            job.request,
+            states,
+            self.base.compute_logits,
+            rng.random((states.shape[0] - 1, num_alternatives)),
+        )
 
-    # --- tokens -----------------------------------------------------------------------------------------------------------
+    # --- tokens
+    # -----------------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         num_rows = len(self._rows)
         max_length = int(self._lengths.max()) + 1
         self._cache.reserve_length(max_length)
         if self._assignments is None:
-            self._assignments = _assign_adapters([row.job.snapshot for row in self._rows], self.base.device)
+            self._assignments = _assign_adapters(
+                [row.job.snapshot for row in self._rows], self.base.device
+            )
         self.base.lora_layers.use_for_sampling(self._assignments)
         state = self._state
-        states = self.base.decode(state.last_token[:num_rows], state.position[:num_rows], self._cache, state.slot_indices[:num_rows], max_length)
+        states = self.base.decode(
+            state.last_token[:num_rows],
+            state.position[:num_rows],
+            self._cache,
+            state.slot_indices[:num_rows],
+            max_length,
+        )
         self._lengths += 1
         ended_slots = self._choose_tokens(self.base.compute_logits(states), slice(0, num_rows))
         if ended_slots:
             self._free_slots(ended_slots)
 
     def _choose_tokens(self, logits: torch.Tensor, rows: slice) -> list[int]:
-        """Extend the sequences in these slots by a token; the slots of those that have ended, and are finished."""
+        """Extend the sequences in these slots by a token; the slots of those that have ended, and
+        are finished.
+        """
         state = self._state
         if self._settings is None or rows.start:
             settings = state.get_settings(rows)
@@ -210,15 +279,31 @@ class Sampler:
         for slot in ended_slots.tolist():
             row = self._rows[slot]
             row_tokens, row_logprobs = state.get_generated(slot)
-            row.job.finish(row.index, SampledSequence(row_tokens, row_logprobs, bool(stopped[slot - rows.start]), _stack_top_logprobs(row)))
+            row.job.finish(
+                row.index,
+                SampledSequence(
+                    row_tokens,
+                    row_logprobs,
+                    bool(stopped[slot - rows.start]),
+                    _stack_top_logprobs(row),
+                ),
+            )
         return list(ended_slots.tolist())
 
-    def _inspect_tokens(self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray) -> np.ndarray:
-        """What only some requests want of a step: which of them have reached a stop string; the likeliest tokens are noted."""
+    def _inspect_tokens(
+        self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray
+    ) -> np.ndarray:
+        """What only some requests want of a step: which of them have reached a stop string; the
+        likeliest tokens are noted.
+        """
         has_stop_string = np.zeros_like(stopped)
         if self._inspected_slots is None:
             slot_requests = ((slot, row.job.request) for slot, row in enumerate(self._rows))
-            self._inspected_slots = [slot for slot, sample_request in slot_requests if sample_request.stop_strings or sample_request.num_top_logprobs]
+            self._inspected_slots = [
+                slot
+                for slot, sample_request in slot_requests
+                if sample_request.stop_strings or sample_request.num_top_logprobs
+            ]
         for slot in self._inspected_slots:
             index, row = slot - rows.start, self._rows[slot]
             if index < 0:
@@ -233,7 +318,8 @@ class Sampler:
         return has_stop_string
 
     def _ends_with_stop_string(self, row: BatchRow) -> bool:
-        # A character takes at most 4 byte-level tokens, so this tail holds any stop string that has just been completed.
+        # A character takes at most 4 byte-level tokens, so this tail holds any stop string that has
+        # just been completed.
         tail = row.tokens[-(4 * max(map(len, row.job.request.stop_strings)) + 4) :]
         text = self.base.tokenizer.decode(tail)
         return any(stop in text for stop in row.job.request.stop_strings)
@@ -248,7 +334,9 @@ def _make_prompt_key(job: SamplingJob) -> tuple[int, tuple[int, ...]]:
     return id(job.snapshot), tuple(job.request.prompt)
 
 
-def _assign_adapters(snapshots: list[LoraAdapter | None], device: torch.device) -> list[AdapterAssignment]:
+def _assign_adapters(
+    snapshots: list[LoraAdapter | None], device: torch.device
+) -> list[AdapterAssignment]:
     """Which rows go with which adapter; those of the base model are left out, unless all are."""
     adapters = list(dict.fromkeys(snapshots))
     if len(adapters) == 1:
@@ -256,7 +344,11 @@ def _assign_adapters(snapshots: list[LoraAdapter | None], device: torch.device) 
     rows_by_adapter: dict[LoraAdapter | None, list[int]] = {adapter: [] for adapter in adapters}
     for index, snapshot in enumerate(snapshots):
         rows_by_adapter[snapshot].append(index)
-    return [(torch.tensor(row_indices, device=device), adapter) for adapter, row_indices in rows_by_adapter.items() if adapter is not None]
+    return [
+        (torch.tensor(row_indices, device=device), adapter)
+        for adapter, row_indices in rows_by_adapter.items()
+        if adapter is not None
+    ]
 
 
 def _stack_top_logprobs(row: BatchRow) -> tuple[np.ndarray, np.ndarray] | None:

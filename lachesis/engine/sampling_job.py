@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lachesis.engine.lora import LoraAdapter
-from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, SampleResponse, SampleRequest
+from lachesis.engine.sample_request import (
+    PromptLogprobs,
+    SampledSequence,
+    SampleRequest,
+    SampleResponse,
+)
 
 
 @dataclass(eq=False)
@@ -26,7 +31,9 @@ class SamplingJob:
     def finish(self, index: int, sequence: SampledSequence) -> None:
         self.sequences[index] = sequence
         if len(self.sequences) == self.request.num_samples:
-            ordered = [self.sequences[sample_index] for sample_index in range(self.request.num_samples)]
+            ordered = [
+                self.sequences[sample_index] for sample_index in range(self.request.num_samples)
+            ]
             self.on_done(SampleResponse(ordered, self.prompt_logprobs or PromptLogprobs()))
 
 

@@ -61,7 +61,9 @@ def verify_base_model(base: BaseLanguageModel) -> None:
     except UnsupportedModelError:
         raise
     except Exception as error:
-        reason = f"a pass over {NUM_COMPARED_TOKENS} tokens fails with {type(error).__name__}: {error}"
+        reason = (
+            f"a pass over {NUM_COMPARED_TOKENS} tokens fails with {type(error).__name__}: {error}"
+        )
         raise _make_unsupported_error(base, reason) from error
 
 
@@ -76,13 +78,21 @@ def check_layers(base: BaseLanguageModel) -> None:
         raise _make_unsupported_error(base, REJECTED_FAMILIES[base.module.config.model_type])
     for _ in range(2):
         try:
-            adapted = find_peft_adapted_layers(base.module.config, base.lora_layers.find_target_modules(base.lora_layers.shapes))
+            adapted = find_peft_adapted_layers(
+                base.module.config, base.lora_layers.find_target_modules(base.lora_layers.shapes)
+            )
         except Exception as error:
-            raise _make_unsupported_error(base, f"PEFT cannot load its adapters: {error}") from error
+            raise _make_unsupported_error(
+                base, f"PEFT cannot load its adapters: {error}"
+            ) from error
         excluded = set(base.lora_layers.shapes) - adapted
         if not excluded:
             break
-        log.info("%d layers are not adapted: PEFT cannot load them: %s", len(excluded), sorted(excluded)[:3])
+        log.info(
+            "%d layers are not adapted: PEFT cannot load them: %s",
+            len(excluded),
+            sorted(excluded)[:3],
+        )
         base.lora_layers.exclude_layers(excluded)
         if not base.lora_layers.shapes:
             raise _make_unsupported_error(base, "PEFT loads no adapter of its layers")
@@ -104,9 +114,18 @@ def check_sampling(base: BaseLanguageModel) -> None:
         UnsupportedModelError: The log-probabilities differ, or cannot be had in this way.
     """
     with _shorten_windows(base):
-        num_tokens = min(base.context_length, max(NUM_COMPARED_TOKENS, _find_fixed_window(base) + NUM_TOKENS_BEYOND_WINDOW))
-        sequences = [_make_tokens(base, num_tokens, 7), _make_tokens(base, max(3, num_tokens // 3), 5)]
-        expected = [_take_last_logits(base.module(input_ids=sequence[None]).logits) for sequence in sequences]
+        num_tokens = min(
+            base.context_length,
+            max(NUM_COMPARED_TOKENS, _find_fixed_window(base) + NUM_TOKENS_BEYOND_WINDOW),
+        )
+        sequences = [
+            _make_tokens(base, num_tokens, 7),
+            _make_tokens(base, max(3, num_tokens // 3), 5),
+        ]
+        expected = [
+            _take_last_logits(base.module(input_ids=sequence[None]).logits)
+            for sequence in sequences
+        ]
         base.detect_separate_head(sequences[1])
         _compare_decoded(base, sequences, [None, None], expected, "of the base model")
         if base.module.dtype != torch.float32:
@@ -173,7 +192,9 @@ def _compare_decoded(
     try:
         decoded = _decode_last_tokens(base, sequences, adapters)
     except Exception as error:
-        raise _make_unsupported_error(base, f"it cannot be sampled with a cache: {error}") from error
+        raise _make_unsupported_error(
+            base, f"it cannot be sampled with a cache: {error}"
+        ) from error
     for name, actual, reference in zip(("long", "short"), decoded, expected, strict=True):
         limit = compute_tolerance(base, reference)
         max_difference = measure_difference(actual.log_softmax(-1), reference.log_softmax(-1))
@@ -186,11 +207,17 @@ def _compare_decoded(
             )
 
 
-def _decode_last_tokens(base: BaseLanguageModel, sequences: list[torch.Tensor], adapters: list[LoraAdapter | None]) -> list[torch.Tensor]:
+def _decode_last_tokens(
+    base: BaseLanguageModel, sequences: list[torch.Tensor], adapters: list[LoraAdapter | None]
+) -> list[torch.Tensor]:
     """Return the logits of each row's last token; the last two tokens are added one by one."""
     device = base.device
     slots = torch.arange(len(sequences), device=device)
-    assignments: list[AdapterAssignment] = [(slots[index : index + 1], adapter) for index, adapter in enumerate(adapters) if adapter is not None]
+    assignments: list[AdapterAssignment] = [
+        (slots[index : index + 1], adapter)
+        for index, adapter in enumerate(adapters)
+        if adapter is not None
+    ]
     base.lora_layers.use_for_sampling(assignments or [(None, None)])
     lengths = torch.tensor([len(sequence) - 2 for sequence in sequences], device=device)
     prompts = torch.zeros(len(sequences), len(sequences[0]) - 2, dtype=torch.long, device=device)
@@ -199,7 +226,9 @@ def _decode_last_tokens(base: BaseLanguageModel, sequences: list[torch.Tensor], 
     prompt_cache, slot_cache = base.create_prompt_cache(), SlotCache()
     base.compute_states(prompts, cache=prompt_cache)
     slot_cache.reserve(len(sequences), len(sequences[0]), prompt_cache)
-    base.kv_bytes_per_token = sum(layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in prompt_cache.layers)
+    base.kv_bytes_per_token = sum(
+        layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in prompt_cache.layers
+    )
     slot_cache.fill_slots(0, prompt_cache, slots)
     for tokens_from_end in (2, 1):
         ids = torch.stack([sequence[-tokens_from_end] for sequence in sequences])
@@ -236,7 +265,11 @@ def _take_last_logits(logits: torch.Tensor) -> torch.Tensor:
 def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
     """Return by how much two ways to these logits may differ."""
     largest = float(logits.abs().max().clamp(min=1.0))
-    return MAX_LOGPROB_DIFFERENCE * largest * (1 if base.module.dtype == torch.float32 else BFLOAT16_FACTOR)
+    return (
+        MAX_LOGPROB_DIFFERENCE
+        * largest
+        * (1 if base.module.dtype == torch.float32 else BFLOAT16_FACTOR)
+    )
 
 
 def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:

@@ -1,5 +1,6 @@
-"""Choose next tokens, for many sequences at once, by inverting the cumulative distribution at numbers drawn in advance: a
-seeded sample does not depend on what else is in the batch."""
+"""Choose next tokens, for many sequences at once, by inverting the cumulative distribution at
+numbers drawn in advance: a seeded sample does not depend on what else is in the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ SMALL_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class TokenChoiceSettings:
-    """Per row; None where no row needs it. `temperature` (R, 1) is 1 where `greedy` (R, 1) is true. `cut` are the rows that
-    leave tokens out, with their `top_p` and `top_k` (C, 1); `top_k` < 1 is no limit."""
+    """Per row; None where no row needs it. `temperature` (R, 1) is 1 where `greedy` (R, 1) is true.
+    `cut` are the rows that leave tokens out, with their `top_p` and `top_k` (C, 1); `top_k` < 1 is
+    no limit.
+    """
 
     temperature: torch.Tensor | None = None
     greedy: torch.Tensor | None = None
@@ -23,12 +26,16 @@ class TokenChoiceSettings:
     top_k: torch.Tensor | None = None
 
     @classmethod
-    def from_rows(cls, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> TokenChoiceSettings:
+    def from_rows(
+        cls, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+    ) -> TokenChoiceSettings:
         """From the numbers of each row, (R,)."""
         is_greedy = temperature == 0
         filtered_rows = torch.nonzero((top_p < 1) | (top_k > 0))[:, 0]
         return cls(
-            temperature=torch.where(is_greedy, 1.0, temperature)[:, None] if bool((temperature != 1).any()) else None,
+            temperature=torch.where(is_greedy, 1.0, temperature)[:, None]
+            if bool((temperature != 1).any())
+            else None,
             greedy=is_greedy[:, None] if bool(is_greedy.any()) else None,
             filtered_rows=filtered_rows if len(filtered_rows) else None,
             top_p=top_p[filtered_rows, None] if len(filtered_rows) else None,
@@ -36,9 +43,13 @@ class TokenChoiceSettings:
         )
 
 
-def choose_tokens(logits: torch.Tensor, uniforms: torch.Tensor, settings: TokenChoiceSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (R,) and their log-probabilities (R,), from logits (R, V) and numbers in [0, 1) (R,). The log-probability is that
-    under the temperature-scaled distribution before top-p and top-k cut it; a greedy row's is unscaled."""
+def choose_tokens(
+    logits: torch.Tensor, uniforms: torch.Tensor, settings: TokenChoiceSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (R,) and their log-probabilities (R,), from logits (R, V) and numbers in [0, 1) (R,).
+    The log-probability is that under the temperature-scaled distribution before top-p and top-k cut
+    it; a greedy row's is unscaled.
+    """
     if settings.temperature is not None:
         logits = logits / settings.temperature
     peak = logits.amax(-1, keepdim=True)
@@ -57,8 +68,9 @@ def choose_tokens(logits: torch.Tensor, uniforms: torch.Tensor, settings: TokenC
 
 
 def _draw_indices(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Indices (R, 1), with probabilities in proportion to weights (R, V). A large vocabulary is searched in blocks, so that it
-    is gone through once."""
+    """Indices (R, 1), with probabilities in proportion to weights (R, V). A large vocabulary is
+    searched in blocks, so that it is gone through once.
+    """
     rows, vocab_size = weights.shape
     if vocab_size <= SMALL_VOCABULARY:
         return _invert_cumulative(weights, uniforms[:, None])[0]
@@ -72,15 +84,20 @@ def _draw_indices(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor
     return block_index * block_size + index_in_block
 
 
-def _invert_cumulative(weights: torch.Tensor, quantiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a share (R, 1) of the sum of weights (R, N) falls, and which share of that entry is below it, both (R, 1). Never
-    an entry without weight."""
+def _invert_cumulative(
+    weights: torch.Tensor, quantiles: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a share (R, 1) of the sum of weights (R, N) falls, and which share of that entry is
+    below it, both (R, 1). Never an entry without weight.
+    """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = quantiles.double() * cumulative[:, -1:]
     target = torch.minimum(target, cumulative[:, -1:] * ALMOST_ONE)
     index = torch.searchsorted(cumulative, target, right=True).clamp(max=weights.shape[-1] - 1)
     entry_weight = weights.gather(-1, index).double()
-    remainder = (target - (cumulative.gather(-1, index) - entry_weight)) / entry_weight.clamp(min=1e-300)
+    remainder = (target - (cumulative.gather(-1, index) - entry_weight)) / entry_weight.clamp(
+        min=1e-300
+    )
     return index, remainder.clamp(0.0, ALMOST_ONE)
 
 

@@ -1,5 +1,6 @@
-"""How many threads PyTorch should use for this model on this machine: measured, because more of them make a small model
-slower."""
+"""How many threads PyTorch should use for this model on this machine: measured, because more of
+them make a small model slower.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ MAX_TIME_SHARE = 0.95
 
 
 def tune_num_threads(base: BaseLanguageModel) -> int:
-    """Time short passes with 1, 2, 4 … threads, at most as many as PyTorch would use by itself ($OMP_NUM_THREADS, else the
-    cores), set the number that pays, and return it. On a GPU nothing is measured."""
+    """Time short passes with 1, 2, 4 … threads, at most as many as PyTorch would use by itself
+    ($OMP_NUM_THREADS, else the cores), set the number that pays, and return it. On a GPU nothing is
+    measured.
+    """
     max_threads: int = torch.get_num_threads()
     if base.device.type != "cpu" or max_threads == 1:
         return max_threads
@@ -31,7 +34,14 @@ def tune_num_threads(base: BaseLanguageModel) -> int:
             best_count, best_time_s = num_threads, time_s
         num_threads *= 2
     torch.set_num_threads(best_count)
-    log.info("%d of at most %d threads: %d sequences of %d tokens take %.1f ms", best_count, max_threads, ROWS, TOKENS, 1000 * best_time_s)
+    log.info(
+        "%d of at most %d threads: %d sequences of %d tokens take %.1f ms",
+        best_count,
+        max_threads,
+        ROWS,
+        TOKENS,
+        1000 * best_time_s,
+    )
     return best_count
 
 

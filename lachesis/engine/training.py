@@ -12,40 +12,59 @@ from torch.utils.checkpoint import checkpoint
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, losses
-from lachesis.engine.lora import LoraSpec, LoraAdapter
+from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import Array, DecodedDatum
 
 MAX_LOGITS_PER_PASS = 2**26
-"""Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of them at a time."""
+"""Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of
+them at a time.
+"""
 MAX_TOKENS_PER_PASS = 2**13
 """Of one pass, padding included."""
 MAX_PADDING_SHARE = 0.1
 """Share of padding that a pass may have."""
 CHEAP_PADDING_TOKENS = 256
 """Positions of padding that cost less than another pass."""
-ADAM_DEFAULTS = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
+ADAM_DEFAULTS = {
+    "learning_rate": 1e-4,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-12,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+}
 """The settings of a step and their defaults."""
 
 ForwardBackwardResult = tuple[list[Array], dict[str, float]]
 
 
 class TrainingModel:
-    """Only the model thread may call this. Gradients add up over `forward_backward` until `optim_step` uses them."""
+    """Only the model thread may call this. Gradients add up over `forward_backward` until
+    `optim_step` uses them.
+    """
 
     def __init__(self, base: BaseLanguageModel, spec: LoraSpec) -> None:
         self.base, self.spec = base, spec
         initial_factors = base.lora_layers.create_factors(spec)
-        # All parameters lie in one tensor, and so do their gradients: a step, a copy and a norm are one operation each.
+        # All parameters lie in one tensor, and so do their gradients: a step, a copy and a norm are
+        # one operation each.
         num_parameters = sum(tensor.numel() for tensor in lora.iterate_parameters(initial_factors))
-        self._flat_parameters = torch.nn.Parameter(torch.zeros(num_parameters, device=base.device), requires_grad=False)
+        self._flat_parameters = torch.nn.Parameter(
+            torch.zeros(num_parameters, device=base.device), requires_grad=False
+        )
         self._gradient = torch.zeros_like(self._flat_parameters)
         self.factors: lora.Factors = {}
         offset = 0
         for path, pair in initial_factors.items():
             views = []
             for tensor in pair:
-                view = self._flat_parameters.data[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor).requires_grad_()
+                view = (
+                    self._flat_parameters.data[offset : offset + tensor.numel()]
+                    .view(tensor.shape)
+                    .copy_(tensor)
+                    .requires_grad_()
+                )
                 view.grad = self._gradient[offset : offset + tensor.numel()].view(tensor.shape)
                 views.append(view)
                 offset += tensor.numel()
@@ -70,11 +89,18 @@ class TrainingModel:
         return LoraAdapter(factors, self.spec.scale)
 
     def forward_backward(
-        self, data: list[DecodedDatum], loss_fn: str, config: Mapping[str, object], *, forward_only: bool
+        self,
+        data: list[DecodedDatum],
+        loss_fn: str,
+        config: Mapping[str, object],
+        *,
+        forward_only: bool,
     ) -> Generator[None, None, ForwardBackwardResult]:
-        """Per datum the log-probability of each target, (N,) or (N, K), and the summed loss. Adds to the gradients unless
-        `forward_only`. Yields between passes, so that other work can go in between. Raises EngineRequestError for a datum that
-        does not fit the loss; no gradient is added then."""
+        """Per datum the log-probability of each target, (N,) or (N, K), and the summed loss. Adds
+        to the gradients unless `forward_only`. Yields between passes, so that other work can go in
+        between. Raises EngineRequestError for a datum that does not fit the loss; no gradient is
+        added then.
+        """
         settings = losses.resolve_settings(loss_fn, config)
         if not data:
             raise EngineRequestError("the data are empty; at least one datum is needed")
@@ -85,25 +111,45 @@ class TrainingModel:
         for datum_indices in _group_into_passes(data, self.base.vocab_size):
             self.base.lora_layers.use_for_training(self._trained_adapter)
             with torch.set_grad_enabled(not forward_only):
-                total += self._run_pass([data[index] for index in datum_indices], datum_indices, loss_fn, settings, logprobs_D)
+                total += self._run_pass(
+                    [data[index] for index in datum_indices],
+                    datum_indices,
+                    loss_fn,
+                    settings,
+                    logprobs_D,
+                )
             yield
         return logprobs_D, {"loss:sum": total}
 
     def _run_pass(
-        self, data: list[DecodedDatum], datum_indices: list[int], loss_fn: str, settings: dict[str, float], logprobs_D: list[Array]
+        self,
+        data: list[DecodedDatum],
+        datum_indices: list[int],
+        loss_fn: str,
+        settings: dict[str, float],
+        logprobs_D: list[Array],
     ) -> float:
-        """One forward pass, and the backward one where gradients are on, over datums whose targets have one number of
-        columns."""
+        """One forward pass, and the backward one where gradients are on, over datums whose targets
+        have one number of columns.
+        """
         device, lengths = self.base.device, [len(datum.tokens) for datum in data]
         tokens = np.zeros((len(data), max(lengths)), np.int64)
         is_token = np.zeros(tokens.shape, bool)
         for row, datum in enumerate(data):
             tokens[row, : lengths[row]], is_token[row, : lengths[row]] = datum.tokens, True
-        states = self.base.compute_states(torch.from_numpy(tokens).to(device))[torch.from_numpy(is_token).to(device)]
+        states = self.base.compute_states(torch.from_numpy(tokens).to(device))[
+            torch.from_numpy(is_token).to(device)
+        ]
         targets = torch.from_numpy(_concatenate_inputs(data, "target_tokens", np.int64)).to(device)
-        logprobs = self._compute_logprobs(states, targets.reshape(len(targets), -1)).view(targets.shape)
-        names = [name for name in data[0].inputs if name != "target_tokens"]  # all of them are the loss's, see `_check_datum`
-        inputs = {name: torch.from_numpy(_concatenate_inputs(data, name, np.float32)).to(device) for name in names}
+        logprobs = self._compute_logprobs(states, targets.reshape(len(targets), -1)).view(
+            targets.shape
+        )
+        # all of them are the loss's, see `_check_datum`
+        names = [name for name in data[0].inputs if name != "target_tokens"]
+        inputs = {
+            name: torch.from_numpy(_concatenate_inputs(data, name, np.float32)).to(device)
+            for name in names
+        }
         inputs["sequence"] = torch.from_numpy(np.repeat(np.arange(len(data)), lengths)).to(device)
         loss = losses.LOSSES[loss_fn].formula(logprobs, inputs, settings).sum()
         if loss.requires_grad:
@@ -114,26 +160,40 @@ class TrainingModel:
         return float(loss.detach())
 
     def _compute_logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """(N, K) log-probabilities of the targets (N, K). Logits that are too many are made in parts, and again for the
-        gradient."""
+        """(N, K) log-probabilities of the targets (N, K). Logits that are too many are made in
+        parts, and again for the gradient.
+        """
 
         def compute_part(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return TargetLogprobs.apply(self.base.compute_logits(states), targets)
 
         chunk_size = max(1, MAX_LOGITS_PER_PASS // self.base.vocab_size)
         if len(states) <= chunk_size or not torch.is_grad_enabled():
-            return torch.cat([compute_part(*chunk) for chunk in zip(states.split(chunk_size), targets.split(chunk_size), strict=True)])
+            return torch.cat(
+                [
+                    compute_part(*chunk)
+                    for chunk in zip(
+                        states.split(chunk_size), targets.split(chunk_size), strict=True
+                    )
+                ]
+            )
         chunks = zip(states.split(chunk_size), targets.split(chunk_size), strict=True)
-        return torch.cat([checkpoint(compute_part, *chunk, use_reentrant=False) for chunk in chunks])
+        return torch.cat(
+            [checkpoint(compute_part, *chunk, use_reentrant=False) for chunk in chunks]
+        )
 
     def optim_step(self, adam_params: Mapping[str, object]) -> dict[str, float]:
-        """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101) with these numbers, then the gradients are cleared.
-        `grad_clip_norm` > 0 clips the global norm first. The answer holds the norm before clipping."""
+        """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101) with these numbers, then the
+        gradients are cleared. `grad_clip_norm` > 0 clips the global norm first. The answer holds
+        the norm before clipping.
+        """
         settings = _parse_adam_params(adam_params)
         grad_norm = float(torch.linalg.vector_norm(self._gradient))
         if not math.isfinite(grad_norm):
             self._gradient.zero_()
-            raise EngineRequestError(f"the gradient norm is {grad_norm}; the gradients were dropped and no weight has changed")
+            raise EngineRequestError(
+                f"the gradient norm is {grad_norm}; the gradients were dropped and no weight has changed"
+            )
         if 0 < settings["grad_clip_norm"] < grad_norm:
             self._gradient.mul_(settings["grad_clip_norm"] / (grad_norm + 1e-6))
         (param_group,) = self._optimizer.param_groups
@@ -152,11 +212,19 @@ class TrainingModel:
         state = self._optimizer.state_dict()["state"].get(0, {})
         return {name: value.cpu().contiguous().clone() for name, value in state.items()}
 
-    def load(self, factors: lora.Factors, optimizer_state: dict[str, torch.Tensor] | None, source: str) -> None:
-        """Replace the weights; with `optimizer` Adam continues where it was, without it starts anew. Pending gradients go.
-        Raises EngineRequestError for an adapter of other layers or sizes, and changes nothing then."""
-        own_shapes = {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()}
-        if {path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()} != own_shapes:
+    def load(
+        self, factors: lora.Factors, optimizer_state: dict[str, torch.Tensor] | None, source: str
+    ) -> None:
+        """Replace the weights; with `optimizer` Adam continues where it was, without it starts
+        anew. Pending gradients go. Raises EngineRequestError for an adapter of other layers or
+        sizes, and changes nothing then.
+        """
+        own_shapes = {
+            path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()
+        }
+        if {
+            path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()
+        } != own_shapes:
             raise EngineRequestError(
                 f"{source} has other layers, or another rank, than the model, whose rank is {self.spec.rank}"
             )
@@ -166,16 +234,23 @@ class TrainingModel:
         self._gradient.zero_()
         self._optimizer = self._create_optimizer()
         if optimizer_state:
-            if set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"} or optimizer_state["exp_avg"].shape != self._flat_parameters.shape:
+            if (
+                set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"}
+                or optimizer_state["exp_avg"].shape != self._flat_parameters.shape
+            ):
                 raise EngineRequestError(
                     f"{source} holds an optimizer of another engine ({sorted(optimizer_state)[:3]}); load it without"
                 )
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": {0: optimizer_state}})
+            self._optimizer.load_state_dict(
+                {**self._optimizer.state_dict(), "state": {0: optimizer_state}}
+            )
 
 
 class TargetLogprobs(torch.autograd.Function):
-    """log softmax of logits (N, V) at targets (N, K): l_t - logsumexp(l). Its gradient is 1[v = t] - softmax(l)_v, which is
-    written over the logits: they are the largest tensor there is, and nothing else needs them."""
+    """log softmax of logits (N, V) at targets (N, K): l_t - logsumexp(l). Its gradient is 1[v = t]
+    - softmax(l)_v, which is written over the logits: they are the largest tensor there is, and
+    nothing else needs them.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -207,8 +282,14 @@ def _group_into_passes(data: list[DecodedDatum], vocab_size: int) -> Iterator[li
         length = len(data[index].tokens)
         num_padded_tokens = length * (len(datum_indices) + 1)
         num_padding = num_padded_tokens - num_tokens - length
-        is_full = num_padded_tokens * vocab_size > MAX_LOGITS_PER_PASS or num_padded_tokens > MAX_TOKENS_PER_PASS or num_padding > max(CHEAP_PADDING_TOKENS, MAX_PADDING_SHARE * num_padded_tokens)
-        if datum_indices and (is_full or get_sort_key(index)[:2] != get_sort_key(datum_indices[0])[:2]):
+        is_full = (
+            num_padded_tokens * vocab_size > MAX_LOGITS_PER_PASS
+            or num_padded_tokens > MAX_TOKENS_PER_PASS
+            or num_padding > max(CHEAP_PADDING_TOKENS, MAX_PADDING_SHARE * num_padded_tokens)
+        )
+        if datum_indices and (
+            is_full or get_sort_key(index)[:2] != get_sort_key(datum_indices[0])[:2]
+        ):
             yield datum_indices
             datum_indices, num_tokens = [], 0
         datum_indices.append(index)
@@ -223,7 +304,9 @@ def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLangua
         raise EngineRequestError(f"datum {index} lacks {', '.join(missing)}, which {loss_fn} needs")
     length = len(datum.tokens)
     if not 0 < length <= base.context_length:
-        raise EngineRequestError(f"datum {index} has {length} tokens; allowed: 1 to {base.context_length}")
+        raise EngineRequestError(
+            f"datum {index} has {length} tokens; allowed: 1 to {base.context_length}"
+        )
     targets = datum.inputs["target_tokens"]
     if targets.ndim not in (1, 2) or len(targets) != length or targets.size == 0:
         raise EngineRequestError(
@@ -242,26 +325,37 @@ def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLangua
         )
     for key, value in datum.inputs.items():
         if key != "target_tokens" and value.shape != targets.shape:
-            raise EngineRequestError(f"datum {index}: {key} has shape {value.shape}, target_tokens {targets.shape}")
+            raise EngineRequestError(
+                f"datum {index}: {key} has shape {value.shape}, target_tokens {targets.shape}"
+            )
         if key != "target_tokens" and not np.isfinite(value.astype(np.float64)).all():
             raise EngineRequestError(f"datum {index}: {key} holds a value that is not finite")
 
 
 def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
-    """Return a step's numbers, defaults included. A field of a later SDK is ignored while it is null, 0 or false.
+    """Return a step's numbers, defaults included. A field of a later SDK is ignored while it is
+    null, 0 or false.
 
     Raises:
         EngineRequestError: A number would ruin the adapter (JSON has no NaN and no infinity, so
             they come as null), or a field that is not known here asks for something.
     """
-    unknown = sorted(key for key, value in adam_params.items() if key not in ADAM_DEFAULTS and value)
+    unknown = sorted(
+        key for key, value in adam_params.items() if key not in ADAM_DEFAULTS and value
+    )
     if unknown:
-        raise EngineRequestError(f"adam_params has no {', '.join(unknown)}; allowed: {', '.join(sorted(ADAM_DEFAULTS))}")
+        raise EngineRequestError(
+            f"adam_params has no {', '.join(unknown)}; allowed: {', '.join(sorted(ADAM_DEFAULTS))}"
+        )
     settings = dict(ADAM_DEFAULTS)
     for key in set(adam_params) & set(ADAM_DEFAULTS):
         value = adam_params[key]
         upper_bound = 1.0 if key in ("beta1", "beta2") else float("inf")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < upper_bound:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < upper_bound
+        ):
             limit = "at least 0 and below 1" if upper_bound == 1 else "finite and at least 0"
             raise EngineRequestError(
                 f"adam_params.{key} is {'not finite' if value is None else repr(value)}; a number is needed, {limit}"

@@ -1,9 +1,10 @@
 """Checkpoints on disk: `tinker://RUN/KIND/NAME` is the folder `ROOT/RUN/KIND/NAME`.
 
-A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), for training checkpoints also Adam's
-state, and `checkpoint.json`. It is written under another name and renamed, so a folder that is there is complete.
-Overwriting renames the old folder to `.NAME.replaced` until the new one is in place; an interruption between the two
-renamings leaves the old one there, where it is still found.
+A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), for training
+checkpoints also Adam's state, and `checkpoint.json`. It is written under another name and renamed,
+so a folder that is there is complete. Overwriting renames the old folder to `.NAME.replaced` until
+the new one is in place; an interruption between the two renamings leaves the old one there, where
+it is still found.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from safetensors.torch import load_file, save_file
 from lachesis.base.errors import EngineRequestError, StorageError
 
 log = logging.getLogger(__name__)
-CHECKPOINT_TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+CHECKPOINT_TYPES = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
 REPLACED_SUFFIX = ".replaced"
 
 
@@ -40,8 +45,15 @@ class CheckpointPath:
     @classmethod
     def parse(cls, text: str) -> CheckpointPath:
         parts = text.removeprefix("tinker://").split("/")
-        if not text.startswith("tinker://") or len(parts) != 3 or parts[1] not in CHECKPOINT_TYPES or not all(map(_is_plain_name, parts)):
-            raise EngineRequestError(f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(CHECKPOINT_TYPES)})/NAME")
+        if (
+            not text.startswith("tinker://")
+            or len(parts) != 3
+            or parts[1] not in CHECKPOINT_TYPES
+            or not all(map(_is_plain_name, parts))
+        ):
+            raise EngineRequestError(
+                f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(CHECKPOINT_TYPES)})/NAME"
+            )
         return cls(*parts)
 
     def __str__(self) -> str:
@@ -74,8 +86,9 @@ class WeightsStore:
         optimizer: dict[str, torch.Tensor] | None = None,
         overwrite: bool = False,
     ) -> int:
-        """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists and `overwrite` is
-        false, StorageError when the disk refuses."""
+        """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists
+        and `overwrite` is false, StorageError when the disk refuses.
+        """
         if not _is_plain_name(path.name) or "/" in path.name or path.name.startswith("."):
             raise EngineRequestError(
                 f"{path.name!r} is not a checkpoint name; allowed: a name that is not empty, has no '/' "
@@ -92,7 +105,11 @@ class WeightsStore:
             if optimizer is not None:
                 save_file(optimizer, temporary / "optimizer.safetensors")
             size = sum(file.stat().st_size for file in temporary.iterdir())
-            checkpoint_record = {**checkpoint_record, "time": datetime.now(UTC).isoformat(), "size_bytes": size}
+            checkpoint_record = {
+                **checkpoint_record,
+                "time": datetime.now(UTC).isoformat(),
+                "size_bytes": size,
+            }
             (temporary / "checkpoint.json").write_text(json.dumps(checkpoint_record, indent=2))
             _flush_to_disk(temporary)
             _replace_folder(temporary, folder)
@@ -103,7 +120,9 @@ class WeightsStore:
             ) from error
         return size
 
-    def load(self, path: CheckpointPath) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:
+    def load(
+        self, path: CheckpointPath
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:
         """Adapter tensors, Adam's tensors if saved, and what is known about the checkpoint."""
         folder = self.find_folder(path)
         checkpoint_record = self.read_record(path)
@@ -130,7 +149,9 @@ class WeightsStore:
         raise EngineRequestError(f"there is no checkpoint {path}; this engine has {others}")
 
     def list_checkpoints(self, run: str = "*") -> list[str]:
-        """Every checkpoint's path, the newest last. Those whose time to live is over are deleted first."""
+        """Every checkpoint's path, the newest last. Those whose time to live is over are deleted
+        first.
+        """
         timed_names = []
         for path in self._find_paths(run):
             try:
@@ -159,21 +180,28 @@ class WeightsStore:
         return paths
 
     def delete(self, path: CheckpointPath) -> None:
-        """Delete a checkpoint. Raises EngineRequestError if there is none, StorageError if the disk refuses."""
+        """Delete a checkpoint. Raises EngineRequestError if there is none, StorageError if the disk
+        refuses.
+        """
         self.read_record(path)
         folder = self.root / path.run / path.kind / path.name
         trash_folder = folder.with_name(f".{uuid.uuid4().hex}")
         try:
             for candidate in (_get_replaced_folder(folder), folder):
                 if candidate.exists():
-                    os.replace(candidate, trash_folder)  # what an interruption leaves is not half a checkpoint
+                    # what an interruption leaves is not half a checkpoint
+                    os.replace(candidate, trash_folder)
                     shutil.rmtree(trash_folder)
         except OSError as error:
-            raise StorageError(f"{folder} could not be deleted: {error}; check the rights of that folder") from error
+            raise StorageError(
+                f"{folder} could not be deleted: {error}; check the rights of that folder"
+            ) from error
 
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
         checkpoint_record = self.read_record(path)
-        checkpoint_record["expires_at"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+        checkpoint_record["expires_at"] = (
+            (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+        )
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
@@ -238,13 +266,17 @@ def _flush_to_disk(folder: Path) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a record. A StorageError ends a request at once, where the SDK repeats a 500 for minutes."""
+    """Read a record. A StorageError ends a request at once, where the SDK repeats a 500 for
+    minutes.
+    """
     try:
         record: dict[str, Any] = json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError) as error:
-        raise StorageError(f"{file} cannot be read: {error}; delete its folder, or restore the file") from error
+        raise StorageError(
+            f"{file} cannot be read: {error}; delete its folder, or restore the file"
+        ) from error
     return record
 
 

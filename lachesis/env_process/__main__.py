@@ -7,11 +7,11 @@
     describe FILE CLASS OUT               the configuration's schema as JSON to OUT
     examples FILE CLASS OUT               conversations to warm a model up with; see `lachesis.env_process.warmup_examples`
 
-With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token.
-With LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see
-`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on from
-where training stands; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT its groups carry
-that name, where several environments feed a run.
+With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token. With
+LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see
+`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on
+from where training stands; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT
+its groups carry that name, where several environments feed a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from typing import Any
 
 from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
-from lachesis.env_process import atropos_patches, counters, inference_test, lazy_modules, dataset_position, scheduled_evaluation, stages
+from lachesis.env_process import (
+    atropos_patches,
+    counters,
+    dataset_position,
+    inference_test,
+    lazy_modules,
+    scheduled_evaluation,
+    stages,
+)
 from lachesis.environment.endpoint_errors import list_causes
 
 
@@ -40,10 +48,14 @@ def main() -> None:
     lazy_modules.load_when_used("torch", "wandb")
     if handler := {"describe": _describe_class, "examples": _make_examples}.get(command):
         threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
-        write_answer(file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4]))
+        write_answer(
+            file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4])
+        )
     elif command == "check":
         atropos_patches.apply_atropos_patches()
-        stages.run_stages(file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6]))
+        stages.run_stages(
+            file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6])
+        )
     else:
         atropos_patches.apply_atropos_patches()
         _run_environment_file(command, file, sys.argv[3:])
@@ -56,13 +68,23 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     if command == "run" and inference_server:
         scheduled_evaluation.install_evaluation_hooks(inference_server[0])
     if command == "probe":
-        rollout_counters = inference_test.install_inference_test(json.loads(Path(options.pop(0)).read_text()))
+        rollout_counters = inference_test.install_inference_test(
+            json.loads(Path(options.pop(0)).read_text())
+        )
     elif os.environ.get("LACHESIS_TALLY"):
         name = os.environ.get("LACHESIS_ENVIRONMENT", "")
         if name:
             atropos_patches.label_groups(name)
-        evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name) if inference_server else None
-        _instrument_environment(Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), evaluation_client)
+        evaluation_client = (
+            scheduled_evaluation.EvaluationClient(*inference_server, name)
+            if inference_server
+            else None
+        )
+        _instrument_environment(
+            Path(os.environ["LACHESIS_TALLY"]),
+            Path(os.environ["LACHESIS_CURSOR"]),
+            evaluation_client,
+        )
     sys.argv = [str(file), *options]
     try:
         module = fingerprint.get_module_name(file)
@@ -72,23 +94,33 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         traceback.print_exc()
-        causes = [f"{type(cause).__name__}: {redact(str(cause))[:500]}" for cause in list_causes(error)]
+        causes = [
+            f"{type(cause).__name__}: {redact(str(cause))[:500]}" for cause in list_causes(error)
+        ]
         causes += filter(None, [requirements.get_import_advice(file, error)])
-        print("\nbecause of ".join(causes), file=sys.stderr, flush=True)  # the last lines are what is shown of a log
+        # the last lines are what is shown of a log
+        print("\nbecause of ".join(causes), file=sys.stderr, flush=True)
         if rollout_counters is not None:
             inference_test.record_failure_kind(rollout_counters, error)
         sys.exit(1)
 
 
-def _instrument_environment(counters_file: Path, position_file: Path, evaluation_client: scheduled_evaluation.EvaluationClient | None) -> None:
-    """Count what the environment's class does, whichever it is, keep its place in its items, and evaluate it when the trainer
-    asks for it."""
+def _instrument_environment(
+    counters_file: Path,
+    position_file: Path,
+    evaluation_client: scheduled_evaluation.EvaluationClient | None,
+) -> None:
+    """Count what the environment's class does, whichever it is, keep its place in its items, and
+    evaluate it when the trainer asks for it.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
     rollout_counters = counters.RolloutCounters(counters_file, with_heartbeat=True)
     counters.install_request_counters(rollout_counters)
-    start_position = dataset_position.DatasetPosition(position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"]))
+    start_position = dataset_position.DatasetPosition(
+        position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"])
+    )
 
     def cli(cls: Any) -> None:
         dataset_position.install_position_tracking(start_position, cls)
@@ -101,14 +133,20 @@ def _instrument_environment(counters_file: Path, position_file: Path, evaluation
 
 
 def _exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent is gone, as nobody waits for what it says; also in the middle of an import."""
+    """End this process when its parent is gone, as nobody waits for what it says; also in the
+    middle of an import.
+    """
     while os.getppid() == parent_pid:
         time.sleep(0.5)
     os._exit(1)
 
 
-def write_answer(file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path) -> None:
-    """Import the file and write what it says to the question, which came on the standard input, or why it says nothing."""
+def write_answer(
+    file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path
+) -> None:
+    """Import the file and write what it says to the question, which came on the standard input, or
+    why it says nothing.
+    """
     try:
         result = handler(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # an environment may raise SystemExit at import
@@ -140,7 +178,10 @@ def _describe_configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
         config = cls.config_init()[0]
         assert isinstance(config, BaseModel)
     except Exception as error:
-        config, warning = BaseEnvConfig(), f"config_init() failed, so these are Atropos' general fields: {error!r}"
+        config, warning = (
+            BaseEnvConfig(),
+            f"config_init() failed, so these are Atropos' general fields: {error!r}",
+        )
     schema = type(config).model_json_schema()
     errors: list[dict[str, str]] = []
     if values:
@@ -159,9 +200,19 @@ def _describe_configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_validation_error(error: Any) -> dict[str, str]:
-    """The field that is wrong by itself, or "" for fields that do not fit together, and what is said of it."""
-    field_path, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
-    return {"field": field_path, "message": f"{field_path} is {repr(error['input'])[:200]}: {message}" if field_path else message}
+    """The field that is wrong by itself, or "" for fields that do not fit together, and what is
+    said of it.
+    """
+    field_path, message = (
+        ".".join(map(str, error["loc"])),
+        error["msg"].removeprefix("Value error, "),
+    )
+    return {
+        "field": field_path,
+        "message": f"{field_path} is {repr(error['input'])[:200]}: {message}"
+        if field_path
+        else message,
+    }
 
 
 def _has_validator_functions(core_schema: Any) -> bool:
@@ -170,7 +221,11 @@ def _has_validator_functions(core_schema: Any) -> bool:
         kind = core_schema.get("type")
         if isinstance(kind, str) and kind.startswith("function-"):
             return True
-        return any(_has_validator_functions(value) for key, value in core_schema.items() if key not in ("serialization", "metadata"))
+        return any(
+            _has_validator_functions(value)
+            for key, value in core_schema.items()
+            if key not in ("serialization", "metadata")
+        )
     return isinstance(core_schema, list | tuple) and any(map(_has_validator_functions, core_schema))
 
 

@@ -1,5 +1,5 @@
-"""What Atropos 0.4.0 does wrong for good, mended in the child that runs an environment and nowhere else: its library is
-archived, and no file of it is touched.
+"""What Atropos 0.4.0 does wrong for good, mended in the child that runs an environment and nowhere
+else: its library is archived, and no file of it is touched.
 
     chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
     the server's key  is printed to the log with the configuration, so the environment gets another one
@@ -8,13 +8,15 @@ archived, and no file of it is touched.
     log-probabilities are dropped by the method that gathers single rollouts
     Slurm             an environment that asks for the servers of a Slurm job fails where there is no such job
 
-Evaluations are made when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`): Atropos leaves them out when
-the step goes on by more than one, stops training meanwhile, and does not say that one has raised.
+Evaluations are made when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`):
+Atropos leaves them out when the step goes on by more than one, stops training meanwhile, and does
+not say that one has raised.
 
-Other traps are avoided where they lie: the YAML names the server twice (`lachesis.config.run_config`), the
-API is reset before it is registered with (`lachesis.trainer.rollout_client`), guarded against groups that
-would block it (`lachesis.rollout_api.app`), and writes to a file (`lachesis.supervision`); scores that are
-no numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that end twice are
+Other traps are avoided where they lie: the YAML names the server twice
+(`lachesis.config.run_config`), the API is reset before it is registered with
+(`lachesis.trainer.rollout_client`), guarded against groups that would block it
+(`lachesis.rollout_api.app`), and writes to a file (`lachesis.supervision`); scores that are no
+numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that end twice are
 mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
 """
 
@@ -57,8 +59,9 @@ def restore_template_default() -> None:
 def ignore_slurm() -> None:
     """Use the servers of the configuration, whatever an environment's class says about Slurm.
 
-    Upstream files have `slurm=True` as a default of their class. Atropos' commands replace it by their configuration's value;
-    a check makes the object itself. No service of a run is at an address that Slurm would name.
+    Upstream files have `slurm=True` as a default of their class. Atropos' commands replace it by
+    their configuration's value; a check makes the object itself. No service of a run is at an
+    address that Slurm would name.
     """
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
@@ -82,7 +85,10 @@ def install_inference_token() -> tuple[str, str] | None:
     Returns:
         The address of that server and its token, or None for a process that has none.
     """
-    url, token = os.environ.pop("LACHESIS_INFERENCE_URL", ""), os.environ.pop("LACHESIS_INFERENCE_TOKEN", "")
+    url, token = (
+        os.environ.pop("LACHESIS_INFERENCE_URL", ""),
+        os.environ.pop("LACHESIS_INFERENCE_TOKEN", ""),
+    )
     if not token:
         return None
     from atroposlib.envs.server_handling.server_manager import ServerManager
@@ -93,9 +99,20 @@ def install_inference_token() -> tuple[str, str] | None:
     def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
         def add_token(server_config: Any) -> Any:
             is_run_server = str(getattr(server_config, "base_url", None)).startswith(f"{url}/")
-            return server_config.model_copy(update={"api_key": token}) if is_run_server else server_config
+            return (
+                server_config.model_copy(update={"api_key": token})
+                if is_run_server
+                else server_config
+            )
 
-        original_init(self, [add_token(server_config) for server_config in configs] if isinstance(configs, list) else add_token(configs), *values, **options)
+        original_init(
+            self,
+            [add_token(server_config) for server_config in configs]
+            if isinstance(configs, list)
+            else add_token(configs),
+            *values,
+            **options,
+        )
 
     ServerManager.__init__ = with_token
     return url, token
@@ -117,7 +134,9 @@ def label_groups(name: str) -> None:
 
 
 def save_checkpoints_when_due() -> None:
-    """Save whenever a multiple of the checkpoints' interval was reached or passed since the last look."""
+    """Save whenever a multiple of the checkpoints' interval was reached or passed since the last
+    look.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.env_step_checks
@@ -127,7 +146,9 @@ def save_checkpoints_when_due() -> None:
         previous_step, current_step = self.curr_step, self.status_dict["current_step"]
         await original(self)
         if _is_checkpoint_missed(previous_step, current_step, self.checkpoint_interval):
-            self.save_checkpoint(current_step // self.checkpoint_interval * self.checkpoint_interval)
+            self.save_checkpoint(
+                current_step // self.checkpoint_interval * self.checkpoint_interval
+            )
 
     BaseEnv.env_step_checks = env_step_checks
 
@@ -137,7 +158,9 @@ REGISTRATION_PAUSE_S = 5
 
 
 def skip_registration_pause() -> None:
-    """Leave out the pause for others to register: of a run's environments the API knows how many there will be."""
+    """Leave out the pause for others to register: of a run's environments the API knows how many
+    there will be.
+    """
     from atroposlib.envs import base
 
     class AsyncioWithoutPause(types.ModuleType):
@@ -155,25 +178,44 @@ OPTIONAL_ROLLOUT_FIELDS = ("advantages", "ref_logprobs", "inference_logprobs", "
 
 
 def keep_logprobs() -> None:
-    """Gather the rollouts of `collect_trajectory` with all that they hold, and leave out what they do not."""
+    """Gather the rollouts of `collect_trajectory` with all that they hold, and leave out what they
+    do not.
+    """
     from atroposlib.envs.base import BaseEnv, ScoredDataGroup
 
     async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
-        results = await asyncio.gather(*(self.collect_trajectory(item) for _ in range(self.config.group_size)))
+        results = await asyncio.gather(
+            *(self.collect_trajectory(item) for _ in range(self.config.group_size))
+        )
         rollouts = [rollout for rollout, _ in results]
         if not all(isinstance(rollout, dict) for rollout in rollouts):
             raise ValueError("collect_trajectory() must give a ScoredDataItem for each rollout")
-        group = ScoredDataGroup(**{name: [rollout[name] for rollout in rollouts] for name in ("tokens", "masks", "scores")})
+        group = ScoredDataGroup(
+            **{
+                name: [rollout[name] for rollout in rollouts]
+                for name in ("tokens", "masks", "scores")
+            }
+        )
         for name in OPTIONAL_ROLLOUT_FIELDS:
             if all(rollout.get(name) is not None for rollout in rollouts):
                 group[name] = [rollout[name] for rollout in rollouts]
         group["overrides"] = [rollout.get("overrides") or {} for rollout in rollouts]
-        group["group_overrides"] = {key: value for rollout in rollouts for key, value in (rollout.get("group_overrides") or {}).items()}
+        group["group_overrides"] = {
+            key: value
+            for rollout in rollouts
+            for key, value in (rollout.get("group_overrides") or {}).items()
+        }
         return group, [backlog_item for _, backlog in results for backlog_item in backlog]
 
     BaseEnv.collect_trajectories = collect_trajectories
 
 
 def _is_checkpoint_missed(previous_step: int, current_step: int, interval: int) -> bool:
-    """Whether something is due between two steps that Atropos, which compares remainders, does not see."""
-    return interval > 0 and current_step // interval > previous_step // interval and not previous_step % interval > current_step % interval
+    """Whether something is due between two steps that Atropos, which compares remainders, does not
+    see.
+    """
+    return (
+        interval > 0
+        and current_step // interval > previous_step // interval
+        and not previous_step % interval > current_step % interval
+    )

@@ -1,8 +1,11 @@
-"""In the child that runs an environment: what it asks, gives and waits for, counted and written to a file.
+"""In the child that runs an environment: what it asks, gives and waits for, counted and written to
+a file.
 
-Atropos tells none of this: an environment that raises in each group, or waits for a model that does not answer, looks like one
-that works. `install` counts around four methods of the environment's class and of Atropos' servers; a group with a score that
-is no finite number is taken for none, as the API would lose the whole batch with it."""
+Atropos tells none of this: an environment that raises in each group, or waits for a model that does
+not answer, looks like one that works. `install` counts around four methods of the environment's
+class and of Atropos' servers; a group with a score that is no finite number is taken for none, as
+the API would lose the whole batch with it.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,29 @@ EMPTY_GROUP_MESSAGE = (
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 Json = dict[str, Any]
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
-"""Of the group under way. An environment that takes a failure of the server for a bad answer would score it 0; such a group is
-invalid instead."""
+"""Of the group under way. An environment that takes a failure of the server for a bad answer would
+score it 0; such a group is invalid instead.
+"""
 
-is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar("uncounted", default=False)
-"""Whether requests are not training's own, as those of an evaluation beside it: what they wait for is no sign of a stall."""
+is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "uncounted", default=False
+)
+"""Whether requests are not training's own, as those of an evaluation beside it: what they wait for
+is no sign of a stall.
+"""
 
 
 class RolloutCounters:
-    """Counts of this process. Written whole to `file`, at each group and, with `beat`, every two seconds: a file that grows
-    old is that of a process that stands still."""
+    """Counts of this process. Written whole to `file`, at each group and, with `beat`, every two
+    seconds: a file that grows old is that of a process that stands still.
+    """
 
     def __init__(self, file: Path, *, with_heartbeat: bool = False) -> None:
         self.file = file
         self.per_group: list[Json] | None = None
-        """With a list here, what each usable group took is added to it; for groups that come one after the other."""
+        """With a list here, what each usable group took is added to it; for groups that come one
+        after the other.
+        """
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
             ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
@@ -61,12 +72,35 @@ class RolloutCounters:
             threading.Thread(target=self._write_periodically, name="tally", daemon=True).start()
 
     def snapshot(self) -> Json:
-        """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds since 1970)."""
-        in_progress_counts = {f"in_{kind}": len(start_times) for kind, start_times in self.in_progress.items()}
-        oldest_start_times = {f"{kind}_since": min(start_times.values(), default=None) for kind, start_times in self.in_progress.items()}
-        process_fields = {"errors": self.errors, "zeros": self.zero_reasons, "group_at": self.last_group_at, "pid": os.getpid(), "at": time.time()}
-        inference_test_fields = {"per_group": self.per_group, "failure": self.failure} if self.per_group is not None else {}
-        return {**self.counts, **in_progress_counts, **oldest_start_times, **process_fields, **inference_test_fields}
+        """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds
+        since 1970).
+        """
+        in_progress_counts = {
+            f"in_{kind}": len(start_times) for kind, start_times in self.in_progress.items()
+        }
+        oldest_start_times = {
+            f"{kind}_since": min(start_times.values(), default=None)
+            for kind, start_times in self.in_progress.items()
+        }
+        process_fields = {
+            "errors": self.errors,
+            "zeros": self.zero_reasons,
+            "group_at": self.last_group_at,
+            "pid": os.getpid(),
+            "at": time.time(),
+        }
+        inference_test_fields = (
+            {"per_group": self.per_group, "failure": self.failure}
+            if self.per_group is not None
+            else {}
+        )
+        return {
+            **self.counts,
+            **in_progress_counts,
+            **oldest_start_times,
+            **process_fields,
+            **inference_test_fields,
+        }
 
     def write(self) -> None:
         temporary = self.file.with_name(f".{self.file.name}.part")
@@ -79,8 +113,12 @@ class RolloutCounters:
         count_reason(self.errors, sanitize_reason(error), max_kinds=MAX_ERROR_KINDS)
 
     def count_exception(self, error: BaseException, *, prefix: str = "") -> None:
-        """Count an exception of the environment; one that holds the reason of each rollout as those reasons."""
-        for reason in getattr(error, "rollout_reasons", None) or [prefix + describe_exception(error)]:
+        """Count an exception of the environment; one that holds the reason of each rollout as those
+        reasons.
+        """
+        for reason in getattr(error, "rollout_reasons", None) or [
+            prefix + describe_exception(error)
+        ]:
             self.count_error(reason)
 
     @contextlib.contextmanager
@@ -98,10 +136,14 @@ class RolloutCounters:
             time.sleep(HEARTBEAT_S)
 
 
-def install_rollout_counters(counters: RolloutCounters, cls: Any, *, max_unusable_groups: int | None = None) -> None:
-    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and after so many unusable groups in
-    a row the process ends: as one whose items are used up when there were usable ones before and none raised, else with an
-    error. Without it exceptions stay as they are."""
+def install_rollout_counters(
+    counters: RolloutCounters, cls: Any, *, max_unusable_groups: int | None = None
+) -> None:
+    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and after
+    so many unusable groups in a row the process ends: as one whose items are used up when there
+    were usable ones before and none raised, else with an error. Without it exceptions stay as they
+    are.
+    """
     get_item, collect = cls.get_next_item, cls.collect_trajectories
     num_unusable_in_a_row, is_exhausted = 0, False
 
@@ -137,17 +179,23 @@ def install_rollout_counters(counters: RolloutCounters, cls: Any, *, max_unusabl
                 counters.count_exception(error)
                 counters.write()
                 raise
-        if group and len(request_failures := failed_requests.get([])) > len(_list_marked_reasons(group, "invalid")):
+        if group and len(request_failures := failed_requests.get([])) > len(
+            _list_marked_reasons(group, "invalid")
+        ):
             problem = f"the environment scored a group although a request for samples had failed: {request_failures[0]}"
         group = _count_group(counters, group, problem, self.config.group_size)
         num_unusable_in_a_row = 0 if group else num_unusable_in_a_row + 1
         if group and counters.per_group is not None:
             group_counts = {key: counters.counts[key] - counts_before[key] for key in GROUP_KEYS}
-            counters.per_group.append({**group_counts, "seconds": round(time.monotonic() - started, 3)})
+            counters.per_group.append(
+                {**group_counts, "seconds": round(time.monotonic() - started, 3)}
+            )
         counters.write()
         if max_unusable_groups is not None and num_unusable_in_a_row >= max_unusable_groups:
             if counters.errors or not counters.counts["groups"]:
-                raise RuntimeError(f"no usable group {num_unusable_in_a_row} times in a row: {'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}")
+                raise RuntimeError(
+                    f"no usable group {num_unusable_in_a_row} times in a row: {'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}"
+                )
             is_exhausted = True
         return group, backlog
 
@@ -156,7 +204,9 @@ def install_rollout_counters(counters: RolloutCounters, cls: Any, *, max_unusabl
 
 
 def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
-    """Atropos leaves out groups that are too long, of another size, or without a signal, and says so in a log at most."""
+    """Atropos leaves out groups that are too long, of another size, or without a signal, and says
+    so in a log at most.
+    """
     handle_send, send = cls.handle_send_to_api, cls._send_scored_data_to_api
     sent_sizes: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
 
@@ -166,7 +216,9 @@ def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
         try:
             return await handle_send(self, scored_data, *values, **options)
         finally:
-            counters.counts["dropped"] += max(0, _count_rollouts(scored_data) - sum(sent_sizes.get()))
+            counters.counts["dropped"] += max(
+                0, _count_rollouts(scored_data) - sum(sent_sizes.get())
+            )
             sent_sizes.reset(token)
 
     @functools.wraps(send)
@@ -175,7 +227,10 @@ def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
         sent_sizes.get([]).append(_count_rollouts(scored_data))
         return response
 
-    cls.handle_send_to_api, cls._send_scored_data_to_api = handle_send_to_api, _send_scored_data_to_api
+    cls.handle_send_to_api, cls._send_scored_data_to_api = (
+        handle_send_to_api,
+        _send_scored_data_to_api,
+    )
 
 
 def _count_rollouts(scored_data: Any) -> int:
@@ -183,9 +238,12 @@ def _count_rollouts(scored_data: Any) -> int:
     return sum(len(group["scores"]) for group in groups if group)
 
 
-def _count_group(counters: RolloutCounters, group: Any, problem: Exception | str | None, group_size: int) -> Any:
-    """The group, or None when it cannot be used; both are counted. One that the environment leaves out itself, as is usual for
-    equal rewards, carries no signal; it is no fault."""
+def _count_group(
+    counters: RolloutCounters, group: Any, problem: Exception | str | None, group_size: int
+) -> Any:
+    """The group, or None when it cannot be used; both are counted. One that the environment leaves
+    out itself, as is usual for equal rewards, carries no signal; it is no fault.
+    """
     if problem is not None:
         counters.counts["invalid"] += group_size
         if isinstance(problem, Exception):
@@ -198,7 +256,9 @@ def _count_group(counters: RolloutCounters, group: Any, problem: Exception | str
         counters.counts["dropped"] += group_size
         return None
     groups = group if isinstance(group, list) else [group]
-    invalid_scores = [score for subgroup in groups for score in subgroup["scores"] if not is_score(score)]
+    invalid_scores = [
+        score for subgroup in groups for score in subgroup["scores"] if not is_score(score)
+    ]
     rollouts = sum(len(subgroup["scores"]) for subgroup in groups)
     for reason in _list_marked_reasons(group, "invalid"):
         counters.count_error(reason)
@@ -216,9 +276,16 @@ def _count_group(counters: RolloutCounters, group: Any, problem: Exception | str
 
 
 def _list_marked_reasons(group: Any, name: str) -> list[str]:
-    """The reasons of rollouts that the environment itself marks so; see `lachesis.environment.outcome`."""
+    """The reasons of rollouts that the environment itself marks so; see
+    `lachesis.environment.outcome`.
+    """
     groups = group if isinstance(group, list) else [group]
-    overrides = [override for subgroup in groups for override in subgroup.get("overrides") or () if isinstance(override, dict)]
+    overrides = [
+        override
+        for subgroup in groups
+        for override in subgroup.get("overrides") or ()
+        if isinstance(override, dict)
+    ]
     return [str(override[name]) for override in overrides if override.get(name)]
 
 
@@ -255,13 +322,17 @@ def install_request_counters(counters: RolloutCounters) -> None:
 
 
 def _count_completions(counters: RolloutCounters, response: Any) -> None:
-    if isinstance(response, tuple):  # prompt ids, ids per completion, their logprobs, why each ended
+    # prompt ids, ids per completion, their logprobs, why each ended
+    if isinstance(response, tuple):
         prompt, completions, _, finish_reasons = response
         lengths = (len(prompt), sum(map(len, completions)))
     else:
         finish_reasons = [choice.finish_reason for choice in response.choices]
         usage = getattr(response, "usage", None)
-        lengths = (getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0)
+        lengths = (
+            getattr(usage, "prompt_tokens", 0) or 0,
+            getattr(usage, "completion_tokens", 0) or 0,
+        )
     counters.counts["prompt_tokens"] += lengths[0]
     counters.counts["sampled_tokens"] += lengths[1]
     counters.counts["completions"] += len(finish_reasons)

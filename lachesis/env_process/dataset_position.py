@@ -1,9 +1,12 @@
-"""In the child that runs an environment: where it stands in its items, so that a resumed run goes on from what was trained on.
+"""In the child that runs an environment: where it stands in its items, so that a resumed run goes
+on from what was trained on.
 
-`cursor.txt` has one line per group that was sent, in order: how many items were done with by then. A checkpoint says how many
-groups training had received, and so which line counts. A resumed environment gives its items as at the start of the run and
-passes over as many; what had been queued, or was under way, is asked anew of the newer weights. An environment that keeps
-checkpoints of its own (Atropos' `save_checkpoint`) is left to them; one with a method `seek(items)` is told the number.
+`cursor.txt` has one line per group that was sent, in order: how many items were done with by then.
+A checkpoint says how many groups training had received, and so which line counts. A resumed
+environment gives its items as at the start of the run and passes over as many; what had been
+queued, or was under way, is asked anew of the newer weights. An environment that keeps checkpoints
+of its own (Atropos' `save_checkpoint`) is left to them; one with a method `seek(items)` is told the
+number.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ MAX_SKIP_S = 120.0
 
 
 class DatasetPosition:
-    """`groups` is how many groups training had received when the run's checkpoint was made; 0 at the start of a run."""
+    """`groups` is how many groups training had received when the run's checkpoint was made; 0 at
+    the start of a run.
+    """
 
     def __init__(self, file: Path, groups: int) -> None:
         self.file = file
@@ -79,7 +84,11 @@ def _install_item_tracking(position: DatasetPosition, cls: Any) -> None:
                             await get_item(self)
                 log.info("resumed: %d items that training has seen are passed over", skip)
             except Exception as error:
-                log.warning("not all of the %d items that training has seen are passed over: %r", skip, error)
+                log.warning(
+                    "not all of the %d items that training has seen are passed over: %r",
+                    skip,
+                    error,
+                )
         item = await get_item(self)
         position.items_given += item is not None
         return item
@@ -118,25 +127,35 @@ def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
 def _has_own_checkpoints(cls: Any) -> bool:
     from atroposlib.envs.base import BaseEnv
 
-    has_own_methods = any(getattr(cls, name) is not getattr(BaseEnv, name) for name in ("save_checkpoint", "load_checkpoint"))
+    has_own_methods = any(
+        getattr(cls, name) is not getattr(BaseEnv, name)
+        for name in ("save_checkpoint", "load_checkpoint")
+    )
     return has_own_methods and not hasattr(cls, "seek")
 
 
 def _fall_back_to_earlier_checkpoint(cls: Any) -> None:
-    """Atropos loads the file of exactly the step that training begins with, and without a word nothing else; one is written
-    each `save_checkpoint_interval` steps only. So the newest one before that step takes its name."""
+    """Atropos loads the file of exactly the step that training begins with, and without a word
+    nothing else; one is written each `save_checkpoint_interval` steps only. So the newest one
+    before that step takes its name.
+    """
     load = cls.load_checkpoint
 
     @functools.wraps(load)
     def load_checkpoint(self: Any) -> Any:
         folder = Path(self.checkpoint_dir) / "env_checkpoints" / str(self.wandb_prepend)
         files_by_step = {
-            int(match[1]): file for file in folder.glob("step-*.json") if (match := re.fullmatch(r"step-(\d+)", file.stem))
+            int(match[1]): file
+            for file in folder.glob("step-*.json")
+            if (match := re.fullmatch(r"step-(\d+)", file.stem))
         }
         nearest_step = max((step for step in files_by_step if step <= self.curr_step), default=None)
         if nearest_step is not None and nearest_step != self.curr_step:
             shutil.copyfile(files_by_step[nearest_step], folder / f"step-{self.curr_step}.json")
-        log.info("resumed: the environment's own checkpoint is of step %s", nearest_step if nearest_step is not None else "none")
+        log.info(
+            "resumed: the environment's own checkpoint is of step %s",
+            nearest_step if nearest_step is not None else "none",
+        )
         return load(self)
 
     cls.load_checkpoint = load_checkpoint

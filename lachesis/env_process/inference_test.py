@@ -1,10 +1,13 @@
-"""In the child that runs an environment's `process` command for an inference test: what that command lacks.
+"""In the child that runs an environment's `process` command for an inference test: what that
+command lacks.
 
-`python -m lachesis.env_process probe FILE SPEC process --config YAML`, where SPEC is a JSON file with `out`, `tally`,
-`samples`, `prompts`, `max_tokens` and `temperature`. What the environment raises costs it a group and is counted; groups that
-never come end the process instead of being asked for without end. With prompts, each is answered, and scored by the
-environment's own verifier: the environment makes the item itself when it has a method `item_from_prompt(prompt)`, else the
-item is looked for among those that `get_next_item()` gives."""
+`python -m lachesis.env_process probe FILE SPEC process --config YAML`, where SPEC is a JSON file
+with `out`, `tally`, `samples`, `prompts`, `max_tokens` and `temperature`. What the environment
+raises costs it a group and is counted; groups that never come end the process instead of being
+asked for without end. With prompts, each is answered, and scored by the environment's own verifier:
+the environment makes the item itself when it has a method `item_from_prompt(prompt)`, else the item
+is looked for among those that `get_next_item()` gives.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,24 @@ Json = dict[str, Any]
 
 
 def install_inference_test(spec: Json) -> counters.RolloutCounters:
-    """Change Atropos' base class in this process, before the environment's file is run; what is counted from here on."""
+    """Change Atropos' base class in this process, before the environment's file is run; what is
+    counted from here on.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
     rollout_counters = counters.RolloutCounters(Path(spec["tally"]))
     rollout_counters.per_group = []
     counters.install_request_counters(rollout_counters)
-    sampling_overrides = {name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None}
+    sampling_overrides = {
+        name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None
+    }
     sampled_answers = _install_sampling_recorder(sampling_overrides if spec.get("prompts") else {})
 
     def cli(cls: Any) -> None:
-        counters.install_rollout_counters(rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS)
+        counters.install_rollout_counters(
+            rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS
+        )
         if spec.get("prompts"):
             cls.process_manager = _build_process_manager(spec, sampled_answers)
         else:
@@ -56,7 +65,13 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
 def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseException) -> None:
     """Say whose fault the end of this process is."""
     is_endpoint_fault, is_transport_fault = is_endpoint_error(error), is_transport_error(error)
-    rollout_counters.failure = {"kind": "transport" if is_transport_fault else "endpoint" if is_endpoint_fault else "environment"}
+    rollout_counters.failure = {
+        "kind": "transport"
+        if is_transport_fault
+        else "endpoint"
+        if is_endpoint_fault
+        else "environment"
+    }
     rollout_counters.write()
 
 
@@ -83,8 +98,15 @@ def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers
         group, backlog = await collect(self, item)
         if group and num_written < MAX_SAMPLED_GROUPS:
             num_written += 1
-            with contextlib.suppress(Exception):  # a group of an unusual shape is scored all the same
-                _append_json_line(file, {"prompt": sampled_answers.prompt or _decode_prompt(self, group), **_collect_responses(self, group, sampled_answers.texts)})
+            # a group of an unusual shape is scored all the same
+            with contextlib.suppress(Exception):
+                _append_json_line(
+                    file,
+                    {
+                        "prompt": sampled_answers.prompt or _decode_prompt(self, group),
+                        **_collect_responses(self, group, sampled_answers.texts),
+                    },
+                )
         return group, backlog
 
     cls.collect_trajectories = collect_trajectories
@@ -98,15 +120,21 @@ def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
         for prompt in spec["prompts"]:
             item = items.get(prompt)
             sampled_answers.clear()
-            result = await (_sample_unscored(self, prompt) if item is None else _score_item(self, item, sampled_answers.texts))
+            result = await (
+                _sample_unscored(self, prompt)
+                if item is None
+                else _score_item(self, item, sampled_answers.texts)
+            )
             _append_json_line(Path(spec["out"]), {"prompt": prompt, **result})
 
     return process_manager
 
 
 class SampledAnswers:
-    """The last prompt, and the texts that came since the last `clear`: an environment that wants tokens is given constants in
-    their place by an endpoint that answers with text, and its group has no words."""
+    """The last prompt, and the texts that came since the last `clear`: an environment that wants
+    tokens is given constants in their place by an endpoint that answers with text, and its group
+    has no words.
+    """
 
     def __init__(self) -> None:
         self.prompt: str | None = None
@@ -128,7 +156,9 @@ def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
         async def call(self: Any, _original: Any = original, **options: Any) -> Any:
             messages = options.get("messages")
             prompt = messages[-1].get("content") if messages else options.get("prompt")
-            sampled_answers.prompt = sampled_answers.prompt or (str(prompt)[:2000] if prompt is not None else None)
+            sampled_answers.prompt = sampled_answers.prompt or (
+                str(prompt)[:2000] if prompt is not None else None
+            )
             response = await _original(self, **{**options, **sampling_overrides})
             for choice in getattr(response, "choices", ()):
                 message = getattr(choice, "message", None)
@@ -180,7 +210,11 @@ def _list_texts(value: Any) -> list[str]:
         return [value.strip()]
     if isinstance(value, dict):
         value = value.values()
-    return [text for element in value for text in _list_texts(element)] if hasattr(value, "__iter__") else []
+    return (
+        [text for element in value for text in _list_texts(element)]
+        if hasattr(value, "__iter__")
+        else []
+    )
 
 
 async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
@@ -197,14 +231,20 @@ async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
 def _collect_responses(env: Any, group: Any, texts: list[str]) -> Json:
     groups = group if isinstance(group, list) else [group]
     scores = [float(score) for subgroup in groups for score in subgroup["scores"]]
-    responses = [_read_response(env, subgroup, index) for subgroup in groups for index in range(len(subgroup["scores"]))]
+    responses = [
+        _read_response(env, subgroup, index)
+        for subgroup in groups
+        for index in range(len(subgroup["scores"]))
+    ]
     if None in responses and len(texts) == len(scores):
         responses = list(texts)
     return {"responses": responses, "scores": scores}
 
 
 def _read_response(env: Any, group: Json, index: int) -> str | None:
-    """What was said; None where the tokens are constants that stand for those of an endpoint that answers with text."""
+    """What was said; None where the tokens are constants that stand for those of an endpoint that
+    answers with text.
+    """
     messages = group.get("messages")
     if messages and messages[index]:
         last = messages[index][-1]
@@ -217,7 +257,10 @@ def _read_response(env: Any, group: Json, index: int) -> str | None:
 
 async def _sample_unscored(env: Any, prompt: str) -> Json:
     response = await env.server.chat_completion(
-        messages=[{"role": "user", "content": prompt}], n=env.config.group_size, max_tokens=256, temperature=1.0
+        messages=[{"role": "user", "content": prompt}],
+        n=env.config.group_size,
+        max_tokens=256,
+        temperature=1.0,
     )
     texts = [choice.message.content or "" for choice in response.choices]
     return {"responses": texts, "scores": [None] * len(texts), "note": NO_ITEM_MESSAGE}

@@ -1,11 +1,12 @@
 """In the child that runs an environment: evaluate held-out items when the trainer asks for it.
 
-The trainer says when an evaluation is due and keeps the weights of that step (`lachesis.trainer.evaluations`).
-Whatever `evaluate()` asks of the run's inference server while it runs goes to the path of these weights, through
-clients of its own, so that training's requests never wait for a place. Training's workers go on meanwhile.
+The trainer says when an evaluation is due and keeps the weights of that step
+(`lachesis.trainer.evaluations`). Whatever `evaluate()` asks of the run's inference server while it
+runs goes to the path of these weights, through clients of its own, so that training's requests
+never wait for a place. Training's workers go on meanwhile.
 
-An environment reports a result by `evaluate_log(metrics)`, by returning its metrics, or by adding pairs to
-`self.eval_metrics`, as the environments of Atropos do.
+An environment reports a result by `evaluate_log(metrics)`, by returning its metrics, or by adding
+pairs to `self.eval_metrics`, as the environments of Atropos do.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_comple
 
 @dataclass
 class EvaluationRun:
-    """One call of `evaluate()`. `path` is that of its weights; without one they are the server's own."""
+    """One call of `evaluate()`. `path` is that of its weights; without one they are the server's
+    own.
+    """
 
     server_url: str
     path: str = ""
@@ -73,9 +76,17 @@ class EvaluationRun:
         client.config = server.config.model_copy(update={"base_url": url, "health_check": False})
         if hasattr(server, "openai"):
             client.openai = server.openai.with_options(base_url=url)
-        client.sem, client.eval_sem = type(server.sem)(max_requests), type(server.eval_sem)(max_requests)
+        client.sem, client.eval_sem = (
+            type(server.sem)(max_requests),
+            type(server.eval_sem)(max_requests),
+        )
         client.server_healthy, client.initialized, client.check_task = True, False, None
-        for name in ("attempts_list", "request_timings", "eval_attempts_list", "eval_request_timings"):
+        for name in (
+            "attempts_list",
+            "request_timings",
+            "eval_attempts_list",
+            "eval_request_timings",
+        ):
             setattr(client, name, [])
         return client
 
@@ -104,11 +115,15 @@ class EvaluationRun:
         return count_items(self.prompts) + count_text_items(self.text_prompts, self.answered_texts)
 
 
-current_evaluation: contextvars.ContextVar[EvaluationRun | None] = contextvars.ContextVar("evaluation", default=None)
+current_evaluation: contextvars.ContextVar[EvaluationRun | None] = contextvars.ContextVar(
+    "evaluation", default=None
+)
 
 
 def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
-    """Count the prompts that do not continue another one: the later turns of a conversation are no new items."""
+    """Count the prompts that do not continue another one: the later turns of a conversation are no
+    new items.
+    """
     count, root = 0, None
     for prompt in sorted(prompts, key=lambda prompt: tuple(map(repr, prompt))):
         if root is None or prompt[: len(root)] != root:
@@ -142,7 +157,8 @@ def _get_prompt(options: Mapping[str, Any]) -> tuple[Any, ...] | str:
 
 
 def install_evaluation_hooks(server_url: str) -> None:
-    """Change Atropos so that a call of `evaluate()` is seen: its requests, its items, and its metrics.
+    """Change Atropos so that a call of `evaluate()` is seen: its requests, its items, and its
+    metrics.
 
     Args:
         server_url: The address of the run's inference server.
@@ -160,7 +176,11 @@ def _install_server_choice() -> None:
     def servers(self: Any) -> list[Any]:
         own_servers: list[Any] = self.__dict__["servers"]
         evaluation_run = current_evaluation.get()
-        return evaluation_run.get_pinned_servers(own_servers) if evaluation_run is not None else own_servers
+        return (
+            evaluation_run.get_pinned_servers(own_servers)
+            if evaluation_run is not None
+            else own_servers
+        )
 
     def set_servers(self: Any, value: list[Any]) -> None:
         self.__dict__["servers"] = value
@@ -188,13 +208,17 @@ def _install_request_recorder() -> None:
 
 
 def _install_result_recorder() -> None:
-    """Keep what `evaluate_log` is given, with the number of items, and write a file only where there is a place."""
+    """Keep what `evaluate_log` is given, with the number of items, and write a file only where
+    there is a place.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.evaluate_log
 
     @functools.wraps(original)
-    async def evaluate_log(self: Any, metrics: dict[str, Any], *values: Any, **options: Any) -> None:
+    async def evaluate_log(
+        self: Any, metrics: dict[str, Any], *values: Any, **options: Any
+    ) -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
             metrics = {**metrics, "eval/items": metrics.get("eval/items", evaluation_run.num_items)}
@@ -205,7 +229,9 @@ def _install_result_recorder() -> None:
 
 
 def _install_command_recorder(server_url: str) -> None:
-    """See the evaluation of the `evaluate` command too, which asks the weights that its configuration names."""
+    """See the evaluation of the `evaluate` command too, which asks the weights that its
+    configuration names.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv._run_evaluate
@@ -258,10 +284,17 @@ class EvaluationClient:
         """
         last_answer_at = time.monotonic()
         headers = {"Authorization": f"Bearer {self.token}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False) as http:
-            while _has_remaining_steps(env) or time.monotonic() - last_answer_at < MAX_TRAINER_SILENCE_S:
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False
+        ) as http:
+            while (
+                _has_remaining_steps(env)
+                or time.monotonic() - last_answer_at < MAX_TRAINER_SILENCE_S
+            ):
                 try:
-                    response = await http.get("/evaluations/next", params={"environment": self.environment})
+                    response = await http.get(
+                        "/evaluations/next", params={"environment": self.environment}
+                    )
                     request = response.raise_for_status().json()
                     if request.get("over"):
                         return
@@ -295,7 +328,9 @@ def _has_remaining_steps(env: Any) -> bool:
     return bool(env.status_dict["current_step"] < env.config.total_steps)
 
 
-async def _wait_for_last_evaluations(env: Any, evaluation_tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_for_last_evaluations(
+    env: Any, evaluation_tasks: Sequence[asyncio.Task[None]]
+) -> None:
     """Wait for the evaluations of the last steps.
 
     An environment makes its last group some steps before the end of training, because the batches
@@ -309,7 +344,9 @@ async def _wait_for_last_evaluations(env: Any, evaluation_tasks: Sequence[asynci
         if env.status_dict["current_step"] != step:
             step, last_step_at = env.status_dict["current_step"], time.monotonic()
         if _has_remaining_steps(env) and time.monotonic() - last_step_at > MAX_STEP_WAIT_S:
-            log.warning("no evaluation of the last steps: no step was made for %g s", MAX_STEP_WAIT_S)
+            log.warning(
+                "no evaluation of the last steps: no step was made for %g s", MAX_STEP_WAIT_S
+            )
             return
 
 
@@ -325,10 +362,17 @@ async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[s
     error = task.exception()
     if error is not None:
         log.warning("evaluate() raised", exc_info=error)
-        return {"error": redact(f"evaluate() raised {type(error).__name__}: {error}")[:MAX_REASON_CHARS]}
+        return {
+            "error": redact(f"evaluate() raised {type(error).__name__}: {error}")[:MAX_REASON_CHARS]
+        }
     if not evaluation_run.metrics:
-        return {"error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"}
-    return {"metrics": {str(key): value for key, value in evaluation_run.metrics.items()}, "items": evaluation_run.num_items}
+        return {
+            "error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"
+        }
+    return {
+        "metrics": {str(key): value for key, value in evaluation_run.metrics.items()},
+        "items": evaluation_run.num_items,
+    }
 
 
 async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
@@ -341,8 +385,13 @@ async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
         evaluation_run.metrics = dict(returned_metrics)
     if not evaluation_run.metrics:
         metrics_after = _get_eval_metrics(env)
-        added_metrics = metrics_before[num_before:] if len(metrics_before) >= num_before else metrics_before  # a log of a step has emptied it
-        evaluation_run.metrics = _collect_metric_pairs([*added_metrics, *(metrics_after if metrics_after is not metrics_before else [])])
+        # a log of a step has emptied it
+        added_metrics = (
+            metrics_before[num_before:] if len(metrics_before) >= num_before else metrics_before
+        )
+        evaluation_run.metrics = _collect_metric_pairs(
+            [*added_metrics, *(metrics_after if metrics_after is not metrics_before else [])]
+        )
 
 
 def _get_eval_metrics(env: Any) -> list[Any]:

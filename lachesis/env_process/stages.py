@@ -5,9 +5,10 @@
     dataset            `setup()` ends, and `get_next_item()` gives items
     model-free check   answers that are known to be right score as right, spoilt ones as wrong
 
-For the last one an environment offers `gold(item)` and `corrupt(item)`, each a text, and `score_answer(item, answer)`; each may
-be a coroutine. Right is a score above 0, or of at least `solved` where the class says so, and a spoilt answer must score
-lower than the right one. An environment that does not offer them passes, and the result says so.
+For the last one an environment offers `gold(item)` and `corrupt(item)`, each a text, and
+`score_answer(item, answer)`; each may be a coroutine. Right is a score above 0, or of at least
+`solved` where the class says so, and a spoilt answer must score lower than the right one. An
+environment that does not offer them passes, and the result says so.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def load_environment_class(file: Path, class_name: str) -> Any:
 def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
     """Go through the stages until one fails; one JSON line per stage is appended to `out`."""
     state: Json = {"file": file, "class": class_name, "yaml": yaml.safe_load(config.read_text())}
-    stage_functions: list[Callable[[Json], Any]] = [_import_class, _build_config, _read_items, _check_without_model]
+    stage_functions: list[Callable[[Json], Any]] = [
+        _import_class,
+        _build_config,
+        _read_items,
+        _check_without_model,
+    ]
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     for name, stage_function in zip(STAGE_NAMES, stage_functions, strict=True):
@@ -66,11 +72,16 @@ def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
         result: Json = {"stage": name, "ok": True}
         try:
             detail = stage_function(state)
-            result["detail"] = loop.run_until_complete(detail) if inspect.isawaitable(detail) else detail
+            result["detail"] = (
+                loop.run_until_complete(detail) if inspect.isawaitable(detail) else detail
+            )
         except StageFailed as error:
             result |= {"ok": False, "error": str(error)}
         except BaseException as error:  # an environment may raise SystemExit at import
-            messages = filter(None, [describe_exception(error, str(file)), requirements.get_import_advice(file, error)])
+            messages = filter(
+                None,
+                [describe_exception(error, str(file)), requirements.get_import_advice(file, error)],
+            )
             result |= {"ok": False, "error": "\n".join(messages)}
             traceback.print_exc()
         result["seconds"] = round(time.monotonic() - started, 2)
@@ -90,7 +101,9 @@ def _import_class(state: Json) -> Json:
 
 def _build_config(state: Json) -> Json:
     default_config = state["cls"].config_init()[0]
-    state["config"] = type(default_config)(**{**default_config.model_dump(), **state["yaml"]["env"]})
+    state["config"] = type(default_config)(
+        **{**default_config.model_dump(), **state["yaml"]["env"]}
+    )
     return {"config_class": type(default_config).__name__}
 
 
@@ -116,31 +129,58 @@ async def _read_items(state: Json) -> Json:
         raise StageFailed("the data set is empty: get_next_item() gave None at once")
     state["items"] = items
     count_answers = getattr(env, "evaluation_answers", None)
-    evaluation_fields = {"evaluation_answers": int(count_answers())} if callable(count_answers) else {}
-    return {"items": len(items), "distinct": len({repr(item) for item in items}), **evaluation_fields}
+    evaluation_fields = (
+        {"evaluation_answers": int(count_answers())} if callable(count_answers) else {}
+    )
+    return {
+        "items": len(items),
+        "distinct": len({repr(item) for item in items}),
+        **evaluation_fields,
+    }
 
 
 async def _check_without_model(state: Json) -> Json:
     env = state["env"]
-    missing = [name for name in ("gold", "corrupt", "score_answer") if not callable(getattr(env, name, None))]
-    if not getattr(env, "can_score_texts", True):  # one of lachesis.environment that scores conversations
+    missing = [
+        name
+        for name in ("gold", "corrupt", "score_answer")
+        if not callable(getattr(env, name, None))
+    ]
+    # one of lachesis.environment that scores conversations
+    if not getattr(env, "can_score_texts", True):
         missing.append("score_answer")
     if missing:
         return {"offered": False, "missing": missing, "faults": []}
     faults: list[str] = []
     num_gold_right = num_corrupt_wrong = 0
     for item in state["items"]:
-        gold_answer, corrupt_answer = await _await_if_needed(env.gold(item)), await _await_if_needed(env.corrupt(item))
-        gold_score, corrupt_score = await _score_answer(env, item, gold_answer), await _score_answer(env, item, corrupt_answer)
+        gold_answer, corrupt_answer = (
+            await _await_if_needed(env.gold(item)),
+            await _await_if_needed(env.corrupt(item)),
+        )
+        gold_score, corrupt_score = (
+            await _score_answer(env, item, gold_answer),
+            await _score_answer(env, item, corrupt_answer),
+        )
         num_gold_right += _is_right(env, gold_score)
         num_corrupt_wrong += corrupt_score < gold_score
         if not _is_right(env, gold_score) and len(faults) < 3:
-            faults.append(f"gold() gave {gold_answer!r} to {item!r}, which scores {gold_score}; it must give a right answer"[:300])
+            faults.append(
+                f"gold() gave {gold_answer!r} to {item!r}, which scores {gold_score}; it must give a right answer"[
+                    :300
+                ]
+            )
         elif corrupt_score >= gold_score and len(faults) < 3:
             fault = f"corrupt() gave {corrupt_answer!r}, which scores {corrupt_score}, and gold() {gold_answer!r}, which scores {gold_score}, to {item!r}"
             faults.append(f"{fault[:240]}; what corrupt() gives must score less")
     num_items = len(state["items"])
-    return {"offered": True, "items": num_items, "gold_right": num_gold_right, "corrupt_wrong": num_corrupt_wrong, "faults": faults}
+    return {
+        "offered": True,
+        "items": num_items,
+        "gold_right": num_gold_right,
+        "corrupt_wrong": num_corrupt_wrong,
+        "faults": faults,
+    }
 
 
 async def _score_answer(env: Any, item: Any, answer: str) -> float:
@@ -152,12 +192,18 @@ async def _score_answer(env: Any, item: Any, answer: str) -> float:
         return float(outcome.reward)
     score = await _await_if_needed(env.score_answer(item, answer))
     if not is_score(score):
-        raise StageFailed(f"score_answer() gave {score!r} for {answer!r}; a score is a finite number")
+        raise StageFailed(
+            f"score_answer() gave {score!r} for {answer!r}; a score is a finite number"
+        )
     return float(score)
 
 
 def _is_right(env: Any, score: float) -> bool:
-    return score > 0 if getattr(env, "solved", None) is None else score >= env.solved * (1 - RELATIVE_TOLERANCE)
+    return (
+        score > 0
+        if getattr(env, "solved", None) is None
+        else score >= env.solved * (1 - RELATIVE_TOLERANCE)
+    )
 
 
 async def _await_if_needed(value: Any) -> Any:

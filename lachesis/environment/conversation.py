@@ -32,7 +32,12 @@ from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment.data import Item
 from lachesis.environment.endpoint_errors import is_endpoint_error
 from lachesis.environment.outcome import Invalid, Outcome, build_invalid, to_outcome, zero
-from lachesis.environment.sampling import PromptTooLongError, encode_turn_boundary, encode_first_prompt, sample
+from lachesis.environment.sampling import (
+    PromptTooLongError,
+    encode_first_prompt,
+    encode_turn_boundary,
+    sample,
+)
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
@@ -43,7 +48,9 @@ class ConversationEnvConfig(TaskEnvConfig):
 
 
 class Chat:
-    """One conversation. Its token ids are kept as they were sampled; what stands between two answers is tokenised once."""
+    """One conversation. Its token ids are kept as they were sampled; what stands between two
+    answers is tokenised once.
+    """
 
     def __init__(self, env: ConversationEnv, messages: list[Message], split: str) -> None:
         self.env, self.messages, self.split = env, messages, split
@@ -54,11 +61,14 @@ class Chat:
         self._masks: list[int] = []
         self._logprobs: list[float] = []
 
-    async def answer(self, message: str | Message | None = None, *, max_tokens: int | None = None) -> str:
-        """Say `message` (a text is the user's), and sample what the model answers. None asks for the first answer.
+    async def answer(
+        self, message: str | Message | None = None, *, max_tokens: int | None = None
+    ) -> str:
+        """Say `message` (a text is the user's), and sample what the model answers. None asks for
+        the first answer.
 
-        Raises TooLong when there is no room left, which ends the conversation with a zero, and what the server raises, which
-        makes it invalid.
+        Raises TooLong when there is no room left, which ends the conversation with a zero, and what
+        the server raises, which makes it invalid.
         """
         config, tokenizer = self.env.config, self.env.tokenizer
         messages, prompt_ids = self._build_prompt(message)
@@ -77,22 +87,36 @@ class Chat:
         return sampled.text
 
     def _build_prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
-        """The messages that an answer is asked for, and their ids. What the server does not answer was never said."""
+        """The messages that an answer is asked for, and their ids. What the server does not answer
+        was never said.
+        """
         if message is None:
             if self.answers:
                 raise ValueError("only the first answer can be asked for without a message")
             return self.messages, encode_first_prompt(self.env.tokenizer, self.messages)
-        new_message = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        new_message = (
+            {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        )
         messages = [*self.messages, new_message]
         if not self.answers:
             return messages, encode_first_prompt(self.env.tokenizer, messages)
-        return messages, [*self._tokens, *encode_turn_boundary(self.env.tokenizer, self.messages, new_message, has_eos=self._ended_with_eos)]
+        return messages, [
+            *self._tokens,
+            *encode_turn_boundary(
+                self.env.tokenizer, self.messages, new_message, has_eos=self._ended_with_eos
+            ),
+        ]
 
     def build_rollout(self, outcome: Outcome) -> Rollout:
         """What is sent to the trainer."""
         answer = self.answers[-1] if self.answers else ""
         num_sampled = sum(mask != -100 for mask in self._masks)
-        tokens = self._tokens or encode_first_prompt(self.env.tokenizer, self.messages)[: self.env.config.max_token_length - 2]
+        tokens = (
+            self._tokens
+            or encode_first_prompt(self.env.tokenizer, self.messages)[
+                : self.env.config.max_token_length - 2
+            ]
+        )
         return Rollout(
             tokens=tokens,
             masks=self._masks or [-100] * len(tokens),
@@ -112,14 +136,26 @@ class ConversationEnv(TaskEnv):
     config: ConversationEnvConfig
 
     async def play(self, item: Item, chat: Chat) -> Any:
-        """Hold one conversation; what it was worth, as from `score_answer`. What blocks goes through `asyncio.to_thread`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method play(self, item, chat) that returns a number")
+        """Hold one conversation; what it was worth, as from `score_answer`. What blocks goes
+        through `asyncio.to_thread`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method play(self, item, chat) that returns a number"
+        )
 
-    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
-        """`count` conversations at once. One that the server does not answer is invalid, the others stay."""
-        scored_rollouts = list(await asyncio.gather(*(self._play_conversation(item, split) for _ in range(count))))
+    async def sample_rollouts(
+        self, item: Item, count: int, *, split: str = "train"
+    ) -> list[Rollout]:
+        """`count` conversations at once. One that the server does not answer is invalid, the others
+        stay.
+        """
+        scored_rollouts = list(
+            await asyncio.gather(*(self._play_conversation(item, split) for _ in range(count)))
+        )
         if type(self).score_group is not TaskEnv.score_group:
-            await self.score_together(item, [rollout for rollout in scored_rollouts if rollout.outcome.is_valid])
+            await self.score_together(
+                item, [rollout for rollout in scored_rollouts if rollout.outcome.is_valid]
+            )
         return scored_rollouts
 
     async def _play_conversation(self, item: Item, split: str) -> Rollout:
@@ -128,7 +164,11 @@ class ConversationEnv(TaskEnv):
             async with self.limit_time("play(), without what was sampled,"):
                 outcome = to_outcome(await self.play(item, chat))
         except PromptTooLongError:
-            outcome = zero(TOO_LONG_REASON) if chat.answers else build_invalid("the first question is longer than the limit of tokens")
+            outcome = (
+                zero(TOO_LONG_REASON)
+                if chat.answers
+                else build_invalid("the first question is longer than the limit of tokens")
+            )
         except Invalid as error:
             outcome = build_invalid(str(error))
         except Exception as error:

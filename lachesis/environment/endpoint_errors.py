@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def list_causes(error: BaseException | None) -> list[BaseException]:
-    """The error and what lies behind it, at most five. A retry that has given up says nothing of what went wrong."""
+    """The error and what lies behind it, at most five. A retry that has given up says nothing of
+    what went wrong.
+    """
     causes: list[BaseException] = []
     while error is not None and len(causes) < 5:
         causes.append(error)
@@ -15,11 +17,16 @@ def list_causes(error: BaseException | None) -> list[BaseException]:
 
 def is_endpoint_error(error: BaseException) -> bool:
     """Whether the model's endpoint is at fault, and not the environment."""
-    return any(type(cause).__module__.split(".")[0] in ("openai", "httpx", "httpcore", "aiohttp") for cause in list_causes(error))
+    return any(
+        type(cause).__module__.split(".")[0] in ("openai", "httpx", "httpcore", "aiohttp")
+        for cause in list_causes(error)
+    )
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether asking again may help: no connection, a time-out, an answer cut in the middle, HTTP 429 or 5xx."""
+    """Whether asking again may help: no connection, a time-out, an answer cut in the middle, HTTP
+    429 or 5xx.
+    """
     for cause in list_causes(error):
         status = getattr(cause, "status_code", None) or getattr(cause, "status", None)
         if isinstance(status, int):
@@ -32,4 +39,6 @@ def is_transport_error(error: BaseException) -> bool:
 def is_unanswered(error: BaseException) -> bool:
     """Return whether a request failed because no answer came, and not because of what it asks."""
     builtin_errors = (TimeoutError, ConnectionError)  # of Python itself, as aiohttp raises them
-    return is_transport_error(error) or any(isinstance(cause, builtin_errors) for cause in list_causes(error))
+    return is_transport_error(error) or any(
+        isinstance(cause, builtin_errors) for cause in list_causes(error)
+    )

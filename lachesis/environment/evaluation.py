@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 
 async def evaluate_held_out(env: TaskEnv) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics over all held-out items, and one line per answer. An item that the server does not answer is left out, and
-    counted."""
+    """Metrics over all held-out items, and one line per answer. An item that the server does not
+    answer is left out, and counted.
+    """
     semaphore = asyncio.Semaphore(max(1, env.config.max_eval_workers))
 
     async def sample_item(item: Item) -> list[Rollout] | None:
@@ -32,13 +33,23 @@ async def evaluate_held_out(env: TaskEnv) -> tuple[dict[str, float], list[dict[s
                 return None
 
     rollouts_P = await asyncio.gather(*(sample_item(item) for item in env.items.held_out))
-    answered = [(item, rollouts) for item, rollouts in zip(env.items.held_out, rollouts_P, strict=True) if rollouts is not None]
-    metrics = compute_held_out_metrics([[rollout.outcome for rollout in rollouts] for _, rollouts in answered], env.solved)
+    answered = [
+        (item, rollouts)
+        for item, rollouts in zip(env.items.held_out, rollouts_P, strict=True)
+        if rollouts is not None
+    ]
+    metrics = compute_held_out_metrics(
+        [[rollout.outcome for rollout in rollouts] for _, rollouts in answered], env.solved
+    )
     metrics["eval/unanswered"] = float(len(rollouts_P) - len(answered))
-    return metrics, [_build_sample_record(item, rollout) for item, rollouts in answered for rollout in rollouts]
+    return metrics, [
+        _build_sample_record(item, rollout) for item, rollouts in answered for rollout in rollouts
+    ]
 
 
-def compute_held_out_metrics(outcomes_P: Sequence[Sequence[Outcome]], solved: float) -> dict[str, float]:
+def compute_held_out_metrics(
+    outcomes_P: Sequence[Sequence[Outcome]], solved: float
+) -> dict[str, float]:
     """Of the outcomes of each item's answers:
 
     eval/percent_correct   share of the valid answers whose reward is at least `solved`
@@ -49,18 +60,24 @@ def compute_held_out_metrics(outcomes_P: Sequence[Sequence[Outcome]], solved: fl
     eval/invalid           share of answers that could not be scored
     """
     all_outcomes = [outcome for outcomes in outcomes_P for outcome in outcomes]
-    metrics = {f"eval/{name}": value for name, value in summarize_outcomes(all_outcomes, solved).items()}
+    metrics = {
+        f"eval/{name}": value for name, value in summarize_outcomes(all_outcomes, solved).items()
+    }
     valid_and_solved = [_count_solutions(outcomes, solved) for outcomes in outcomes_P]
     valid_and_solved = [(n, c) for n, c in valid_and_solved if n > 0]
     metrics["eval/items"] = float(len(valid_and_solved))
     for k in sorted({1, min((n for n, _ in valid_and_solved), default=1)}):
         if valid_and_solved:
-            metrics[f"eval/pass@{k}"] = statistics.fmean(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in valid_and_solved)
+            metrics[f"eval/pass@{k}"] = statistics.fmean(
+                1 - math.comb(n - c, k) / math.comb(n, k) for n, c in valid_and_solved
+            )
     return metrics
 
 
 def summarize_outcomes(outcomes: Sequence[Outcome], solved: float) -> dict[str, float]:
-    """`percent_correct`, `reward`, one number per part, and `invalid`; without the first three when nothing was scored."""
+    """`percent_correct`, `reward`, one number per part, and `invalid`; without the first three when
+    nothing was scored.
+    """
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     metrics: dict[str, float] = {}
     if rewards:
@@ -72,7 +89,9 @@ def summarize_outcomes(outcomes: Sequence[Outcome], solved: float) -> dict[str, 
     for outcome in outcomes:
         for name, value in outcome.parts.items():
             parts.setdefault(name, []).append(value)
-    metrics |= {name: statistics.fmean(values) for name, values in parts.items() if name not in metrics}
+    metrics |= {
+        name: statistics.fmean(values) for name, values in parts.items() if name not in metrics
+    }
     if outcomes:
         metrics["invalid"] = 1 - len(rewards) / len(outcomes)
     return metrics
@@ -85,4 +104,10 @@ def _count_solutions(outcomes: Sequence[Outcome], solved: float) -> tuple[int, i
 
 def _build_sample_record(item: Item, rollout: Rollout) -> dict[str, Any]:
     outcome = rollout.outcome
-    return {**item, "model_answer": rollout.answer, "score": outcome.reward, "parts": outcome.parts, "reason": outcome.reason}
+    return {
+        **item,
+        "model_answer": rollout.answer,
+        "score": outcome.reward,
+        "parts": outcome.parts,
+        "reason": outcome.reason,
+    }

@@ -1,7 +1,8 @@
 """The child of `lachesis.environment.sandbox`: give up everything but thinking, then run a program.
 
-Run by its file name in an isolated interpreter; standard library only. A first line of JSON on the standard input holds the
-limits, the program and its own standard input. What is given up, by the kernel's hand and for good:
+Run by its file name in an isolated interpreter; standard library only. A first line of JSON on the
+standard input holds the limits, the program and its own standard input. What is given up, by the
+kernel's hand and for good:
 
     files       Landlock: nothing can be written; of what is there, only Python's library can be read
     network, processes, signals, mounts …
@@ -10,7 +11,8 @@ limits, the program and its own standard input. What is given up, by the kernel'
                 resource limits
     privileges  capabilities are dropped, also for root
 
-Sources: landlock(7), seccomp(2), linux/landlock.h, linux/filter.h, asm/unistd.h (x86_64) and asm-generic/unistd.h (aarch64).
+Sources: landlock(7), seccomp(2), linux/landlock.h, linux/filter.h, asm/unistd.h (x86_64) and
+asm-generic/unistd.h (aarch64).
 """
 
 import ctypes
@@ -57,15 +59,19 @@ ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
 }  # fmt: skip
 OPEN, OPENAT, FCNTL, IOCTL, CLONE3 = (2, -1), (257, 56), (72, 25), (16, 29), (435, 435)
 WRITE_FLAGS = 0o3 | 0o100 | 0o1000
-"""Of the flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file that was opened for reading; Landlock
-knows no right for that before Linux 6.2."""
+"""Of the flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file that was
+opened for reading; Landlock knows no right for that before Linux 6.2.
+"""
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
-"""What may be asked of a file. Not who is told by a signal when it can be read (F_SETOWN): that is a way to kill others, which
-Landlock does not close before Linux 6.12."""
+"""What may be asked of a file. Not who is told by a signal when it can be read (F_SETOWN): that is
+a way to kill others, which Landlock does not close before Linux 6.12.
+"""
 FCNTL_COMMANDS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
 TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
 IOCTL_COMMANDS = (TCGETS, FIONBIO, FIOCLEX)
-"""Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of its own files."""
+"""Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of
+its own files.
+"""
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ARGUMENT_OFFSETS = (16, 24, 32)
 """Where the lower half of each argument of a call lies."""
@@ -123,8 +129,12 @@ def _restrict_files(readable: list[str]) -> None:
     rights = (1 << FILE_RIGHTS.get(abi_version, 16)) - 1
     tcp = 0b11 if abi_version >= 4 else 0
     scoped = 0b11 if abi_version >= 6 else 0  # abstract sockets, signals
-    attributes = struct.pack("=QQQ", rights, tcp, scoped)[: 8 if abi_version < 4 else 16 if abi_version < 6 else 24]
-    ruleset_fd = _check_result("Landlock", LIBC.syscall(CREATE_RULESET, attributes, len(attributes), 0))
+    attributes = struct.pack("=QQQ", rights, tcp, scoped)[
+        : 8 if abi_version < 4 else 16 if abi_version < 6 else 24
+    ]
+    ruleset_fd = _check_result(
+        "Landlock", LIBC.syscall(CREATE_RULESET, attributes, len(attributes), 0)
+    )
     for folder in readable:
         folder_fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("=Qi", READ_FILE | READ_DIR, folder_fd)
@@ -141,30 +151,47 @@ def _drop_capabilities() -> None:
 
 
 def _filter_system_calls() -> None:
-    """Each allowed call by its number; files are opened for reading only, and of fcntl and ioctl a few questions are answered;
-    everything else fails. clone3 is said not to exist, so that
-    the C library tries clone, which fails."""
+    """Each allowed call by its number; files are opened for reading only, and of fcntl and ioctl a
+    few questions are answered; everything else fails. clone3 is said not to exist, so that the C
+    library tries clone, which fails.
+    """
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(ENOSYS, os.strerror(ENOSYS), f"no filter for {machine}")
     column = list(ARCHITECTURES).index(machine)
     numbers = [pair[column] for pair in ALLOWED.values() if pair[column] >= 0]
-    instructions = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, FAIL | EPERM), (LOAD, 0, 0, 0)]
+    instructions = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, FAIL | EPERM),
+        (LOAD, 0, 0, 0),
+    ]
     for number in numbers:
         instructions += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     instructions += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS)]
     for pair, argument in ((OPEN, 1), (OPENAT, 2)):
         if pair[column] >= 0:
-            instructions += [(EQUAL, 0, 4, pair[column]), (LOAD, 0, 0, ARGUMENT_OFFSETS[argument]), (ANY_BIT, 0, 1, WRITE_FLAGS)]
+            instructions += [
+                (EQUAL, 0, 4, pair[column]),
+                (LOAD, 0, 0, ARGUMENT_OFFSETS[argument]),
+                (ANY_BIT, 0, 1, WRITE_FLAGS),
+            ]
             instructions += [(RETURN, 0, 0, FAIL | EACCES), (RETURN, 0, 0, ALLOW)]
     for pair, commands in ((FCNTL, FCNTL_COMMANDS), (IOCTL, IOCTL_COMMANDS)):
-        instructions += [(EQUAL, 0, 2 + 2 * len(commands), pair[column]), (LOAD, 0, 0, ARGUMENT_OFFSETS[1])]
+        instructions += [
+            (EQUAL, 0, 2 + 2 * len(commands), pair[column]),
+            (LOAD, 0, 0, ARGUMENT_OFFSETS[1]),
+        ]
         for command in commands:
             instructions += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
         instructions += [(RETURN, 0, 0, FAIL | EPERM)]
     instructions += [(RETURN, 0, 0, FAIL | EPERM)]
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions))
-    program = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(instructions), ctypes.addressof(packed)))
+    packed = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
+    )
+    program = ctypes.create_string_buffer(
+        struct.pack("@HxxxxxxP", len(instructions), ctypes.addressof(packed))
+    )
     _check_result("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
 
 

@@ -1,8 +1,9 @@
 """What became of a rollout: a score, a zero with its reason, or nothing that could be scored.
 
-A failure that the policy cannot have caused (a server, a disk, a verifier with a bug) must not teach it anything: such a
-rollout is invalid. It is counted by its reason, and no token of it is trained on. Whatever the policy did cause, a program that
-runs for ever or an answer that cannot be read, is a zero.
+A failure that the policy cannot have caused (a server, a disk, a verifier with a bug) must not
+teach it anything: such a rollout is invalid. It is counted by its reason, and no token of it is
+trained on. Whatever the policy did cause, a program that runs for ever or an answer that cannot be
+read, is a zero.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from lachesis.base.numbers import is_score
 
 
 class Invalid(Exception):
-    """Raise it while scoring when the answer is not to blame. The text is what it is counted as: keep it short, and leave out
-    what differs from rollout to rollout."""
+    """Raise it while scoring when the answer is not to blame. The text is what it is counted as:
+    keep it short, and leave out what differs from rollout to rollout.
+    """
 
 
 class AllInvalid(Invalid):
@@ -30,7 +32,9 @@ class AllInvalid(Invalid):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`reward` is None for an invalid rollout. `parts` are the rewards that it is the sum of, by name."""
+    """`reward` is None for an invalid rollout. `parts` are the rewards that it is the sum of, by
+    name.
+    """
 
     reward: float | None
     parts: dict[str, float] = field(default_factory=dict)
@@ -57,17 +61,24 @@ def build_invalid(reason: str) -> Outcome:
 
 
 def to_outcome(value: Any) -> Outcome:
-    """What a scoring function gave, as an outcome: a number, true or false, numbers by name (the reward is their sum), or an
-    outcome. Anything else is invalid, and so are NaN and infinity."""
+    """What a scoring function gave, as an outcome: a number, true or false, numbers by name (the
+    reward is their sum), or an outcome. Anything else is invalid, and so are NaN and infinity.
+    """
     if isinstance(value, Outcome):
         return value
     if isinstance(value, Mapping):
         invalid_part = next((name for name, part in value.items() if not is_score(part)), None)
         if invalid_part is not None:
-            return build_invalid(f"the score {str(invalid_part)[:40]} is {_describe_value(value[invalid_part])}")
+            return build_invalid(
+                f"the score {str(invalid_part)[:40]} is {_describe_value(value[invalid_part])}"
+            )
         parts = {str(name): float(part) for name, part in value.items()}
         return Outcome(sum(parts.values()), parts)
-    return Outcome(float(value)) if is_score(value) else build_invalid(f"the score is {_describe_value(value)}")
+    return (
+        Outcome(float(value))
+        if is_score(value)
+        else build_invalid(f"the score is {_describe_value(value)}")
+    )
 
 
 def _describe_value(value: Any) -> str:

@@ -1,5 +1,6 @@
-"""Programs that nobody has read, run where they can do no harm: no network, no other process, nothing written, little read,
-and limits on memory, time and output. See `lachesis.environment.jail` for how.
+"""Programs that nobody has read, run where they can do no harm: no network, no other process,
+nothing written, little read, and limits on memory, time and output. See `lachesis.environment.jail`
+for how.
 
 Linux 5.13 or newer, on x86_64 or aarch64, without privileges; elsewhere nothing is run.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lachesis.environment import timeouts, jail
+from lachesis.environment import jail, timeouts
 from lachesis.environment.outcome import Invalid
 
 JAIL_FILE = Path(jail.__file__)
@@ -33,8 +34,9 @@ Ending = Literal["ended", "timed out", "out of memory", "too much output", "fail
 
 @dataclass(frozen=True)
 class Limits:
-    """`seconds` count from the beginning of the program, without what it waits for a processor; it may use as many of
-    processor time."""
+    """`seconds` count from the beginning of the program, without what it waits for a processor; it
+    may use as many of processor time.
+    """
 
     seconds: float = 5.0
     memory_mib: int = 512
@@ -43,7 +45,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended, and what it said. `code` is its exit code, or minus the signal that ended it."""
+    """How a program ended, and what it said. `code` is its exit code, or minus the signal that
+    ended it.
+    """
 
     how: Ending
     code: int
@@ -57,11 +61,15 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None, max_concurrent: int | None = None) -> None:
         self.limits = limits or Limits()
-        self._semaphore = asyncio.Semaphore(max_concurrent or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+        self._semaphore = asyncio.Semaphore(
+            max_concurrent
+            or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        )
 
     async def run(self, program: str, stdin: str = "") -> SandboxResult:
-        """Run a Python program to its end, whatever it does. Raises Invalid when this machine cannot confine or start one,
-        which is not the program's fault."""
+        """Run a Python program to its end, whatever it does. Raises Invalid when this machine
+        cannot confine or start one, which is not the program's fault.
+        """
         with timeouts.pause_timeout():
             await self._semaphore.acquire()
         try:
@@ -72,7 +80,12 @@ class Sandbox:
 
     async def _run_child(self, program: str, stdin: str, folder: str) -> SandboxResult:
         limits = self.limits
-        request = {"program": program, "stdin": stdin, "cpu_s": limits.seconds, "memory": limits.memory_mib * MEBIBYTE}
+        request = {
+            "program": program,
+            "stdin": stdin,
+            "cpu_s": limits.seconds,
+            "memory": limits.memory_mib * MEBIBYTE,
+        }
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", "-B", str(JAIL_FILE), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -102,7 +115,9 @@ async def _start_program(child: asyncio.subprocess.Process, request: bytes) -> N
         async with asyncio.timeout(MAX_START_S):
             if await child.stdout.read(1) == jail.STARTED:
                 return
-            problem = (await child.stderr.read(2000)).decode(errors="replace").strip().splitlines()[-1:]
+            problem = (
+                (await child.stderr.read(2000)).decode(errors="replace").strip().splitlines()[-1:]
+            )
             code = await child.wait()
     except TimeoutError:
         raise Invalid(f"a child did not start in {MAX_START_S:.0f} s") from None
@@ -114,11 +129,18 @@ async def _start_program(child: asyncio.subprocess.Process, request: bytes) -> N
 async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> SandboxResult:
     assert child.stdout is not None and child.stderr is not None  # noqa: PT018
     started = time.monotonic()
-    readers = [asyncio.ensure_future(_read_limited(stream, limits.output_bytes)) for stream in (child.stdout, child.stderr)]
+    readers = [
+        asyncio.ensure_future(_read_limited(stream, limits.output_bytes))
+        for stream in (child.stdout, child.stderr)
+    ]
     finished = asyncio.gather(*readers, child.wait())
     end_reason: Ending = "ended"
     try:
-        while (remaining_s := limits.seconds + _read_cpu_wait_s(child.pid) - (time.monotonic() - started)) > 0 and not finished.done():
+        while (
+            remaining_s := limits.seconds
+            + _read_cpu_wait_s(child.pid)
+            - (time.monotonic() - started)
+        ) > 0 and not finished.done():
             await asyncio.wait({finished}, timeout=remaining_s)
             if time.monotonic() - started > MAX_CPU_WAIT_FACTOR * limits.seconds:
                 raise Invalid("this machine had no time for the program")
@@ -131,7 +153,9 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
     finally:
         finished.cancel()
     code = child.returncode
-    texts = [reader.result().decode(errors="replace") if _has_ended(reader) else "" for reader in readers]
+    texts = [
+        reader.result().decode(errors="replace") if _has_ended(reader) else "" for reader in readers
+    ]
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)  # nobody else may read when this is over
@@ -140,12 +164,16 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
         raise Invalid(KILLED_MESSAGE)  # it cannot have used up its processor time
     if end_reason == "ended" and code != 0:
         end_reason = _classify_exit(code or 0, texts[1])
-    return SandboxResult(end_reason, code if code is not None else -signal.SIGKILL, texts[0], texts[1], duration_s)
+    return SandboxResult(
+        end_reason, code if code is not None else -signal.SIGKILL, texts[0], texts[1], duration_s
+    )
 
 
 def _read_cpu_wait_s(pid: int) -> float:
-    """Seconds for which the program could have run and no processor was free; 0 where the kernel does not say. Source: the
-    second number of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst of Linux)."""
+    """Seconds for which the program could have run and no processor was free; 0 where the kernel
+    does not say. Source: the second number of /proc/PID/schedstat, in nanoseconds
+    (Documentation/scheduler/sched-stats.rst of Linux).
+    """
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

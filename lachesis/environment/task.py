@@ -1,5 +1,6 @@
-"""An environment of single answers: the items, the splits, the samples, the group and the evaluation are made here; what is
-left to write is where items come from and what an answer is worth.
+"""An environment of single answers: the items, the splits, the samples, the group and the
+evaluation are made here; what is left to write is where items come from and what an answer is
+worth.
 
     class Reverse(TaskEnv):
         \"\"\"Write a word backwards.\"\"\"
@@ -30,7 +31,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, Scored
 from pydantic import Field
 
 from lachesis.environment import data, evaluation
-from lachesis.environment.data import Item, DatasetSplit
+from lachesis.environment.data import DatasetSplit, Item
 from lachesis.environment.outcome import AllInvalid, Outcome, build_invalid, to_outcome
 from lachesis.environment.sampling import SampledCompletion, encode_first_prompt, sample
 from lachesis.environment.verifier import Verifier, limit_time
@@ -39,20 +40,27 @@ Message = dict[str, Any]
 
 
 class TaskEnvConfig(BaseEnvConfig):
-    system_prompt: str | None = Field(None, description="Said before each question, as the system's message")
+    system_prompt: str | None = Field(
+        None, description="Said before each question, as the system's message"
+    )
     max_answer_tokens: int = Field(256, ge=1, le=131_072, description="Most tokens of one answer")
     temperature: float = Field(1.0, gt=0, le=2, description="Of the samples")
-    held_out_share: float = Field(0.2, gt=0, lt=1, description="Share of the items that are never trained on")
+    held_out_share: float = Field(
+        0.2, gt=0, lt=1, description="Share of the items that are never trained on"
+    )
     most_held_out: int = Field(100, ge=1, description="Most held-out items of an evaluation")
     eval_samples: int = Field(4, ge=1, le=64, description="Answers sampled per held-out item")
     data_seed: int = Field(0, ge=0, description="Seed of the order of the training items")
-    verifier_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds for the scoring of one answer")
+    verifier_timeout: float = Field(
+        30.0, gt=0, le=3600, description="Seconds for the scoring of one answer"
+    )
 
 
 @dataclass
 class Rollout:
-    """One answer, or one conversation. `tokens`, `masks` (-100 where nothing is trained on) and `logprobs` (natural; 1.0 where
-    the mask is -100) have one length."""
+    """One answer, or one conversation. `tokens`, `masks` (-100 where nothing is trained on) and
+    `logprobs` (natural; 1.0 where the mask is -100) have one length.
+    """
 
     tokens: list[int]
     masks: list[int]
@@ -68,9 +76,11 @@ class Rollout:
 
 
 class TaskEnv(BaseEnv):
-    """Write `load_dataset` and `score_answer` (or `score_rollout`); `prompt` where an item has no field `question`.
+    """Write `load_dataset` and `score_answer` (or `score_rollout`); `prompt` where an item has no
+    field `question`.
 
-    For the check without a model offer `gold(item)`, an answer that is right, and `corrupt(item)`, one that is not.
+    For the check without a model offer `gold(item)`, an answer that is right, and `corrupt(item)`,
+    one that is not.
     """
 
     env_config_cls = TaskEnvConfig
@@ -80,22 +90,29 @@ class TaskEnv(BaseEnv):
     items: DatasetSplit
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
-        """All items; or those to train on and those to hold out, under `train` and `held_out`. May be a coroutine. An item is
-        an object that JSON can hold."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method load_dataset(self) that returns items")
+        """All items; or those to train on and those to hold out, under `train` and `held_out`. May
+        be a coroutine. An item is an object that JSON can hold.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method load_dataset(self) that returns items"
+        )
 
     def prompt(self, item: Item) -> str | list[Message]:
         """What is asked: a text, or messages."""
         return str(item["question"])
 
     def identity(self, item: Item) -> str:
-        """What makes two items the same: they are held out together or not at all. What is asked, if nothing else is said."""
+        """What makes two items the same: they are held out together or not at all. What is asked,
+        if nothing else is said.
+        """
         prompt = self.prompt(item)
         return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
     def score_answer(self, item: Item, answer: str) -> Any:
-        """What an answer is worth: a number, true or false, or numbers by name, whose sum is the reward. May be a coroutine.
-        Raise Invalid when the answer is not to blame; return `zero(reason)` to have a kind of failure counted."""
+        """What an answer is worth: a number, true or false, or numbers by name, whose sum is the
+        reward. May be a coroutine. Raise Invalid when the answer is not to blame; return
+        `zero(reason)` to have a kind of failure counted.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} needs a method score_answer(self, item, answer) that returns a number"
         )
@@ -105,31 +122,42 @@ class TaskEnv(BaseEnv):
         return self.score_answer(item, rollout.answer)
 
     def score_group(self, item: Item, rollouts: Sequence[Rollout]) -> Any:
-        """Write it instead where an answer is worth something only beside the others: one value per rollout, each as from
-        `score_answer`. May be a coroutine."""
+        """Write it instead where an answer is worth something only beside the others: one value per
+        rollout, each as from `score_answer`. May be a coroutine.
+        """
         raise NotImplementedError
 
     async def score_text(self, item: Item, answer: str) -> Outcome:
         """What an answer would be worth that somebody gave, as in training."""
         messages = self.build_messages(item)
-        prompt, tokens = encode_first_prompt(self.tokenizer, messages), self.tokenizer.encode(answer, add_special_tokens=False)
+        prompt, tokens = (
+            encode_first_prompt(self.tokenizer, messages),
+            self.tokenizer.encode(answer, add_special_tokens=False),
+        )
         sampled = SampledCompletion(prompt, tokens, [0.0] * len(tokens), answer, "stop")
         return await self.score_safely(self.score_rollout, item, _build_rollout(messages, sampled))
 
     @property
     def can_score_texts(self) -> bool:
         """Whether single answers can be scored: one of the two methods for it was written."""
-        return any(getattr(type(self), name) is not getattr(TaskEnv, name) for name in ("score_answer", "score_rollout"))
+        return any(
+            getattr(type(self), name) is not getattr(TaskEnv, name)
+            for name in ("score_answer", "score_rollout")
+        )
 
     async def example(self, item: Item, *, right: bool) -> list[Message]:
-        """A conversation to imitate before reinforcement begins, whose answer is right or not. Needs `gold` and `corrupt`."""
+        """A conversation to imitate before reinforcement begins, whose answer is right or not.
+        Needs `gold` and `corrupt`.
+        """
         answer = self.gold(item) if right else self.corrupt(item)  # type: ignore[attr-defined]
         answer = await answer if inspect.isawaitable(answer) else answer
         return [*self.build_messages(item), {"role": "assistant", "content": answer}]
 
     @classmethod
     def config_init(cls) -> tuple[TaskEnvConfig, list[APIServerConfig]]:
-        return cls.env_config_cls(wandb_name=cls.name or cls.__name__), [APIServerConfig(server_type="vllm")]
+        return cls.env_config_cls(wandb_name=cls.name or cls.__name__), [
+            APIServerConfig(server_type="vllm")
+        ]
 
     # What Atropos calls.
 
@@ -144,9 +172,19 @@ class TaskEnv(BaseEnv):
         dataset = await dataset if inspect.isawaitable(dataset) else dataset
         max_held_out = self.config.most_held_out
         if isinstance(dataset, Mapping):
-            self.items = data.build_given_split(dataset.get("train", ()), dataset.get("held_out", ()), self.identity, max_held_out=max_held_out)
+            self.items = data.build_given_split(
+                dataset.get("train", ()),
+                dataset.get("held_out", ()),
+                self.identity,
+                max_held_out=max_held_out,
+            )
         else:
-            self.items = data.split_items(dataset, self.identity, held_out_share=self.config.held_out_share, max_held_out=max_held_out)
+            self.items = data.split_items(
+                dataset,
+                self.identity,
+                held_out_share=self.config.held_out_share,
+                max_held_out=max_held_out,
+            )
         self.position = 0
 
     async def get_next_item(self) -> Item:
@@ -178,12 +216,17 @@ class TaskEnv(BaseEnv):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         outcomes, self._train_outcomes = self._train_outcomes, []
-        metrics = {f"train/{name}": value for name, value in evaluation.summarize_outcomes(outcomes, self.solved).items()}
+        metrics = {
+            f"train/{name}": value
+            for name, value in evaluation.summarize_outcomes(outcomes, self.solved).items()
+        }
         await super().wandb_log({**(wandb_metrics or {}), **metrics})
 
     # How rollouts are made.
 
-    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+    async def sample_rollouts(
+        self, item: Item, count: int, *, split: str = "train"
+    ) -> list[Rollout]:
         """`count` scored answers to one item. Raises what the server raises."""
         messages = self.build_messages(item)
         answers = await sample(
@@ -200,7 +243,9 @@ class TaskEnv(BaseEnv):
         if type(self).score_group is not TaskEnv.score_group:
             await self.score_together(item, scored_rollouts)
         else:
-            values = await self._verifier.score_all(self.score_rollout, [(item, rollout) for rollout in scored_rollouts])
+            values = await self._verifier.score_all(
+                self.score_rollout, [(item, rollout) for rollout in scored_rollouts]
+            )
             for rollout, value in zip(scored_rollouts, values, strict=True):
                 rollout.outcome = to_outcome(value)
         return scored_rollouts
@@ -211,41 +256,70 @@ class TaskEnv(BaseEnv):
         if isinstance(scores, list | tuple) and len(scores) == len(rollouts):
             outcomes = [to_outcome(value) for value in scores]
         else:
-            description = f"{len(scores)} values" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
-            failure = scores if isinstance(scores, Outcome) else build_invalid(f"score_group() gave {description} for {len(rollouts)} rollouts")
+            description = (
+                f"{len(scores)} values"
+                if isinstance(scores, list | tuple)
+                else f"a {type(scores).__name__}"
+            )
+            failure = (
+                scores
+                if isinstance(scores, Outcome)
+                else build_invalid(f"score_group() gave {description} for {len(rollouts)} rollouts")
+            )
             outcomes = [failure] * len(rollouts)
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             rollout.outcome = outcome
 
     async def score_safely(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
-        """What the scoring function says of this, whatever it does: raise, hang, or give something that is no score."""
+        """What the scoring function says of this, whatever it does: raise, hang, or give something
+        that is no score.
+        """
         (value,) = await self._verifier.score_all(scoring, [values])
         return to_outcome(value)
 
     def limit_time(self, label: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than
-        `verifier_timeout`."""
+        """Raises Invalid when the block, without its waits for samples and for a sandbox, takes
+        longer than `verifier_timeout`.
+        """
         return limit_time(self.config.verifier_timeout, label)
 
     def build_messages(self, item: Item) -> list[Message]:
         """The conversation's beginning: the system's message, if there is one, and the question."""
         prompt = self.prompt(item)
-        question = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
-        system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
+        question = (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else [dict(message) for message in prompt]
+        )
+        system = (
+            [{"role": "system", "content": self.config.system_prompt}]
+            if self.config.system_prompt
+            else []
+        )
         return [*system, *question]
 
 
-def build_scored_group(rollouts: Sequence[Rollout], *, with_messages: bool = False) -> ScoredDataGroup:
-    """What the trainer is sent. An invalid rollout gets the mean of the others as its score, which leaves their advantages as
-    they are, and an override that keeps it out of training. Raises Invalid when no rollout is valid."""
+def build_scored_group(
+    rollouts: Sequence[Rollout], *, with_messages: bool = False
+) -> ScoredDataGroup:
+    """What the trainer is sent. An invalid rollout gets the mean of the others as its score, which
+    leaves their advantages as they are, and an override that keeps it out of training. Raises
+    Invalid when no rollout is valid.
+    """
     rewards = [rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None]
     if not rewards:
         raise AllInvalid([str(rollout.outcome.reason) for rollout in rollouts])
     mean_reward = rewards[0] if len(set(rewards)) == 1 else sum(rewards) / len(rewards)
     group = ScoredDataGroup(
         tokens=[rollout.tokens for rollout in rollouts],
-        masks=[rollout.masks if rollout.outcome.is_valid else [-100] * len(rollout.tokens) for rollout in rollouts],
-        scores=[mean_reward if rollout.outcome.reward is None else rollout.outcome.reward for rollout in rollouts],
+        masks=[
+            rollout.masks if rollout.outcome.is_valid else [-100] * len(rollout.tokens)
+            for rollout in rollouts
+        ],
+        scores=[
+            mean_reward if rollout.outcome.reward is None else rollout.outcome.reward
+            for rollout in rollouts
+        ],
         inference_logprobs=[rollout.logprobs for rollout in rollouts],
         overrides=[_build_override(rollout.outcome) for rollout in rollouts],
     )

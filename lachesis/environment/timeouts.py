@@ -1,4 +1,6 @@
-"""Limits of time that count only what the limited code takes itself, and not what it waits for samples or for its turn."""
+"""Limits of time that count only what the limited code takes itself, and not what it waits for
+samples or for its turn.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterator
 
-_current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.ContextVar("limit", default=None)
+_current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.ContextVar(
+    "limit", default=None
+)
 
 
 @contextlib.asynccontextmanager

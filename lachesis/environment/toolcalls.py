@@ -1,4 +1,5 @@
-"""Tools of a model: described in a prompt, and read from an answer. The form is the one of Hermes and Qwen models,
+"""Tools of a model: described in a prompt, and read from an answer. The form is the one of Hermes
+and Qwen models,
 
 <tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>
 """
@@ -17,7 +18,9 @@ TOOL_CALL_PATTERN = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class MalformedCall(Exception):
-    """The answer holds a call that cannot be read. The text says what is wrong with it, for the model to try again."""
+    """The answer holds a call that cannot be read. The text says what is wrong with it, for the
+    model to try again.
+    """
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,11 @@ class ToolDefinition:
     parameters: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
         return {"type": "function", "function": function}
 
 
@@ -50,8 +57,9 @@ def describe_tools(tools: Sequence[ToolDefinition]) -> str:
 
 
 def parse_tool_calls(answer: str, tools: Sequence[ToolDefinition]) -> list[ToolCall]:
-    """The calls of an answer, in their order; none when it holds none. Raises MalformedCall when one is no JSON, names no tool
-    that there is, or has other arguments than its tool takes."""
+    """The calls of an answer, in their order; none when it holds none. Raises MalformedCall when
+    one is no JSON, names no tool that there is, or has other arguments than its tool takes.
+    """
     texts = TOOL_CALL_PATTERN.findall(answer)
     if not texts and ("<tool_call>" in answer or "</tool_call>" in answer):
         raise MalformedCall("a tool call needs both <tool_call> and </tool_call>")
@@ -67,9 +75,18 @@ def _parse_tool_call(text: str, tools: Mapping[str, ToolDefinition]) -> ToolCall
         raise MalformedCall("a tool call is an object with `name` and `arguments`")
     tool = tools.get(parsed["name"])
     if tool is None:
-        raise MalformedCall(f"there is no tool {parsed['name'][:40]!r}; there are: {', '.join(tools)}")
+        raise MalformedCall(
+            f"there is no tool {parsed['name'][:40]!r}; there are: {', '.join(tools)}"
+        )
     arguments = parsed.get("arguments", {})
-    problem = next(iter(jsonschema.Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(arguments)), None)
+    problem = next(
+        iter(
+            jsonschema.Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(
+                arguments
+            )
+        ),
+        None,
+    )
     if problem is not None:
         raise MalformedCall(f"the arguments of {tool.name} are wrong: {problem.message[:200]}")
     return ToolCall(tool.name, arguments)

@@ -19,7 +19,9 @@ from lachesis.environment.outcome import Invalid, build_invalid
 log = logging.getLogger(__name__)
 MAX_STUCK_CALLS = 8
 """So many calls that never end, and none is made any more: each of them keeps a thread."""
-TOO_MANY_STUCK_MESSAGE = "too many calls of the verifier have not ended; none is made until one of them has"
+TOO_MANY_STUCK_MESSAGE = (
+    "too many calls of the verifier have not ended; none is made until one of them has"
+)
 Arguments = tuple[Any, ...]
 
 
@@ -30,8 +32,9 @@ class ScoringResult:
 
 
 class Verifier:
-    """What a coroutine does for several answers is done at once. Any other function runs in a thread, for one answer at a time,
-    so that one which hangs keeps nobody else."""
+    """What a coroutine does for several answers is done at once. Any other function runs in a
+    thread, for one answer at a time, so that one which hangs keeps nobody else.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -64,7 +67,9 @@ class Verifier:
             log.warning("the verifier raised", exc_info=error)
             return build_invalid(f"the verifier raised {describe_exception(error)}")
 
-    async def _run_in_thread(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[ScoringResult]:
+    async def _run_in_thread(
+        self, scoring: Callable[..., Any], calls: Sequence[Arguments]
+    ) -> list[ScoringResult]:
         """The results up to the first call that takes too long; at least one."""
         async with self._lock:
             if self._num_stuck > MAX_STUCK_CALLS:
@@ -72,14 +77,20 @@ class Verifier:
             thread = ScoringThread(scoring, calls)
             finished = thread.start()
             try:
-                while not finished.done() and (remaining_s := thread.call_started_at + self.timeout_s - time.monotonic()) > 0:
+                while (
+                    not finished.done()
+                    and (remaining_s := thread.call_started_at + self.timeout_s - time.monotonic())
+                    > 0
+                ):
                     await asyncio.wait([finished], timeout=remaining_s)
             finally:
                 results = list(thread.results)
                 if not finished.done():  # its thread cannot be ended
                     self._num_stuck += 1
                     thread.give_up(self._release_stuck)
-        timeout_result = ScoringResult(error=Invalid(f"the verifier was not done after {self.timeout_s:g} s"))
+        timeout_result = ScoringResult(
+            error=Invalid(f"the verifier was not done after {self.timeout_s:g} s")
+        )
         return results if len(results) == len(calls) else [*results, timeout_result]
 
     def _release_stuck(self) -> None:
@@ -87,7 +98,9 @@ class Verifier:
 
 
 class ScoringThread:
-    """Calls of one function, one after the other, in a thread of their own, which does not keep the process from ending."""
+    """Calls of one function, one after the other, in a thread of their own, which does not keep the
+    process from ending.
+    """
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[Arguments]) -> None:
         self.function, self.calls = function, calls
@@ -131,7 +144,9 @@ class ScoringThread:
 
 @contextlib.asynccontextmanager
 async def limit_time(seconds: float, label: str) -> AsyncIterator[None]:
-    """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer than this."""
+    """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer
+    than this.
+    """
     try:
         async with timeouts.pausable_timeout(seconds) as timeout:
             yield

@@ -1,5 +1,6 @@
-"""An environment written for `verifiers` (its classes SingleTurnEnv, MultiTurnEnv, ToolEnv; versions 0.1.14 to 0.2), as one of
-Atropos: the conversation and the rewards are its own, the tokens are those that were sampled.
+"""An environment written for `verifiers` (its classes SingleTurnEnv, MultiTurnEnv, ToolEnv;
+versions 0.1.14 to 0.2), as one of Atropos: the conversation and the rewards are its own, the tokens
+are those that were sampled.
 
     class Wordle(VerifiersEnv):
         name = "wordle"
@@ -7,8 +8,8 @@ Atropos: the conversation and the rewards are its own, the tokens are those that
         def load_environment(self):
             return vf.load_environment("wordle")
 
-A reward function that raises makes its rollout invalid, where `verifiers` would take 0 for it: nobody can tell whether the
-answer or the function was to blame.
+A reward function that raises makes its rollout invalid, where `verifiers` would take 0 for it:
+nobody can tell whether the answer or the function was to blame.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ from lachesis.base.failure_reasons import describe_exception
 from lachesis.environment import toolcalls
 from lachesis.environment.data import Item
 from lachesis.environment.outcome import Invalid, Outcome, build_invalid, to_outcome, zero
-from lachesis.environment.sampling import SampledCompletion, PromptTooLongError, encode_turn_boundary, encode_first_prompt, sample
+from lachesis.environment.sampling import (
+    PromptTooLongError,
+    SampledCompletion,
+    encode_first_prompt,
+    encode_turn_boundary,
+    sample,
+)
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
@@ -64,35 +71,62 @@ class VerifiersEnv(TaskEnv):
     def identity(self, item: Item) -> str:
         return json.dumps([item["prompt"], item.get("answer")], sort_keys=True, default=str)
 
-    async def sample_rollouts(self, item: Item, count: int, *, split: str = "train") -> list[Rollout]:
+    async def sample_rollouts(
+        self, item: Item, count: int, *, split: str = "train"
+    ) -> list[Rollout]:
         """`count` conversations at once, scored by the environment's own rubric."""
-        arguments = {"temperature": self.config.temperature, "max_tokens": self.config.max_answer_tokens}
+        arguments = {
+            "temperature": self.config.temperature,
+            "max_tokens": self.config.max_answer_tokens,
+        }
         client = VerifiersClient(self, split)
 
         async def conversation() -> Any:
             try:
                 async with self.limit_time("the conversation"):
-                    return await self.inner.rollout(dict(item), client, self.config.tokenizer_name, arguments)
+                    return await self.inner.rollout(
+                        dict(item), client, self.config.tokenizer_name, arguments
+                    )
             except Invalid:
-                return {"trajectory": [], "prompt": item["prompt"], "completion": (), "timed_out": True, "given_up": True}
+                return {
+                    "trajectory": [],
+                    "prompt": item["prompt"],
+                    "completion": (),
+                    "timed_out": True,
+                    "given_up": True,
+                }
 
         states = await asyncio.gather(*(conversation() for _ in range(count)))
         scored_rollouts = [_build_rollout_of_state(state, self.tokenizer) for state in states]
-        for rollout, outcome in zip(scored_rollouts, await self._collect_outcomes(states), strict=True):
+        for rollout, outcome in zip(
+            scored_rollouts, await self._collect_outcomes(states), strict=True
+        ):
             rollout.outcome = outcome
         return scored_rollouts
 
     async def _collect_outcomes(self, states: Sequence[Any]) -> list[Outcome]:
         early_outcomes = [_find_early_outcome(state) for state in states]
-        scorable = [state for state, outcome in zip(states, early_outcomes, strict=True) if outcome is None]
+        scorable = [
+            state for state, outcome in zip(states, early_outcomes, strict=True) if outcome is None
+        ]
         if scorable and self.inner.requires_group_rollouts:
             group_outcome = await self.score_safely(self._score_states, scorable)
-            scored_outcomes = [group_outcome if not group_outcome.is_valid else to_outcome(state["reward"]) for state in scorable]
+            scored_outcomes = [
+                group_outcome if not group_outcome.is_valid else to_outcome(state["reward"])
+                for state in scorable
+            ]
         else:
-            scored_outcomes = [await self.score_safely(self._score_states, [state]) for state in scorable]
-        await asyncio.gather(*(self.inner.rubric.cleanup(state) for state in states if not state.get("given_up")))
+            scored_outcomes = [
+                await self.score_safely(self._score_states, [state]) for state in scorable
+            ]
+        await asyncio.gather(
+            *(self.inner.rubric.cleanup(state) for state in states if not state.get("given_up"))
+        )
         remaining_outcomes = iter(scored_outcomes)
-        return [outcome if outcome is not None else next(remaining_outcomes) for outcome in early_outcomes]
+        return [
+            outcome if outcome is not None else next(remaining_outcomes)
+            for outcome in early_outcomes
+        ]
 
     async def _score_states(self, states: list[Any]) -> Any:
         """Score these together; the reward of the first."""
@@ -106,18 +140,31 @@ class VerifiersEnv(TaskEnv):
 
 
 class VerifiersClient(Client):
-    """Gives `verifiers` the model's answers with their tokens. An answer follows the ids of the conversation before it, as long
-    as the environment leaves that as it was."""
+    """Gives `verifiers` the model's answers with their tokens. An answer follows the ids of the
+    conversation before it, as long as the environment leaves that as it was.
+    """
 
     def __init__(self, env: VerifiersEnv, split: str) -> None:
         super().__init__(env)
         self.env, self.split = env, split
 
     async def get_response(
-        self, prompt: Any, model: str, sampling_args: Mapping[str, Any], tools: Any = None, *, state: Any = None, **_: Any
+        self,
+        prompt: Any,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        tools: Any = None,
+        *,
+        state: Any = None,
+        **_: Any,
     ) -> Any:
-        """Raises OverlongPromptError when there is no room left, and ModelError when the server fails."""
-        tool_definitions = [toolcalls.ToolDefinition(tool.name, tool.description, tool.parameters) for tool in tools or ()]
+        """Raises OverlongPromptError when there is no room left, and ModelError when the server
+        fails.
+        """
+        tool_definitions = [
+            toolcalls.ToolDefinition(tool.name, tool.description, tool.parameters)
+            for tool in tools or ()
+        ]
         messages = [_to_message(message) for message in prompt]
         ids = self._encode_prompt(messages, tool_definitions, state["trajectory"] if state else [])
         config = self.env.config
@@ -133,15 +180,26 @@ class VerifiersClient(Client):
             raise vf.ModelError(f"{type(error).__name__}: {error}") from error
         return _build_response(sampled, model, tool_definitions)
 
-    def _encode_prompt(self, messages: list[Message], tools: list[toolcalls.ToolDefinition], trajectory: Sequence[Any]) -> list[int]:
+    def _encode_prompt(
+        self,
+        messages: list[Message],
+        tools: list[toolcalls.ToolDefinition],
+        trajectory: Sequence[Any],
+    ) -> list[int]:
         tokenizer = self.env.tokenizer
         if trajectory and trajectory[-1]["tokens"] is not None:
             last = trajectory[-1]
-            earlier_messages = [_to_message(message) for message in [*last["prompt"], *last["completion"]]]
-            if messages[: len(earlier_messages)] == earlier_messages and len(messages) > len(earlier_messages):
+            earlier_messages = [
+                _to_message(message) for message in [*last["prompt"], *last["completion"]]
+            ]
+            if messages[: len(earlier_messages)] == earlier_messages and len(messages) > len(
+                earlier_messages
+            ):
                 sampled = last["tokens"]["completion_ids"]
                 ended = bool(sampled) and sampled[-1] == tokenizer.eos_token_id
-                boundary_ids = encode_turn_boundary(tokenizer, earlier_messages, *messages[len(earlier_messages) :], has_eos=ended)
+                boundary_ids = encode_turn_boundary(
+                    tokenizer, earlier_messages, *messages[len(earlier_messages) :], has_eos=ended
+                )
                 return [*last["tokens"]["prompt_ids"], *sampled, *boundary_ids]
         return encode_first_prompt(tokenizer, _add_tools(tokenizer, messages, tools))
 
@@ -162,12 +220,16 @@ def _to_message(message: Any) -> Message:
     if not isinstance(content, str):
         unsupported_types = [part.get("type") for part in content if part.get("type") != "text"]
         if unsupported_types:
-            raise vf.ModelError(f"a message holds {unsupported_types[0]}, which a model of text cannot read")
+            raise vf.ModelError(
+                f"a message holds {unsupported_types[0]}, which a model of text cannot read"
+            )
         content = "".join(part["text"] for part in content)
     return {"role": fields["role"], "content": content}
 
 
-def _add_tools(tokenizer: Any, messages: list[Message], tools: list[toolcalls.ToolDefinition]) -> list[Message]:
+def _add_tools(
+    tokenizer: Any, messages: list[Message], tools: list[toolcalls.ToolDefinition]
+) -> list[Message]:
     """The tools as the system's message, after what it says."""
     if not tools:
         return messages
@@ -177,7 +239,9 @@ def _add_tools(tokenizer: Any, messages: list[Message], tools: list[toolcalls.To
     return [{"role": "system", "content": text}, *messages]
 
 
-def _build_response(sampled: SampledCompletion, model: str, tools: list[toolcalls.ToolDefinition]) -> Any:
+def _build_response(
+    sampled: SampledCompletion, model: str, tools: list[toolcalls.ToolDefinition]
+) -> Any:
     try:
         calls = toolcalls.parse_tool_calls(sampled.text, tools) if tools else []
     except toolcalls.MalformedCall:
@@ -196,7 +260,10 @@ def _build_response(sampled: SampledCompletion, model: str, tools: list[toolcall
         message=ResponseMessage(
             content=sampled.text,
             tool_calls=[
-                ToolCall(id=uuid.uuid4().hex[:8], name=call.name, arguments=json.dumps(call.arguments)) for call in calls
+                ToolCall(
+                    id=uuid.uuid4().hex[:8], name=call.name, arguments=json.dumps(call.arguments)
+                )
+                for call in calls
             ]
             or None,
             finish_reason="length" if is_truncated else "tool_calls" if calls else "stop",
@@ -222,11 +289,15 @@ def _find_early_outcome(state: Any) -> Outcome | None:
         error = state["error"]
         cause = error.__cause__ or error
         return build_invalid(f"{type(error).__name__}: {describe_exception(cause)}")
-    return build_invalid("the environment's time limit was over") if state.get("timed_out") else None
+    return (
+        build_invalid("the environment's time limit was over") if state.get("timed_out") else None
+    )
 
 
 def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
-    """The tokens of the conversation's last piece that no message of which was changed: mostly all of it."""
+    """The tokens of the conversation's last piece that no message of which was changed: mostly all
+    of it.
+    """
     steps = [step for step in state["trajectory"] if step["tokens"] is not None]
     first = len(steps) - 1
     while first > 0 and _extends(steps[first - 1], steps[first]):
@@ -241,14 +312,25 @@ def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
         masks += [*[-100] * num_new, *step_tokens["completion_ids"]]
         logprobs += [*[1.0] * num_new, *step_tokens["completion_logprobs"]]
     if not tokens:  # nothing was said
-        tokens = encode_first_prompt(tokenizer, [_to_message(message) for message in state["prompt"]])
+        tokens = encode_first_prompt(
+            tokenizer, [_to_message(message) for message in state["prompt"]]
+        )
         masks, logprobs = [-100] * len(tokens), [1.0] * len(tokens)
-    messages = [_to_message(message) for message in [*state["prompt"], *(state["completion"] or ())]]
+    messages = [
+        _to_message(message) for message in [*state["prompt"], *(state["completion"] or ())]
+    ]
     return Rollout(
         tokens=tokens,
         masks=masks,
         logprobs=logprobs,
-        answer=next((message["content"] for message in reversed(messages) if message["role"] == "assistant"), ""),
+        answer=next(
+            (
+                message["content"]
+                for message in reversed(messages)
+                if message["role"] == "assistant"
+            ),
+            "",
+        ),
         messages=messages,
         truncated=bool(state.get("is_truncated")),
         sampled_tokens=sum(mask != -100 for mask in masks),

@@ -21,7 +21,12 @@ TAIL_LINES, MAX_HELD_OUT_ROWS = 8, 12
 def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
     """Health first, then the curve, the last numbers, and the end of each log."""
     record, observation = watched.record, watched.observation
-    lines = [f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}", "", f"**{_format_headline(watched)}**", ""]
+    lines = [
+        f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}",
+        "",
+        f"**{_format_headline(watched)}**",
+        "",
+    ]
     lines += [f"- {escape_cell(sentence)}" for sentence in watched.health.evidence]
     lines += [f"- advice: {escape_cell(sentence)}" for sentence in watched.health.advice]
     if record.error:
@@ -30,16 +35,32 @@ def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
         lines += ["", "## Reward", "", render_curve([step.get("reward/mean") for step in steps])]
     lines += _render_held_out(record, steps)
     last_step = steps[-1] if steps else {}
-    metric_rows = [[name, last_step[name]] for name in KEY_METRICS if last_step.get(name) is not None]
+    metric_rows = [
+        [name, last_step[name]] for name in KEY_METRICS if last_step.get(name) is not None
+    ]
     if metric_rows:
-        lines += ["", f"## Step {last_step['step']} of {record.total_steps}", "", *render_table(["metric", "value"], metric_rows)]
+        lines += [
+            "",
+            f"## Step {last_step['step']} of {record.total_steps}",
+            "",
+            *render_table(["metric", "value"], metric_rows),
+        ]
     if watched.budget_shares:
         rows = [[name, f"{share:.1%}"] for name, share in watched.budget_shares.items()]
         lines += ["", "## Budget", "", *render_table(["of", "used"], rows)]
     lines += ["", format_wandb_line(watched)]
     for service in record.services:
-        log_tail = read_last_lines(observation.run_dir.get_log_file(service), TAIL_LINES).replace("```", "'''")
-        lines += ["", f"### {shorten_service_name(service)}: {observation.process_states.get(service, '')}", "", "```text", log_tail[-3000:], "```"]
+        log_tail = read_last_lines(observation.run_dir.get_log_file(service), TAIL_LINES).replace(
+            "```", "'''"
+        )
+        lines += [
+            "",
+            f"### {shorten_service_name(service)}: {observation.process_states.get(service, '')}",
+            "",
+            "```text",
+            log_tail[-3000:],
+            "```",
+        ]
     return "\n".join(lines)
 
 
@@ -48,9 +69,20 @@ def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
     points = build_whole_curve(steps, record.evaluation, is_from_base=False)
     if not points:
         return []
-    rows = [[point.step, f"{point.percent_correct:.3f}", point.items, _format_interval(point)] for point in points[-MAX_HELD_OUT_ROWS:]]
-    curve_lines = [render_curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
-    return ["", "## Held-out results", "", *curve_lines, *render_table(["step", "share correct", "items", "95 % interval"], rows)]
+    rows = [
+        [point.step, f"{point.percent_correct:.3f}", point.items, _format_interval(point)]
+        for point in points[-MAX_HELD_OUT_ROWS:]
+    ]
+    curve_lines = (
+        [render_curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
+    )
+    return [
+        "",
+        "## Held-out results",
+        "",
+        *curve_lines,
+        *render_table(["step", "share correct", "items", "95 % interval"], rows),
+    ]
 
 
 def _format_interval(point: HeldOutPoint) -> str:
@@ -82,7 +114,12 @@ def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
         "detail": f"{record.phase}; waits for {waiting_for}",
     }
     return [run_row] + [
-        {"what": shorten_service_name(name), "state": service.state, "process": service.pid, "detail": observation.process_states.get(name, "")}
+        {
+            "what": shorten_service_name(name),
+            "state": service.state,
+            "process": service.pid,
+            "detail": observation.process_states.get(name, ""),
+        }
         for name, service in record.services.items()
     ]
 

@@ -13,7 +13,15 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from lachesis.monitor.run_history import MIN_JUDGED_STEPS, RunHistory, AdvisedEdit, Finding, Step, compute_recent_mean, get_recent_values
+from lachesis.monitor.run_history import (
+    MIN_JUDGED_STEPS,
+    AdvisedEdit,
+    Finding,
+    RunHistory,
+    Step,
+    compute_recent_mean,
+    get_recent_values,
+)
 from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
 
 MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE = 1e-7, 1e-3
@@ -30,7 +38,8 @@ SOLVED_REWARD = 0.9
 MIN_LEVEL_CHANGE = 0.1
 """Difference of mean rewards that counts as a change of level."""
 MIN_ZERO_SIGNAL_ROLLOUTS = 5000
-"""So many rollouts without one signal exclude, at 99 %, that one in a thousand is worth something."""
+"""So many rollouts without one signal exclude, at 99 %, that one in a thousand is worth something.
+"""
 SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0
 """Mean absolute difference of sampling and training log-probabilities in nats per token. At 1 the
 ratio of the importance-sampling loss is off by a factor of e for a typical token."""
@@ -89,7 +98,9 @@ def _collect_weight_changes(steps: Sequence[Step], min_rate: float) -> list[tupl
 def find_non_finite_loss(history: RunHistory) -> Finding | None:
     """Find a loss that is NaN or infinite."""
     last_steps = history.last_steps[-MIN_JUDGED_STEPS:]
-    bad_steps = [step["step"] for step in last_steps if "train/loss" in step and step["train/loss"] is None]
+    bad_steps = [
+        step["step"] for step in last_steps if "train/loss" in step and step["train/loss"] is None
+    ]
     if len(bad_steps) < 2:
         return None
     return Finding(
@@ -106,12 +117,24 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
     less than 1. A run without any signal since its start may still meet its first success, so it is
     broken only after `SILENT_ROLLOUTS`.
     """
-    zero_signal_shares, reward = get_recent_values(history.last_steps, "batch/zero_signal_share"), compute_recent_mean(history.last_steps, "reward/mean") or 0.0
-    has_no_signal = history.trend.silent_steps >= min(len(zero_signal_shares), MIN_JUDGED_STEPS) and min(zero_signal_shares, default=0.0) == 1.0
-    is_mostly_zero_signal = len(zero_signal_shares) >= WINDOW and statistics.fmean(zero_signal_shares) >= 0.9
-    if reward >= SOLVED_REWARD or not (is_mostly_zero_signal or (has_no_signal and len(zero_signal_shares) >= MIN_JUDGED_STEPS)):
+    zero_signal_shares, reward = (
+        get_recent_values(history.last_steps, "batch/zero_signal_share"),
+        compute_recent_mean(history.last_steps, "reward/mean") or 0.0,
+    )
+    has_no_signal = (
+        history.trend.silent_steps >= min(len(zero_signal_shares), MIN_JUDGED_STEPS)
+        and min(zero_signal_shares, default=0.0) == 1.0
+    )
+    is_mostly_zero_signal = (
+        len(zero_signal_shares) >= WINDOW and statistics.fmean(zero_signal_shares) >= 0.9
+    )
+    if reward >= SOLVED_REWARD or not (
+        is_mostly_zero_signal or (has_no_signal and len(zero_signal_shares) >= MIN_JUDGED_STEPS)
+    ):
         return None
-    has_risen = reward - (compute_recent_mean(history.first_steps, "reward/mean") or 0.0) > MIN_LEVEL_CHANGE
+    has_risen = (
+        reward - (compute_recent_mean(history.first_steps, "reward/mean") or 0.0) > MIN_LEVEL_CHANGE
+    )
     has_fallen = history.trend.best is not None and history.trend.best - reward > MIN_LEVEL_CHANGE
     has_lasted = history.trend.silent_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or has_fallen
     is_broken = has_no_signal and len(zero_signal_shares) >= WINDOW and has_lasted and not has_risen
@@ -126,19 +149,30 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
 def advise_more_signal(history: RunHistory) -> str:
     """Return an advice for a model that solves all of the items it is given, or none."""
     facts = history.facts
-    parts = [f"{facts.format_test_command()} shows what this model reaches; choose easier items or a stronger model"]
+    parts = [
+        f"{facts.format_test_command()} shows what this model reaches; choose easier items or a stronger model"
+    ]
     if facts.tiny_model:
-        parts.append(f"`lachesis model build --for {facts.environment}` teaches the tiny model the task first")
+        parts.append(
+            f"`lachesis model build --for {facts.environment}` teaches the tiny model the task first"
+        )
     larger_group_size = 2 * facts.group_size
-    is_divisible = larger_group_size and facts.batch_size and facts.batch_size % larger_group_size == 0
+    is_divisible = (
+        larger_group_size and facts.batch_size and facts.batch_size % larger_group_size == 0
+    )
     if is_divisible and "group_size" in facts.tunable_fields:
-        parts.append(f"larger groups differ more often: {facts.format_train_command(f'group_size={larger_group_size}')}")
+        parts.append(
+            f"larger groups differ more often: {facts.format_train_command(f'group_size={larger_group_size}')}"
+        )
     return "; ".join(parts)
 
 
 def find_dropped_rollouts(history: RunHistory) -> Finding | None:
     """Find an environment that leaves out nearly all of its rollouts."""
-    dropped, trained = sum(get_recent_values(history.last_steps, "rollouts/dropped")), sum(get_recent_values(history.last_steps, "batch/rollouts"))
+    dropped, trained = (
+        sum(get_recent_values(history.last_steps, "rollouts/dropped")),
+        sum(get_recent_values(history.last_steps, "batch/rollouts")),
+    )
     if len(history.last_steps) < WINDOW or not dropped or dropped / (dropped + trained) < 0.95:
         return None
     return Finding(
@@ -172,16 +206,27 @@ def _find_newest_checkpoint(history: RunHistory) -> int | None:
 
 def find_invalid_rollouts(history: RunHistory) -> Finding | None:
     """Find rollouts without a usable score, also those since the last step."""
-    invalid, valid = sum(get_recent_values(history.last_steps, "rollouts/invalid")), sum(get_recent_values(history.last_steps, "batch/rollouts"))
-    share, recent_invalid = invalid / max(1, invalid + valid), count_invalid_since_last_step(history)
+    invalid, valid = (
+        sum(get_recent_values(history.last_steps, "rollouts/invalid")),
+        sum(get_recent_values(history.last_steps, "batch/rollouts")),
+    )
+    share, recent_invalid = (
+        invalid / max(1, invalid + valid),
+        count_invalid_since_last_step(history),
+    )
     has_enough = recent_invalid[0] >= 3 * max(1, history.facts.batch_size)
     if share < 0.2 and not (has_enough and recent_invalid[1] >= 0.8):
         return None
     is_recent_worse = has_enough and recent_invalid[1] > share
-    span = "since the last step" if is_recent_worse else f"of the last {min(WINDOW, len(history.last_steps))} steps"
+    span = (
+        "since the last step"
+        if is_recent_worse
+        else f"of the last {min(WINDOW, len(history.last_steps))} steps"
+    )
     return Finding(
         word="broken" if max(share, recent_invalid[1] * has_enough) >= 0.8 else "suspect",
-        evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} had no usable score" + describe_invalid_reasons(history),
+        evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} had no usable score"
+        + describe_invalid_reasons(history),
         advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('env')} for what the environment raises",
     )
 
@@ -198,16 +243,27 @@ def describe_invalid_reasons(history: RunHistory) -> str:
     """Return why most of the rollouts had no usable score, for the end of a sentence."""
     errors = history.facts.environment_counts.get("errors") or {}
     most_frequent = sorted(errors.items(), key=lambda item: -item[1])[:2]
-    return f" ({'; '.join(f'{text}, {count} times' for text, count in most_frequent)})" if most_frequent else ""
+    return (
+        f" ({'; '.join(f'{text}, {count} times' for text, count in most_frequent)})"
+        if most_frequent
+        else ""
+    )
 
 
 def find_environment_without_reward(history: RunHistory) -> Finding | None:
     """Find, among several environments, one that never gave a reward above 0."""
     keys = {
-        key for step in history.last_steps[-1:] for key in step if key.startswith("environments/") and key.endswith("/reward_mean")
+        key
+        for step in history.last_steps[-1:]
+        for key in step
+        if key.startswith("environments/") and key.endswith("/reward_mean")
     }
-    rewards = {key.split("/")[1]: get_recent_values(history.last_steps, key) for key in sorted(keys)}
-    unrewarded_environments = [name for name, numbers in rewards.items() if len(numbers) >= WINDOW and not any(numbers)]
+    rewards = {
+        key.split("/")[1]: get_recent_values(history.last_steps, key) for key in sorted(keys)
+    }
+    unrewarded_environments = [
+        name for name, numbers in rewards.items() if len(numbers) >= WINDOW and not any(numbers)
+    ]
     if not unrewarded_environments:
         return None
     return Finding(
@@ -226,13 +282,21 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
     """
     total, trend = history.facts.total_steps, history.trend
     rise = trend.estimate_rise()
-    if not total or rise is None or trend.last_step <= EARLY_RUN_SHARE * total or trend.num_steps < WINDOW or trend.risen_at is not None:
+    if (
+        not total
+        or rise is None
+        or trend.last_step <= EARLY_RUN_SHARE * total
+        or trend.num_steps < WINDOW
+        or trend.risen_at is not None
+    ):
         return None
     level = statistics.fmean(trend.recent)
     if level >= SOLVED_REWARD or rise.is_significant:
         return None
     max_rise = max(0.0, rise.compute_max_rise(total))
-    if trend.last_step < LATE_RUN_SHARE * total and max_rise > MIN_REWARD_RISE * max(1.0, abs(level)):
+    if trend.last_step < LATE_RUN_SHARE * total and max_rise > MIN_REWARD_RISE * max(
+        1.0, abs(level)
+    ):
         return None
     return Finding(
         word="not learning",
@@ -250,8 +314,11 @@ def find_reward_drop(history: RunHistory) -> Finding | None:
         return None
     current_mean = statistics.fmean(rewards)
     noise = max(statistics.pstdev(rewards) / math.sqrt(WINDOW), trend.window_standard_error)
-    selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.num_steps / WINDOW)))  # of the largest of so many
-    if trend.best - current_mean <= max(0.1 * (abs(trend.best) or 1.0), (MIN_DROP_STANDARD_ERRORS + selection_allowance) * noise):
+    # of the largest of so many
+    selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.num_steps / WINDOW)))
+    if trend.best - current_mean <= max(
+        0.1 * (abs(trend.best) or 1.0), (MIN_DROP_STANDARD_ERRORS + selection_allowance) * noise
+    ):
         return None
     return Finding(
         word="suspect",
@@ -260,7 +327,9 @@ def find_reward_drop(history: RunHistory) -> Finding | None:
     )
 
 
-def _average_first_and_last_third(points: Sequence[HeldOutTrendPoint]) -> tuple[HeldOutTrendPoint, HeldOutTrendPoint] | None:
+def _average_first_and_last_third(
+    points: Sequence[HeldOutTrendPoint],
+) -> tuple[HeldOutTrendPoint, HeldOutTrendPoint] | None:
     """Return the means of the first and the last third of the held-out results."""
     if len(points) < MIN_HELD_OUT_POINTS:
         return None
@@ -288,8 +357,12 @@ def find_held_out_drop(history: RunHistory) -> Finding | None:
         return None
     first_third, last_third = first_and_last
     best = max(points, key=lambda point: point.share)
-    has_reward_risen = last_third.reward - first_third.reward > 2 * math.hypot(first_third.reward_error, last_third.reward_error)
-    has_held_out_fallen = first_third.share - last_third.share > 1.96 * math.hypot(first_third.error, last_third.error)
+    has_reward_risen = last_third.reward - first_third.reward > 2 * math.hypot(
+        first_third.reward_error, last_third.reward_error
+    )
+    has_held_out_fallen = first_third.share - last_third.share > 1.96 * math.hypot(
+        first_third.error, last_third.error
+    )
     if not (has_reward_risen and has_held_out_fallen):
         return None
     return Finding(
@@ -309,8 +382,12 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
         return None  # rewards of another scale than shares
     first_third, last_third = first_and_last
     gap_growth = (last_third.reward - last_third.share) - (first_third.reward - first_third.share)
-    standard_error = math.hypot(first_third.error, last_third.error, first_third.reward_error, last_third.reward_error)
-    if last_third.reward <= last_third.share or gap_growth <= max(MIN_GAP_GROWTH, 1.96 * standard_error):
+    standard_error = math.hypot(
+        first_third.error, last_third.error, first_third.reward_error, last_third.reward_error
+    )
+    if last_third.reward <= last_third.share or gap_growth <= max(
+        MIN_GAP_GROWTH, 1.96 * standard_error
+    ):
         return None
     return Finding(
         word="suspect",
@@ -323,7 +400,10 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
 
 def find_entropy_collapse(history: RunHistory) -> Finding | None:
     """Find a policy that always gives the same answers at a low reward."""
-    entropy, reward = compute_recent_mean(history.last_steps, "entropy/sampling", 10), compute_recent_mean(history.last_steps, "reward/mean", 10)
+    entropy, reward = (
+        compute_recent_mean(history.last_steps, "entropy/sampling", 10),
+        compute_recent_mean(history.last_steps, "reward/mean", 10),
+    )
     if entropy is None or reward is None or entropy >= 0.01 or reward >= 0.5:
         return None
     return Finding(
@@ -335,8 +415,16 @@ def find_entropy_collapse(history: RunHistory) -> Finding | None:
 
 def find_length_drift(history: RunHistory) -> Finding | None:
     """Find completions that became much longer or shorter."""
-    first_length, last_length = compute_recent_mean(history.first_steps, "length/mean"), compute_recent_mean(history.last_steps, "length/mean")
-    if len(history.last_steps) < 2 * WINDOW or not first_length or not last_length or first_length / 3 < last_length < 3 * first_length:
+    first_length, last_length = (
+        compute_recent_mean(history.first_steps, "length/mean"),
+        compute_recent_mean(history.last_steps, "length/mean"),
+    )
+    if (
+        len(history.last_steps) < 2 * WINDOW
+        or not first_length
+        or not last_length
+        or first_length / 3 < last_length < 3 * first_length
+    ):
         return None
     return Finding(
         word="suspect",
@@ -347,7 +435,10 @@ def find_length_drift(history: RunHistory) -> Finding | None:
 
 def find_truncation(history: RunHistory) -> Finding | None:
     """Find completions that the limit of tokens cuts off."""
-    share, limit = compute_recent_mean(history.last_steps, "rollouts/truncated_share", 5), history.facts.max_token_length
+    share, limit = (
+        compute_recent_mean(history.last_steps, "rollouts/truncated_share", 5),
+        history.facts.max_token_length,
+    )
     if share is None or share < 0.5:
         return None
     facts = history.facts

@@ -15,18 +15,24 @@ from typing import Any
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
 from lachesis.config.edits import ConfigFields
-from lachesis.monitor.run_history import RunHealth, RunFacts, Step
 from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory, update_trend
 from lachesis.monitor.observe import Observation, observe_files
+from lachesis.monitor.run_history import RunFacts, RunHealth, Step
 from lachesis.monitor.stalls import Stall
-from lachesis.monitor.monitor_memory import MonitorMemory, update_trend, load_memory, save_memory
 from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.store import RunRecord, RunStore, now_iso, seconds_between
 
 log = logging.getLogger(__name__)
-ADVISABLE_FIELDS = ("learning_rate", "max_batches_offpolicy", "loss_fn", "max_token_length", "group_size")
+ADVISABLE_FIELDS = (
+    "learning_rate",
+    "max_batches_offpolicy",
+    "loss_fn",
+    "max_token_length",
+    "group_size",
+)
 """The fields that an advice may set."""
 MAX_JUDGED_RUNS = 50
 """The newest runs of a list, which are judged anew where that is due."""
@@ -38,7 +44,12 @@ every minute."""
 def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHealth:
     """Judge a run by what a look has found, and bring the sums in its memory up to date."""
     memory.trend = update_trend(memory.trend, observation.run_dir, observation.record)
-    return judge_learning(select_judged_steps(observation), first_steps=observation.first_steps, trend=memory.trend, facts=collect_facts(observation))
+    return judge_learning(
+        select_judged_steps(observation),
+        first_steps=observation.first_steps,
+        trend=memory.trend,
+        facts=collect_facts(observation),
+    )
 
 
 def select_judged_steps(observation: Observation) -> list[Step]:
@@ -46,7 +57,11 @@ def select_judged_steps(observation: Observation) -> list[Step]:
     as what was wrong with the attempt before may be mended; once it has ended, by all."""
     if observation.record.has_ended or observation.record.attempt == 1:
         return observation.last_steps
-    return [step for step in observation.last_steps if (step.get("time") or 0.0) >= observation.record.attempt_start_unix_s]
+    return [
+        step
+        for step in observation.last_steps
+        if (step.get("time") or 0.0) >= observation.record.attempt_start_unix_s
+    ]
 
 
 def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
@@ -79,7 +94,10 @@ def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
 
 def refresh_newest_health(store: RunStore, records: list[RunRecord]) -> list[RunRecord]:
     """Return the records, those of the newest `MOST_JUDGED` runs as `judge_shown` returns them."""
-    return [*(refresh_health(store, record) for record in records[:MAX_JUDGED_RUNS]), *records[MAX_JUDGED_RUNS:]]
+    return [
+        *(refresh_health(store, record) for record in records[:MAX_JUDGED_RUNS]),
+        *records[MAX_JUDGED_RUNS:],
+    ]
 
 
 def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> dict[str, Any]:
@@ -91,7 +109,9 @@ def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> di
     return build_health_entry(observation, health)
 
 
-def build_health_entry(observation: Observation, health: RunHealth, stall: Stall | None = None) -> dict[str, Any]:
+def build_health_entry(
+    observation: Observation, health: RunHealth, stall: Stall | None = None
+) -> dict[str, Any]:
     """Return what the record keeps of a judgement. `final` marks that of a run which has ended."""
     last_step = observation.last_steps[-1] if observation.last_steps else {}
     held_out = find_newest_result(observation.record, observation.last_steps)
@@ -121,9 +141,12 @@ def collect_facts(observation: Observation) -> RunFacts:
         "has_ended": record.has_ended,
         "status": record.status,
         "error": record.error,
-        "checkpoints": tuple(manifest.step for manifest in Checkpoints(checkpoints_folder).list_intact()),
+        "checkpoints": tuple(
+            manifest.step for manifest in Checkpoints(checkpoints_folder).list_intact()
+        ),
         "tunable_fields": _find_tunable_fields(record.profile),
-        "tiny_model": Path(record.base_model).parent == observation.run_dir.path.parent.parent / "models",
+        "tiny_model": Path(record.base_model).parent
+        == observation.run_dir.path.parent.parent / "models",
         "environment_counts": observation.environment_counts or {},
     }
     if config is not None:

@@ -11,8 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lachesis.monitor.run_history import SEVERITY, MIN_JUDGED_STEPS, RunHistory, Finding, RunHealth, RunFacts, Step, compute_recent_mean
-from lachesis.monitor.detectors import DETECTORS, count_invalid_since_last_step, describe_invalid_reasons, advise_more_signal
+from lachesis.monitor.detectors import (
+    DETECTORS,
+    advise_more_signal,
+    count_invalid_since_last_step,
+    describe_invalid_reasons,
+)
+from lachesis.monitor.run_history import (
+    MIN_JUDGED_STEPS,
+    SEVERITY,
+    Finding,
+    RunFacts,
+    RunHealth,
+    RunHistory,
+    Step,
+    compute_recent_mean,
+)
 from lachesis.monitor.trend import WINDOW, Trend
 
 MIN_WASTED_BATCHES = 3
@@ -58,13 +72,21 @@ def _combine_findings(findings: list[Finding]) -> RunHealth:
 
 def _judge_few_steps(history: RunHistory) -> RunHealth:
     """Judge a run with too few steps by what its environments have counted."""
-    findings = [finding for detector in (find_only_invalid_rollouts, find_only_dropped_groups) if (finding := detector(history)) is not None]
+    findings = [
+        finding
+        for detector in (find_only_invalid_rollouts, find_only_dropped_groups)
+        if (finding := detector(history)) is not None
+    ]
     if findings:
         return _combine_findings(findings)
     facts, num_steps = history.facts, len(history.last_steps)
     invalid = count_invalid_since_last_step(history)[0]
     parts = [f"{num_steps} of at least {MIN_JUDGED_STEPS} steps"]
-    parts += [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"] if invalid else []
+    parts += (
+        [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"]
+        if invalid
+        else []
+    )
     if not facts.has_ended:
         return RunHealth(word="too early", evidence=["; ".join(parts)])
     ending = f"it {'was stopped' if facts.status == 'stopped' else facts.status} after {'; '.join(parts)}"
@@ -75,7 +97,11 @@ def _judge_few_steps(history: RunHistory) -> RunHealth:
 def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
     """Find an environment whose rollouts have no usable score, so that no batch is made."""
     invalid, share = count_invalid_since_last_step(history)
-    if not history.facts.batch_size or invalid < MIN_WASTED_BATCHES * history.facts.batch_size or share < 0.8:
+    if (
+        not history.facts.batch_size
+        or invalid < MIN_WASTED_BATCHES * history.facts.batch_size
+        or share < 0.8
+    ):
         return None
     return Finding(
         word="broken",
@@ -89,7 +115,11 @@ def find_only_dropped_groups(history: RunHistory) -> Finding | None:
     """Find an environment that leaves out all groups, so that no batch is made."""
     facts = history.facts
     dropped = float(facts.environment_counts.get("dropped") or 0)
-    if history.last_steps or not facts.batch_size or dropped < MIN_WASTED_BATCHES * facts.batch_size:
+    if (
+        history.last_steps
+        or not facts.batch_size
+        or dropped < MIN_WASTED_BATCHES * facts.batch_size
+    ):
         return None
     return Finding(
         word="suspect",
@@ -101,7 +131,16 @@ def find_only_dropped_groups(history: RunHistory) -> Finding | None:
 
 def _summarize_steps(steps: Sequence[Step]) -> str:
     """Return what a run without a sign of trouble is judged by."""
-    reward, zero_signal_share = compute_recent_mean(steps, "reward/mean"), compute_recent_mean(steps, "batch/zero_signal_share")
-    parts = [] if reward is None else [f"mean reward {reward:.3f} over the last {min(WINDOW, len(steps))} steps"]
-    parts += [] if zero_signal_share is None else [f"{zero_signal_share:.0%} of groups without a signal"]
+    reward, zero_signal_share = (
+        compute_recent_mean(steps, "reward/mean"),
+        compute_recent_mean(steps, "batch/zero_signal_share"),
+    )
+    parts = (
+        []
+        if reward is None
+        else [f"mean reward {reward:.3f} over the last {min(WINDOW, len(steps))} steps"]
+    )
+    parts += (
+        [] if zero_signal_share is None else [f"{zero_signal_share:.0%} of groups without a signal"]
+    )
     return ", ".join(parts) or "nothing unusual"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import StorageError
 from lachesis.base.files import write_private
-from lachesis.base.host_clock import read_boot_id, is_same_boot
+from lachesis.base.host_clock import is_same_boot, read_boot_id
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord, iso_to_unix_s
@@ -73,7 +73,10 @@ def update_trend(trend: Trend, run_dir: RunDir, record: RunRecord) -> Trend:
     Only new lines are read. Where an earlier step was made again, all are read anew, so that those
     behind it count no more.
     """
-    metrics, since = MetricsFile(run_dir.metrics), iso_to_unix_s(record.started_at or record.created_at)
+    metrics, since = (
+        MetricsFile(run_dir.metrics),
+        iso_to_unix_s(record.started_at or record.created_at),
+    )
     try:
         steps, position = metrics.read_from(trend.position)
         if position < trend.position or (steps and steps[0]["step"] <= trend.last_step):

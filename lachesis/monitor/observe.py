@@ -1,5 +1,6 @@
-"""One look at the living runs: their processes, what their services answer, and what they have written. All at the same
-time."""
+"""One look at the living runs: their processes, what their services answer, and what they have
+written. All at the same time.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from lachesis.runs.store import RunDir, RunRecord, RunStore
 
 RESPONSE_TIMEOUT_S = 2.0
 MAX_CONCURRENT_RUNS = 32
-"""Runs that are asked at the same time. The client looks through all that wait at each answer, so many would cost their
-square."""
+"""Runs that are asked at the same time. The client looks through all that wait at each answer, so
+many would cost their square.
+"""
 MAX_LAST_STEPS = 60
 """Last steps that are read of each run; a long one has thousands."""
 MAX_FIRST_STEPS = 20
@@ -33,7 +35,9 @@ Json = dict[str, Any]
 
 @dataclass
 class Observation:
-    """What was seen of one run. An answer that did not come is None; `states` is the system's word for each process."""
+    """What was seen of one run. An answer that did not come is None; `states` is the system's word
+    for each process.
+    """
 
     record: RunRecord
     run_dir: RunDir
@@ -56,13 +60,21 @@ class Observation:
 
     @property
     def budget_usage(self) -> BudgetUsage:
-        return compute_budget_usage(self.record, self.last_steps[-1] if self.last_steps else {}, live=(self.trainer_health or {}).get("spent"))
+        return compute_budget_usage(
+            self.record,
+            self.last_steps[-1] if self.last_steps else {},
+            live=(self.trainer_health or {}).get("spent"),
+        )
 
 
 def observe_runs(store: RunStore, records: list[RunRecord]) -> list[Observation]:
     """In the order of the records. A run whose files cannot be read is seen with what there is."""
     observations = [observe_files(store, record) for record in records]
-    asyncio.run(_query_all_services([observation for observation in observations if not observation.record.has_ended]))
+    asyncio.run(
+        _query_all_services(
+            [observation for observation in observations if not observation.record.has_ended]
+        )
+    )
     return observations
 
 
@@ -78,12 +90,19 @@ def observe_files(store: RunStore, record: RunRecord) -> Observation:
 
 def _read_files(observation: Observation) -> None:
     observation.observed_at = time.time()
-    pids = {"flow": observation.record.flow_pid} | {name: service.pid for name, service in observation.record.services.items()}
+    pids = {"flow": observation.record.flow_pid} | {
+        name: service.pid for name, service in observation.record.services.items()
+    }
     observation.process_states = {name: read_process_state(pid) for name, pid in pids.items()}
-    observation.environment_counts = read_all_counts(observation.run_dir.counters_files, since=observation.record.attempt_start_unix_s)
+    observation.environment_counts = read_all_counts(
+        observation.run_dir.counters_files, since=observation.record.attempt_start_unix_s
+    )
     with contextlib.suppress(OSError):
         metrics = MetricsFile(observation.run_dir.metrics)
-        observation.last_steps, observation.first_steps = metrics.tail(MAX_LAST_STEPS), metrics.head(MAX_FIRST_STEPS)
+        observation.last_steps, observation.first_steps = (
+            metrics.tail(MAX_LAST_STEPS),
+            metrics.head(MAX_FIRST_STEPS),
+        )
     try:
         observation.config = RunConfig.from_yaml(observation.run_dir.config)
         observation.limits = observation.config.limits
@@ -95,18 +114,24 @@ def read_process_state(pid: int | None) -> str:
     """psutil's word, such as running, sleeping or stopped; "gone" when there is no such process."""
     try:
         return str(psutil.Process(pid).status()) if pid else "gone"
-    except (psutil.Error, ValueError, OverflowError):  # the latter for a number that is no process id
+    except (psutil.Error, ValueError, OverflowError):
+        # the latter for a number that is no process id
         return "gone"
 
 
 async def _query_all_services(observations: list[Observation]) -> None:
-    connection_limits, semaphore = httpx.Limits(max_connections=None, max_keepalive_connections=0), asyncio.Semaphore(MAX_CONCURRENT_RUNS)
+    connection_limits, semaphore = (
+        httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        asyncio.Semaphore(MAX_CONCURRENT_RUNS),
+    )
 
     async def query_in_turn(observation: Observation) -> None:
         async with semaphore:
             await _query_services(client, observation)
 
-    async with httpx.AsyncClient(timeout=RESPONSE_TIMEOUT_S, trust_env=False, limits=connection_limits) as client:
+    async with httpx.AsyncClient(
+        timeout=RESPONSE_TIMEOUT_S, trust_env=False, limits=connection_limits
+    ) as client:
         await asyncio.gather(*map(query_in_turn, observations))
 
 
@@ -116,12 +141,18 @@ async def _query_services(client: httpx.AsyncClient, observation: Observation) -
         _get_json(client, observation, "api", "/counts"),
         _get_json(client, observation, "engine", "/api/v1/healthz"),
     )
-    observation.is_engine_alive = None if "engine" not in observation.record.services else engine_body is not None
+    observation.is_engine_alive = (
+        None if "engine" not in observation.record.services else engine_body is not None
+    )
     observation.observed_at = time.time()
 
 
-async def _get_json(client: httpx.AsyncClient, observation: Observation, service: str, path: str) -> Json | None:
-    """The answer; {} for one that is no JSON object, as also a refusal shows that somebody is there."""
+async def _get_json(
+    client: httpx.AsyncClient, observation: Observation, service: str, path: str
+) -> Json | None:
+    """The answer; {} for one that is no JSON object, as also a refusal shows that somebody is
+    there.
+    """
     port = getattr(observation.record.services.get(service), "port", None)
     if port is None:
         return None

@@ -1,6 +1,8 @@
-"""What a tick shows in the Prefect UI: per run a report, a table and its progress, and one overview of all runs.
+"""What a tick shows in the Prefect UI: per run a report, a table and its progress, and one overview
+of all runs.
 
-Each is made once and then changed in place: a new version of an artifact costs the database ten kilobytes, a change none.
+Each is made once and then changed in place: a new version of an artifact costs the database ten
+kilobytes, a change none.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 MAX_PUBLISH_S = 2.5
-"""Seconds that one tick spends on publishing; runs that find no place are the first of the next tick."""
+"""Seconds that one tick spends on publishing; runs that find no place are the first of the next
+tick.
+"""
 MAX_CURVE_POINTS = 200
 MAX_OVERVIEW_ROWS = 200
 
@@ -33,20 +37,28 @@ class Publisher:
         self.home = home
 
     def publish(self, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]) -> int:
-        """The overview, then the runs whose report is oldest; how many of them. Raises LachesisError."""
+        """The overview, then the runs whose report is oldest; how many of them. Raises
+        LachesisError.
+        """
         deadline, num_published = time.monotonic() + MAX_PUBLISH_S, 0
         with PrefectApi().reuse_connection() as api:
             self._publish_overview(api, watched_runs, records)
-            for watched in sorted(watched_runs, key=lambda watched: (not watched.messages, watched.memory.published_at)):
+            for watched in sorted(
+                watched_runs,
+                key=lambda watched: (not watched.messages, watched.memory.published_at),
+            ):
                 if time.monotonic() > deadline and not watched.record.has_ended:
                     continue
                 if watched.record.flow_run_id is not None:
-                    watched.memory.published_at = time.time()  # before it: one that cannot be published lets the others go first
+                    # before it: one that cannot be published lets the others go first
+                    watched.memory.published_at = time.time()
                     num_published += self._try_publish_run(api, watched)
         return num_published
 
     def _try_publish_run(self, api: PrefectApi, watched: WatchedRun) -> bool:
-        """Whether it could be; what is wrong with one run keeps the others from nothing. Raises ServerDownError."""
+        """Whether it could be; what is wrong with one run keeps the others from nothing. Raises
+        ServerDownError.
+        """
         try:
             self.publish_run(api, watched)
         except ServerDownError:
@@ -61,9 +73,17 @@ class Publisher:
         record, steps = watched.record, MetricsFile(watched.observation.run_dir.metrics).read()
         steps_done = steps[-1]["step"] if steps else 0
         content: dict[str, tuple[str, Any, str]] = {
-            "report": ("markdown", artifact_content.render_report(watched, _select_curve_steps(steps)), "How the run learns, and its last words"),
+            "report": (
+                "markdown",
+                artifact_content.render_report(watched, _select_curve_steps(steps)),
+                "How the run learns, and its last words",
+            ),
             "status": ("table", artifact_content.build_status_rows(watched), "The run's processes"),
-            "progress": ("progress", min(100.0, round(100 * steps_done / record.total_steps, 1)), "Training steps"),
+            "progress": (
+                "progress",
+                min(100.0, round(100 * steps_done / record.total_steps, 1)),
+                "Training steps",
+            ),
         }
         for name, (kind, data, caption) in content.items():
             artifact_id = watched.memory.artifacts.get(name)
@@ -77,7 +97,9 @@ class Publisher:
             )
         watched.is_published = True
 
-    def _publish_overview(self, api: PrefectApi, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]) -> None:
+    def _publish_overview(
+        self, api: PrefectApi, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]
+    ) -> None:
         file = self.home / "monitor.json"
         try:
             stored = json.loads(file.read_text())
@@ -85,8 +107,18 @@ class Publisher:
             stored = None
         artifact_ids = stored if isinstance(stored, dict) else {}
         fresh_records = {watched.record.run_id: watched.record for watched in watched_runs}
-        rows = [artifact_content.build_overview_row(fresh_records.get(record.run_id, record)) for record in records[:MAX_OVERVIEW_ROWS]]
-        artifact_id = api.upsert_artifact(None, key="lachesis-runs", kind="table", data=rows, description="All runs", artifact_id=artifact_ids.get(api.url))
+        rows = [
+            artifact_content.build_overview_row(fresh_records.get(record.run_id, record))
+            for record in records[:MAX_OVERVIEW_ROWS]
+        ]
+        artifact_id = api.upsert_artifact(
+            None,
+            key="lachesis-runs",
+            kind="table",
+            data=rows,
+            description="All runs",
+            artifact_id=artifact_ids.get(api.url),
+        )
         if artifact_ids.get(api.url) != artifact_id:
             write_private(file, json.dumps({api.url: artifact_id}))
 

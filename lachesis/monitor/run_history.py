@@ -19,7 +19,14 @@ from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
-SEVERITY: dict[str, int] = {"healthy": 0, "too early": 0, "unknown": 0, "not learning": 1, "suspect": 1, "broken": 2}
+SEVERITY: dict[str, int] = {
+    "healthy": 0,
+    "too early": 0,
+    "unknown": 0,
+    "not learning": 1,
+    "suspect": 1,
+    "broken": 2,
+}
 """How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
 `broken` may, where `limits.on_broken` is `stop`."""
 MIN_JUDGED_STEPS = 5
@@ -87,7 +94,9 @@ class RunFacts:
 
     def find_checkpoint_near(self, step: int) -> int | None:
         """Return the newest checkpoint that is not after `step`, else the oldest one."""
-        earlier = [checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step]
+        earlier = [
+            checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step
+        ]
         return max(earlier) if earlier else min(self.checkpoints, default=None)
 
     def format_stop_prefix(self) -> str:
@@ -97,7 +106,11 @@ class RunFacts:
     def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
         """Return the command that trains anew, with the edits that the profile allows."""
         argv = ["lachesis", "train", self.environment]
-        argv += [argument for environment in self.additional_environments for argument in ("--with", environment)]
+        argv += [
+            argument
+            for environment in self.additional_environments
+            for argument in ("--with", environment)
+        ]
         argv += ["--profile", self.profile] if self.profile != "embedded" else []
         if start_from is not None:
             argv += ["--from", f"{self.run_id}@{start_from}"]

@@ -1,8 +1,9 @@
 """What a run is waiting for, since when, and whether that is too long. Pure functions on one look.
 
-The part that is named is the one that has to move next: environment, sampler, API queue, rollouts, forward_backward,
-optim_step, checkpoint, or a process that does not answer. A run that waits for an evaluation after
-its last step has not stalled: the trainer itself limits that wait."""
+The part that is named is the one that has to move next: environment, sampler, API queue, rollouts,
+forward_backward, optim_step, checkpoint, or a process that does not answer. A run that waits for an
+evaluation after its last step has not stalled: the trainer itself limits that wait.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forwar
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
 MAX_PHASE_SLOWDOWN = 5.0
 """A phase may take so many times its usual length before it counts as a stall."""
-SERVICE_TITLES = {"trainer": "the inference server", "api": "the Atropos API", "engine": "the engine"}
+SERVICE_TITLES = {
+    "trainer": "the inference server",
+    "api": "the Atropos API",
+    "engine": "the engine",
+}
 
 
 class Stall(BaseModel):
@@ -32,73 +37,139 @@ class Stall(BaseModel):
     evidence: str
 
 
-def find_stall(observation: Observation, silent_since: dict[str, float], *, has_clock_changed: bool = False) -> Stall | None:
-    """The stall of a run that trains, or None. `silent_since` says since when a service has not answered, by earlier looks.
-    After somebody has set the time, times from before it say nothing."""
+def find_stall(
+    observation: Observation, silent_since: dict[str, float], *, has_clock_changed: bool = False
+) -> Stall | None:
+    """The stall of a run that trains, or None. `silent_since` says since when a service has not
+    answered, by earlier looks. After somebody has set the time, times from before it say nothing.
+    """
     if observation.record.status != "running" or observation.record.phase != "training":
         return None
     stopped = _find_stopped_process(observation, silent_since)
-    return stopped if stopped or has_clock_changed else _find_silent_service(observation, silent_since) or _find_slow_phase(observation)
+    return (
+        stopped
+        if stopped or has_clock_changed
+        else _find_silent_service(observation, silent_since) or _find_slow_phase(observation)
+    )
 
 
 def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
     """A process that somebody or something has stopped; it needs no patience to be sure."""
     role_order = ("environment", "trainer", "api", "engine", "flow")
-    stopped = [name for service_role in role_order for name, state in observation.process_states.items() if get_service_role(name) == service_role and state in STOPPED_STATES]
+    stopped = [
+        name
+        for service_role in role_order
+        for name, state in observation.process_states.items()
+        if get_service_role(name) == service_role and state in STOPPED_STATES
+    ]
     if not stopped:
         return None
     first_stopped = stopped[0]
-    since = (observation.environment_counts or {}).get("at") if get_service_role(first_stopped) == "environment" else silent_since.get(first_stopped)
-    pid_by_name = {"flow": observation.record.flow_pid} | {name: service.pid for name, service in observation.record.services.items()}
+    since = (
+        (observation.environment_counts or {}).get("at")
+        if get_service_role(first_stopped) == "environment"
+        else silent_since.get(first_stopped)
+    )
+    pid_by_name = {"flow": observation.record.flow_pid} | {
+        name: service.pid for name, service in observation.record.services.items()
+    }
     pid_list = ", ".join(f"{name} (pid {pid_by_name[name]})" for name in stopped)
-    continue_command = f"`kill -CONT {' '.join(str(pid_by_name[name]) for name in stopped)}` lets it go on"
-    return _make_stall(first_stopped, since or observation.observed_at, f"stopped by a signal: {pid_list}; {continue_command}")
+    continue_command = (
+        f"`kill -CONT {' '.join(str(pid_by_name[name]) for name in stopped)}` lets it go on"
+    )
+    return _make_stall(
+        first_stopped,
+        since or observation.observed_at,
+        f"stopped by a signal: {pid_list}; {continue_command}",
+    )
 
 
 def _find_silent_service(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
     for name, title in SERVICE_TITLES.items():
         since = silent_since.get(name)
-        if since is not None and observation.observed_at - since >= observation.limits.stall_after_s:
-            return _make_stall(name, since, f"{title} has not answered for {observation.observed_at - since:.0f} s")
+        if (
+            since is not None
+            and observation.observed_at - since >= observation.limits.stall_after_s
+        ):
+            return _make_stall(
+                name, since, f"{title} has not answered for {observation.observed_at - since:.0f} s"
+            )
     return None
 
 
 def _find_slow_phase(observation: Observation) -> Stall | None:
     trainer_health = observation.trainer_health or {}
     phase, since = trainer_health.get("waiting_for"), trainer_health.get("since")
-    if phase not in PHASE_TIME_KEYS or not isinstance(since, int | float) or observation.observed_at - since < observation.limits.stall_after_s:
+    if (
+        phase not in PHASE_TIME_KEYS
+        or not isinstance(since, int | float)
+        or observation.observed_at - since < observation.limits.stall_after_s
+    ):
         return None
     waiting_text = f"no batch for {observation.observed_at - since:.0f} s"
-    if phase == "rollouts" and observation.environment_counts and observation.observed_at - observation.environment_counts["at"] > observation.limits.stall_after_s:
-        silent_s = observation.observed_at - observation.environment_counts["at"]  # it beats every two seconds, whatever it waits for
-        return _make_stall("environment", observation.environment_counts["at"], f"{waiting_text}; its process gives no sign of life since {silent_s:.0f} s")
+    if (
+        phase == "rollouts"
+        and observation.environment_counts
+        and observation.observed_at - observation.environment_counts["at"]
+        > observation.limits.stall_after_s
+    ):
+        # it beats every two seconds, whatever it waits for
+        silent_s = observation.observed_at - observation.environment_counts["at"]
+        return _make_stall(
+            "environment",
+            observation.environment_counts["at"],
+            f"{waiting_text}; its process gives no sign of life since {silent_s:.0f} s",
+        )
     if observation.observed_at - since < _compute_patience_s(observation, phase):
         return None
     if phase == "rollouts":
         return _explain_missing_batch(observation, since, waiting_text)
-    server_text = " of the engine" if observation.is_engine_alive is not None else " of the Tinker server"
+    server_text = (
+        " of the engine" if observation.is_engine_alive is not None else " of the Tinker server"
+    )
     awaited = {
         "forward_backward": "the answer",
         "optim_step": "the answer",
         "sampler": "new sampling weights",
         "checkpoint": "a save",
     }
-    return _make_stall(phase, since, f"the trainer waits for {awaited[phase]}{server_text} since {observation.observed_at - since:.0f} s")
+    return _make_stall(
+        phase,
+        since,
+        f"the trainer waits for {awaited[phase]}{server_text} since {observation.observed_at - since:.0f} s",
+    )
 
 
 def _compute_patience_s(observation: Observation, phase: str) -> float:
     """Before there is a usual length, a first batch of long answers may take its time."""
-    durations_s = [step[PHASE_TIME_KEYS[phase]] for step in observation.last_steps if step.get(PHASE_TIME_KEYS[phase])]
-    return max(observation.limits.stall_after_s, MAX_PHASE_SLOWDOWN * (statistics.median(durations_s) if durations_s else observation.limits.stall_after_s))
+    durations_s = [
+        step[PHASE_TIME_KEYS[phase]]
+        for step in observation.last_steps
+        if step.get(PHASE_TIME_KEYS[phase])
+    ]
+    return max(
+        observation.limits.stall_after_s,
+        MAX_PHASE_SLOWDOWN
+        * (statistics.median(durations_s) if durations_s else observation.limits.stall_after_s),
+    )
 
 
 def _explain_missing_batch(observation: Observation, since: float, waiting_text: str) -> Stall:
     """The trainer waits for a batch; who keeps it waiting."""
-    counts, max_wait_s = observation.environment_counts, _compute_patience_s(observation, "rollouts")
+    counts, max_wait_s = (
+        observation.environment_counts,
+        _compute_patience_s(observation, "rollouts"),
+    )
     if counts is None:
-        return _make_stall("environment", since, f"{waiting_text}; the environment has not told anything of itself")
+        return _make_stall(
+            "environment", since, f"{waiting_text}; the environment has not told anything of itself"
+        )
     for kind, part, template in (
-        ("request", "sampler", "{n} requests for samples are unanswered, the oldest for {age:.0f} s"),
+        (
+            "request",
+            "sampler",
+            "{n} requests for samples are unanswered, the oldest for {age:.0f} s",
+        ),
         ("item", "environment", "get_next_item() has not returned for {age:.0f} s"),
         (
             "group",
@@ -108,30 +179,64 @@ def _explain_missing_batch(observation: Observation, since: float, waiting_text:
     ):
         oldest_since = counts.get(f"{kind}_since")
         if oldest_since and observation.observed_at - oldest_since > max_wait_s:
-            detail = template.format(n=counts.get(f"in_{kind}", 0), age=observation.observed_at - oldest_since)
+            detail = template.format(
+                n=counts.get(f"in_{kind}", 0), age=observation.observed_at - oldest_since
+            )
             return _make_stall(part, oldest_since, f"{waiting_text}; {detail}")
     return _explain_missing_groups(observation, counts, since, waiting_text, max_wait_s)
 
 
-def _explain_missing_groups(observation: Observation, counts: Json, since: float, waiting_text: str, max_wait_s: float) -> Stall:
+def _explain_missing_groups(
+    observation: Observation, counts: Json, since: float, waiting_text: str, max_wait_s: float
+) -> Stall:
     last_group_at, api_counts = counts.get("group_at"), observation.api_counts or {}
     if api_counts.get("refused"):
-        return _make_stall("API queue", since, f"{waiting_text}; the API has refused {api_counts['refused']} groups: {api_counts.get('refusal')}")
+        return _make_stall(
+            "API queue",
+            since,
+            f"{waiting_text}; the API has refused {api_counts['refused']} groups: {api_counts.get('refusal')}",
+        )
     if not last_group_at or observation.observed_at - last_group_at > max_wait_s:
-        errors = "; ".join(f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items())
+        errors = "; ".join(
+            f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items()
+        )
         reason = errors or f"{counts.get('empty', 0)} groups were empty"
-        return _make_stall("environment", last_group_at or since, f"{waiting_text}; the environment gives no usable group: {reason}")
+        return _make_stall(
+            "environment",
+            last_group_at or since,
+            f"{waiting_text}; the environment gives no usable group: {reason}",
+        )
     if blocking_environment := api_counts.get("turn"):
-        return _make_stall("environment", last_group_at, f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other environment may fill")
+        return _make_stall(
+            "environment",
+            last_group_at,
+            f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other environment may fill",
+        )
     queued = {**(api_counts.get("buffered") or {}), **(api_counts.get("queued") or {})}
     if queued:
         queued_text = ", ".join(f"{count} of {group_size}" for group_size, count in queued.items())
-        requirement = f"a batch takes exactly {api_counts.get('batch_size')} rollouts of whole groups"
-        return _make_stall("API queue", since, f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: {requirement}")
+        requirement = (
+            f"a batch takes exactly {api_counts.get('batch_size')} rollouts of whole groups"
+        )
+        return _make_stall(
+            "API queue",
+            since,
+            f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: {requirement}",
+        )
     dropped = counts.get("dropped") or 0
-    drop_note = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores" if dropped else ""
-    return _make_stall("rollouts", since, f"{waiting_text}, while the environment makes groups{drop_note}")
+    drop_note = (
+        f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
+        if dropped
+        else ""
+    )
+    return _make_stall(
+        "rollouts", since, f"{waiting_text}, while the environment makes groups{drop_note}"
+    )
 
 
 def _make_stall(part: str, since: float, evidence: str) -> Stall:
-    return Stall(part=part, since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"), evidence=evidence)
+    return Stall(
+        part=part,
+        since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"),
+        evidence=evidence,
+    )

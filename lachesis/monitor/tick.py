@@ -1,6 +1,8 @@
-"""One tick of the monitor: look at all living runs, judge them, do what their policies say, and publish.
+"""One tick of the monitor: look at all living runs, judge them, do what their policies say, and
+publish.
 
-Nothing is remembered in the process: what a tick must know of the one before lies in the run's `monitor.json`.
+Nothing is remembered in the process: what a tick must know of the one before lies in the run's
+`monitor.json`.
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lachesis.base.errors import ServerDownError
-from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.judgement import build_health_entry, judge_observation
+from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory
 from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.publish import Publisher
+from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
-from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit_run
 from lachesis.runs import cleanup, leftovers
-from lachesis.runs.budgets import find_exceeded_budget, compute_budget_shares
+from lachesis.runs.budgets import compute_budget_shares, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.store import RunDir, RunRecord, RunStore, seconds_between
 
@@ -31,11 +33,14 @@ Json = dict[str, Any]
 MAX_AUTO_RESUMES = 3
 """A run that stalls again and again is stopped in the end."""
 WATCH_AFTER_END_S = 900.0
-"""A run that ended is looked after for so long: its last report, and what it may have left behind."""
+"""A run that ended is looked after for so long: its last report, and what it may have left behind.
+"""
 MIN_CLOCK_JUMP_S = 30.0
 """A clock that moves so far against the monotonic one was set, or the host slept."""
 MAX_STOPPING_S = 300.0
-"""Longer than the services of a run take to end, the trainer at the cloud among them; who holds it after that is stuck."""
+"""Longer than the services of a run take to end, the trainer at the cloud among them; who holds it
+after that is stuck.
+"""
 
 
 @dataclass
@@ -63,8 +68,9 @@ class Monitor:
         self.store = store
 
     def tick(self) -> list[WatchedRun]:
-        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but publishing from being done, and
-        what goes wrong with one run keeps the others from nothing."""
+        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but
+        publishing from being done, and what goes wrong with one run keeps the others from nothing.
+        """
         records, warning = launcher.refresh_runs(self.store, self.store.scan()[0])
         if warning:
             log.warning("%s", warning)
@@ -84,8 +90,14 @@ class Monitor:
         except Exception as error:
             log.warning("not everything was published: %s", error)
         for watched in watched_runs:
-            is_over = watched.record.has_ended and not watched.record.resume_wanted and not watched.observation.run_dir.is_alive()
-            watched.memory.final = is_over and (watched.is_published or watched.record.flow_run_id is None)
+            is_over = (
+                watched.record.has_ended
+                and not watched.record.resume_wanted
+                and not watched.observation.run_dir.is_alive()
+            )
+            watched.memory.final = is_over and (
+                watched.is_published or watched.record.flow_run_id is None
+            )
             self._save_memory(watched)
             for message in watched.messages:
                 log.info("run %s: %s", watched.record.run_id, message)
@@ -101,8 +113,9 @@ class Monitor:
         return watched_runs
 
     def publish_final_report(self, run_id: str) -> None:
-        """Judge and publish a run that has just ended, without waiting for the next tick, which looks for what it may have left
-        behind. Raises LachesisError."""
+        """Judge and publish a run that has just ended, without waiting for the next tick, which
+        looks for what it may have left behind. Raises LachesisError.
+        """
         watched = self._judge(observe_runs(self.store, [self.store.load(run_id)])[0])
         self._write_health(watched)
         with PrefectApi().reuse_connection() as api:
@@ -112,30 +125,58 @@ class Monitor:
     def _should_watch(self, record: RunRecord) -> bool:
         if not record.has_ended:
             return record.status != "pending"
-        is_recent = record.ended_at is not None and seconds_between(record.ended_at) < WATCH_AFTER_END_S
-        return record.resume_wanted or (is_recent and not load_memory(self.store.dir(record.run_id)).final)
+        is_recent = (
+            record.ended_at is not None and seconds_between(record.ended_at) < WATCH_AFTER_END_S
+        )
+        return record.resume_wanted or (
+            is_recent and not load_memory(self.store.dir(record.run_id)).final
+        )
 
-    # --- judge ------------------------------------------------------------------------------------------------------
+    # --- judge
+    # ------------------------------------------------------------------------------------------------------
 
     def _judge(self, observation: Observation) -> WatchedRun:
         memory = load_memory(observation.run_dir, observation.record)
-        has_answered = {"trainer": observation.trainer_health is not None, "api": observation.api_counts is not None, "engine": observation.is_engine_alive is not False}
+        has_answered = {
+            "trainer": observation.trainer_health is not None,
+            "api": observation.api_counts is not None,
+            "engine": observation.is_engine_alive is not False,
+        }
         has_clock_changed = _has_clock_changed(memory, observation.limits.stall_after_s)
         if observation.record.status == "running" and not has_clock_changed:
             silent_services = [name for name, ok in has_answered.items() if not ok]
-            memory.silent_since = {name: memory.silent_since.get(name, observation.observed_at) for name in silent_services}
+            memory.silent_since = {
+                name: memory.silent_since.get(name, observation.observed_at)
+                for name in silent_services
+            }
         stall = find_stall(observation, memory.silent_since, has_clock_changed=has_clock_changed)
         health = judge_observation(observation, memory)
         messages = [observation.problem] if observation.problem else []
-        return WatchedRun(observation, memory, health, stall, compute_budget_shares(observation.limits, observation.budget_usage), messages)
+        return WatchedRun(
+            observation,
+            memory,
+            health,
+            stall,
+            compute_budget_shares(observation.limits, observation.budget_usage),
+            messages,
+        )
 
-    # --- act --------------------------------------------------------------------------------------------------------
+    # --- act
+    # --------------------------------------------------------------------------------------------------------
 
     def _apply_policies(self, watched: WatchedRun) -> None:
         record, observation = watched.record, watched.observation
         if record.has_ended:
-            has_crashed = record.status == "failed" and record.healthy_at is not None and record.stop_reason is None
-            should_resume = has_crashed and observation.limits.on_crash == "resume" and record.auto_resumes < MAX_AUTO_RESUMES
+            has_crashed = (
+                record.status == "failed"
+                and record.healthy_at is not None
+                and record.stop_reason is None
+            )
+            should_resume = (
+                has_crashed
+                and observation.limits.on_crash == "resume"
+                and record.auto_resumes < MAX_AUTO_RESUMES
+            )
             if record.resume_wanted or should_resume:
                 self._resume_run(watched)
         elif record.status == "running":
@@ -151,15 +192,25 @@ class Monitor:
         self._emit_changes(watched)
         self._write_health(watched)
 
-    def _request_stop(self, watched: WatchedRun, reason: str, *, should_resume: bool = False) -> None:
+    def _request_stop(
+        self, watched: WatchedRun, reason: str, *, should_resume: bool = False
+    ) -> None:
         launcher.cancel_run(self.store, watched.record, reason)
-        if should_resume:  # after it: a run that could not be asked to end must not be resumed one day
+        # after it: a run that could not be asked to end must not be resumed one day
+        if should_resume:
             self.store.update(watched.record.run_id, resume_wanted=True)
-        watched.messages.append(f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: {reason}")
+        watched.messages.append(
+            f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: {reason}"
+        )
 
     def _apply_stall_policy(self, watched: WatchedRun, stall: Stall) -> None:
-        reason, policy = f"stalled: {stall.part} since {stall.since}; {stall.evidence}", watched.observation.limits.on_stall
-        if policy == "stop" or (policy == "resume" and watched.record.auto_resumes >= MAX_AUTO_RESUMES):
+        reason, policy = (
+            f"stalled: {stall.part} since {stall.since}; {stall.evidence}",
+            watched.observation.limits.on_stall,
+        )
+        if policy == "stop" or (
+            policy == "resume" and watched.record.auto_resumes >= MAX_AUTO_RESUMES
+        ):
             self._request_stop(watched, reason)
         elif policy == "resume":
             self._request_stop(watched, reason, should_resume=True)
@@ -173,44 +224,79 @@ class Monitor:
             return
         num_resumes = record.auto_resumes + 1
         newest_checkpoint = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
-        outcome = f"resumed from its checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else "begun again, as it has no checkpoint"
+        outcome = (
+            f"resumed from its checkpoint of step {newest_checkpoint.step}"
+            if newest_checkpoint
+            else "begun again, as it has no checkpoint"
+        )
         resubmit_run(self.store, record, auto_resumes=num_resumes)
-        watched.messages.append(f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)")
+        watched.messages.append(
+            f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)"
+        )
 
     def _end_stuck_processes(self, watched: WatchedRun) -> None:
         """A run whose end takes longer than any of its services may: end what of it still holds it."""
         watched.memory.held_since = watched.memory.held_since or time.monotonic()
         if time.monotonic() - watched.memory.held_since > MAX_STOPPING_S:
             run_dir = watched.observation.run_dir
-            flow_processes = set(cleanup.find_flow_processes(self.store.home))  # another one may have opened the file, such as a backup
-            stuck_processes = [process for process in leftovers.find_lock_holders(run_dir.lock) if process in flow_processes]
+            # another one may have opened the file, such as a backup
+            flow_processes = set(cleanup.find_flow_processes(self.store.home))
+            stuck_processes = [
+                process
+                for process in leftovers.find_lock_holders(run_dir.lock)
+                if process in flow_processes
+            ]
             stuck_processes += leftovers.find_processes(run_dir.path).get(run_dir.path, [])
-            watched.messages += [f"ended what held it too long: {description}" for description in leftovers.terminate_processes(stuck_processes)]
+            watched.messages += [
+                f"ended what held it too long: {description}"
+                for description in leftovers.terminate_processes(stuck_processes)
+            ]
 
     def _end_leftovers(self, watched_runs: list[WatchedRun]) -> None:
-        """Processes of runs and inference tests whose flow and reaper are gone, and what such a run did not finish."""
-        ended_runs = {watched.observation.run_dir.path: watched for watched in watched_runs if watched.record.has_ended}
+        """Processes of runs and inference tests whose flow and reaper are gone, and what such a run
+        did not finish.
+        """
+        ended_runs = {
+            watched.observation.run_dir.path: watched
+            for watched in watched_runs
+            if watched.record.has_ended
+        }
         for watched in ended_runs.values():
             if not watched.observation.run_dir.is_alive():
-                watched.messages += [leftover.clean_up() for leftover in cleanup.find_run_leftovers(watched.observation.run_dir, watched.record)]
+                watched.messages += [
+                    leftover.clean_up()
+                    for leftover in cleanup.find_run_leftovers(
+                        watched.observation.run_dir, watched.record
+                    )
+                ]
         for path, processes in leftovers.find_processes(self.store.home).items():
             owner = ended_runs.get(path)
-            if (owner is None and path.parent == self.store.root) or RunDir(path.parent, path.name).is_alive():
+            if (owner is None and path.parent == self.store.root) or RunDir(
+                path.parent, path.name
+            ).is_alive():
                 continue  # a run that lives, or is being started
-            messages = [f"ended what it had left behind: {description}" for description in leftovers.terminate_processes(processes)]
+            messages = [
+                f"ended what it had left behind: {description}"
+                for description in leftovers.terminate_processes(processes)
+            ]
             if owner is not None:
                 owner.messages += messages
             else:
                 log.info("inference test %s: %s", path.name, "; ".join(messages))
 
-    # --- tell -------------------------------------------------------------------------------------------------------
+    # --- tell
+    # -------------------------------------------------------------------------------------------------------
 
     def _emit_changes(self, watched: WatchedRun) -> None:
         """Events for automations, once per stall and once per verdict."""
         stalled_part = watched.stall.part if watched.stall else None
         if stalled_part and stalled_part != watched.memory.stalled:
-            self._emit_event(watched, "stalled", watched.stall.model_dump() if watched.stall else {})
-            watched.messages.append(f"stalled in {stalled_part}: {watched.stall.evidence if watched.stall else ''}")
+            self._emit_event(
+                watched, "stalled", watched.stall.model_dump() if watched.stall else {}
+            )
+            watched.messages.append(
+                f"stalled in {stalled_part}: {watched.stall.evidence if watched.stall else ''}"
+            )
         if watched.health.word == "broken" and watched.memory.judged != "broken":
             self._emit_event(watched, "broken", watched.health.model_dump())
             watched.messages.append(f"learning is broken: {watched.health.evidence[0]}")
@@ -222,10 +308,17 @@ class Monitor:
             "prefect.resource.id": f"lachesis.run.{record.run_id}",
             "prefect.resource.name": f"{record.environment}-{record.run_id}",
         }
-        related = [{"prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}", "prefect.resource.role": "flow-run"}]
+        related = [
+            {
+                "prefect.resource.id": f"prefect.flow-run.{record.flow_run_id}",
+                "prefect.resource.role": "flow-run",
+            }
+        ]
         with contextlib.suppress(ServerDownError):
             event_payload = {"message": payload, "page": launcher.get_run_url(record) or ""}
-            PrefectApi().emit_event(f"lachesis.run.{event}", resource, related=related, payload=event_payload)
+            PrefectApi().emit_event(
+                f"lachesis.run.{event}", resource, related=related, payload=event_payload
+            )
 
     def _write_health(self, watched: WatchedRun) -> None:
         entry = build_health_entry(watched.observation, watched.health, watched.stall)
@@ -237,7 +330,9 @@ class Monitor:
 
 
 def _has_clock_changed(memory: MonitorMemory, patience_s: float) -> bool:
-    """Whether somebody has set the time lately: then what happened before it is no measure of how long anything takes."""
+    """Whether somebody has set the time lately: then what happened before it is no measure of how
+    long anything takes.
+    """
     monotonic_s, clock_offset_s = time.monotonic(), time.time() - time.monotonic()
     if memory.ahead_s is not None and abs(clock_offset_s - memory.ahead_s) > MIN_CLOCK_JUMP_S:
         memory.set_at, memory.silent_since = monotonic_s, {}

@@ -77,7 +77,10 @@ class RewardRise:
         """The same beyond the doubt that comes with looking many times."""
         if self.steps < MIN_CERTAIN_STEPS:
             return False
-        return self.slope > 2 * self.t_quantile * self.standard_error or self.contrast > MIN_CERTAIN_CONTRAST
+        return (
+            self.slope > 2 * self.t_quantile * self.standard_error
+            or self.contrast > MIN_CERTAIN_CONTRAST
+        )
 
     def compute_max_rise(self, steps: int) -> float:
         """Return the largest rise over so many steps that agrees with what was measured."""
@@ -156,7 +159,10 @@ class Trend(BaseModel):
         else:
             self.blocks.append((1, float(step), reward))
         if len(self.blocks) >= MAX_BLOCKS and self.blocks[-1][0] == self.block_steps:
-            self.blocks = [_merge_blocks(self.blocks[start : start + 2]) for start in range(0, len(self.blocks), 2)]
+            self.blocks = [
+                _merge_blocks(self.blocks[start : start + 2])
+                for start in range(0, len(self.blocks), 2)
+            ]
             self.block_steps *= 2
         self._update_noise_and_best(step)
 
@@ -184,7 +190,10 @@ class Trend(BaseModel):
             share=share,
             error=max((high - low) / (2 * 1.96), 1e-6),
             reward=statistics.fmean(self.recent),
-            reward_error=max(statistics.pstdev(self.recent) / math.sqrt(len(self.recent)), self.window_standard_error),
+            reward_error=max(
+                statistics.pstdev(self.recent) / math.sqrt(len(self.recent)),
+                self.window_standard_error,
+            ),
         )
         self.held_out.append(point)
         if len(self.held_out) > MAX_HELD_OUT_POINTS:
@@ -198,7 +207,11 @@ class Trend(BaseModel):
     @property
     def window_standard_error(self) -> float:
         """Standard error of a window's mean reward, from how successive parts differ."""
-        return math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW) if self.parts else 0.0
+        return (
+            math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
+            if self.parts
+            else 0.0
+        )
 
     def estimate_rise(self) -> RewardRise | None:
         """Return how the reward has changed, or None while there are too few steps."""
@@ -208,11 +221,22 @@ class Trend(BaseModel):
         times, means = [bin[1] / bin[0] for bin in bins], [bin[2] / bin[0] for bin in bins]
         slope, error = _fit_line(times, means)
         steps_per_bin = self.num_steps / len(bins)
-        bin_variance = statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(means)) / 2
+        bin_variance = (
+            statistics.fmean((after - before) ** 2 for before, after in itertools.pairwise(means))
+            / 2
+        )
         last_third = _merge_blocks(bins[-max(1, len(bins) // 3) :])
         difference = last_third[2] / last_third[0] - statistics.fmean(self.first)
-        contrast_error = math.sqrt(max(bin_variance * steps_per_bin, 1e-12) * (1 / last_third[0] + 1 / len(self.first)))
-        return RewardRise(self.num_steps, slope, error, _compute_t_quantile(len(bins) - 2), difference / contrast_error)
+        contrast_error = math.sqrt(
+            max(bin_variance * steps_per_bin, 1e-12) * (1 / last_third[0] + 1 / len(self.first))
+        )
+        return RewardRise(
+            self.num_steps,
+            slope,
+            error,
+            _compute_t_quantile(len(bins) - 2),
+            difference / contrast_error,
+        )
 
     def _gather_bins(self) -> list[tuple[int, float, float]]:
         """The blocks gathered into at most `BINS` parts of about equal length."""
@@ -234,7 +258,9 @@ def _merge_blocks(blocks: Sequence[tuple[int, float, float]]) -> tuple[int, floa
 def _fit_line(times: Sequence[float], means: Sequence[float]) -> tuple[float, float]:
     """Return the slope of the regression of means on times, and its standard error."""
     slope, intercept = statistics.linear_regression(times, means)
-    residual = math.fsum((mean - intercept - slope * time) ** 2 for time, mean in zip(times, means, strict=True))
+    residual = math.fsum(
+        (mean - intercept - slope * time) ** 2 for time, mean in zip(times, means, strict=True)
+    )
     centre = statistics.fmean(times)
     spread = math.fsum((time - centre) ** 2 for time in times)
     return slope, max(math.sqrt(residual / (len(times) - 2) / spread), 1e-12)
@@ -246,4 +272,9 @@ def _compute_t_quantile(degrees_of_freedom: int) -> float:
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees_of_freedom + second / degrees_of_freedom**2 + third / degrees_of_freedom**3
+    return (
+        z
+        + first / degrees_of_freedom
+        + second / degrees_of_freedom**2
+        + third / degrees_of_freedom**3
+    )

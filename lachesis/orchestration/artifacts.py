@@ -1,5 +1,6 @@
-"""Markdown and tables for the Prefect UI. What came from a model or an environment is shown as text and cannot become
-markup."""
+"""Markdown and tables for the Prefect UI. What came from a model or an environment is shown as text
+and cannot become markup.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,26 @@ MAX_CELL_CHARS = 600
 def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]) -> str:
     """Verdict, stages, models, forecast, and completions with their scores."""
     summary = (test.result or {}).get("summary", {})
-    word = summary.get("verdict") or ("works" if summary.get("environment_working") else "could not be tested")
-    lines = [f"# {escape_cell(test.request.environment)}: {word}", "", f"Test {test.test_id}, code {test.fingerprint}.", ""]
-    lines += render_table(["stage", "result", "seconds", "what"], [_make_stage_row(stage) for stage in test.model_dump()["stages"]])
+    word = summary.get("verdict") or (
+        "works" if summary.get("environment_working") else "could not be tested"
+    )
+    lines = [
+        f"# {escape_cell(test.request.environment)}: {word}",
+        "",
+        f"Test {test.test_id}, code {test.fingerprint}.",
+        "",
+    ]
+    lines += render_table(
+        ["stage", "result", "seconds", "what"],
+        [_make_stage_row(stage) for stage in test.model_dump()["stages"]],
+    )
     models = (test.result or {}).get("models_tested", [])
-    lines += ["", "## Models", "", *render_table(list(_MODEL_COLUMNS), [list(row.values()) for row in make_model_rows(test)])]
+    lines += [
+        "",
+        "## Models",
+        "",
+        *render_table(list(_MODEL_COLUMNS), [list(row.values()) for row in make_model_rows(test)]),
+    ]
     for model_result in models:
         for sentence in (model_result.get("verdict") or {}).get("evidence", []):
             lines.append(f"- {escape_cell(model_result['name'])}: {escape_cell(sentence)}")
@@ -31,7 +47,13 @@ def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]
         for group in groups:
             lines.append(f"**{escape_cell(str(group.get('prompt')))}**\n")
             pairs = zip(group["responses"], group["scores"], strict=False)
-            lines += [*render_table(["score", "response"], [[_format_number(score), str(text)] for text, score in list(pairs)[:4]]), ""]
+            lines += [
+                *render_table(
+                    ["score", "response"],
+                    [[_format_number(score), str(text)] for text, score in list(pairs)[:4]],
+                ),
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -55,7 +77,13 @@ def make_model_rows(test: InferenceTest) -> list[Json]:
     rows = []
     for model_result in (test.result or {}).get("models_tested", []):
         verdict = model_result.get("verdict") or {}
-        keys = ("reward_mean", "reward_spread", "zero_signal_share", "truncation_rate", "invalid_rate")
+        keys = (
+            "reward_mean",
+            "reward_spread",
+            "zero_signal_share",
+            "truncation_rate",
+            "invalid_rate",
+        )
         interval = model_result.get("accuracy_interval") or {}
         interval_text = f"{interval['low']:.3f} to {interval['high']:.3f}" if interval else None
         values = [
@@ -98,7 +126,9 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
     if not rows:
         return []
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    return lines + [f"| {' | '.join(escape_cell(_format_value(value)) for value in row)} |" for row in rows]
+    return lines + [
+        f"| {' | '.join(escape_cell(_format_value(value)) for value in row)} |" for row in rows
+    ]
 
 
 def escape_cell(text: Any) -> str:
@@ -106,11 +136,15 @@ def escape_cell(text: Any) -> str:
     plain = " ".join(str(text).split())
     short = plain if len(plain) <= MAX_CELL_CHARS else f"{plain[:MAX_CELL_CHARS]}…"
     escaped = html.escape(short, quote=False)
-    return "".join(f"\\{character}" if character in "\\`*_[]|#~" else character for character in escaped)
+    return "".join(
+        f"\\{character}" if character in "\\`*_[]|#~" else character for character in escaped
+    )
 
 
 def _format_value(value: Any) -> str:
-    return "–" if value is None else _format_number(value) if isinstance(value, float) else str(value)
+    return (
+        "–" if value is None else _format_number(value) if isinstance(value, float) else str(value)
+    )
 
 
 def _format_number(value: Any) -> str:
@@ -118,8 +152,10 @@ def _format_number(value: Any) -> str:
 
 
 def render_curve(values: Sequence[float | None], width: int = 640, height: int = 140) -> str:
-    """A line over equal steps as a Markdown image, or "" for fewer than two values. Drawn here, as a picture of a plotting
-    library takes a hundred times longer, and a look at all runs draws one for each."""
+    """A line over equal steps as a Markdown image, or "" for fewer than two values. Drawn here, as
+    a picture of a plotting library takes a hundred times longer, and a look at all runs draws one
+    for each.
+    """
     indexed_values = [(index, value) for index, value in enumerate(values) if value is not None]
     if len(indexed_values) < 2:
         return ""

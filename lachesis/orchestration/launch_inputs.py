@@ -1,7 +1,8 @@
 """What a launch takes from this machine: its base model, and examples to imitate first.
 
-On the embedded profile the default is a tiny model that was taught the form of the environment's answers: of `arithmetic`
-the one that knows sums, of another environment the newest that `lachesis model build --for ENVIRONMENT` has made.
+On the embedded profile the default is a tiny model that was taught the form of the environment's
+answers: of `arithmetic` the one that knows sums, of another environment the newest that `lachesis
+model build --for ENVIRONMENT` has made.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ class LaunchRequest:
     start_from: str | None = None
     """RUN or RUN@STEP, the checkpoint that the run begins from; see `lachesis.runs.fork`."""
     by_owner: bool = False
-    """Whether the owner of this machine asks, who may also set the fields that are locked for agents."""
+    """Whether the owner of this machine asks, who may also set the fields that are locked for
+    agents.
+    """
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the fields of the environment as whoever asks may edit them."""
         return ConfigFields(self.profile, schema, is_owner=self.by_owner)
 
 
-def find_base_model(launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path) -> str | None:
+def find_base_model(
+    launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path
+) -> str | None:
     """Return the base model of a launch, or None where the profile's own is taken.
 
     Args:
@@ -62,14 +67,16 @@ def find_base_model(launch: LaunchRequest, others: Iterable[str], origin: ForkSo
         return origin.config.openai.model_name
     if launch.profile != "embedded":
         return None
-    return str(find_taught_model([launch.environment, *others], home) or get_default_tiny_model_path(home))
+    return str(
+        find_taught_model([launch.environment, *others], home) or get_default_tiny_model_path(home)
+    )
 
 
 def resolve_model(name: str, home: Path) -> str:
     """Return the folder, or the name on the Hub, of the model that somebody named.
 
-    `embedded:` before a name is left out: it is served by the engine of this machine in any case. Raises ModelNotFoundError
-    for a folder that holds no model.
+    `embedded:` before a name is left out: it is served by the engine of this machine in any case.
+    Raises ModelNotFoundError for a folder that holds no model.
     """
     name = name.removeprefix(EMBEDDED)
     if name == TINY_MODEL:
@@ -105,7 +112,8 @@ def find_taught_model(environments: Sequence[str], home: Path) -> Path | None:
     folders = [
         folder
         for folder in paths.models_dir(home).glob(f"tiny-*-{digits}")
-        if folder.name[: -tiny_model_build.DIGEST_DIGITS] == prefix and (folder / "config.json").is_file()
+        if folder.name[: -tiny_model_build.DIGEST_DIGITS] == prefix
+        and (folder / "config.json").is_file()
     ]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
@@ -117,7 +125,8 @@ def _suits_tiny_model(environments: Sequence[str]) -> bool:
 def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> str | None:
     """Return why nobody should train this launch's model, or None.
 
-    The default model would stay at reward 0 to the last step where it was not taught the form of the answers.
+    The default model would stay at reward 0 to the last step where it was not taught the form of
+    the answers.
     """
     environments = list(config.build_environment_configs())
     if launch.profile != "embedded" or launch.model or launch.start_from:
@@ -135,15 +144,23 @@ def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> 
 
 
 def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
-    """Say which model is taken where nobody named one; None for the model of sums and for a model that was named."""
+    """Say which model is taken where nobody named one; None for the model of sums and for a model
+    that was named.
+    """
     folder = Path(model)
-    if launch.profile != "embedded" or launch.model or launch.start_from or folder.name.count("-") < 2:
+    if (
+        launch.profile != "embedded"
+        or launch.model
+        or launch.start_from
+        or folder.name.count("-") < 2
+    ):
         return None
     return f"nobody named a model, so the one taught on {folder.name[5 : -tiny_model_build.DIGEST_DIGITS - 1]} is taken: {model}"
 
 
 def require_loadable_model(model: str, home: Path, *, profile: str = "embedded") -> None:
-    """Raise ModelNotFoundError for a model that cannot be loaded here; the tiny one is built when it is needed.
+    """Raise ModelNotFoundError for a model that cannot be loaded here; the tiny one is built when
+    it is needed.
 
     Where training happens elsewhere only its tokenizer is loaded here.
     """

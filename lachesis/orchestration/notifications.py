@@ -1,7 +1,9 @@
-"""Notices: automations of the Prefect server that call a web address when a run fails, stalls, is stopped, or finishes.
+"""Notices: automations of the Prefect server that call a web address when a run fails, stalls, is
+stopped, or finishes.
 
-They live in the server, fire without any process of ours, and can be seen and changed on its page "Automations". The call's
-body is JSON with `event`, `run`, `message` and `page`."""
+They live in the server, fire without any process of ours, and can be seen and changed on its page
+"Automations". The call's body is JSON with `event`, `run`, `message` and `page`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,23 @@ WEBHOOK_BLOCK_NAME = "lachesis-webhook"
 AUTOMATION_TAG = "lachesis"
 TRAINING_FLOW_FILTER = {"prefect.resource.role": "flow", "prefect.resource.name": TRAINING_FLOW}
 _RUN_FIELDS = '"run":{{flow_run.name|default("",true)|tojson}},"message":{{flow_run.state.message|default("",true)|tojson}}'
-_STATE_BODY = '{"event":{{flow_run.state.name|tojson}},' + _RUN_FIELDS + ',"page":{{flow_run|ui_url|string|tojson}}}'
+_STATE_BODY = (
+    '{"event":{{flow_run.state.name|tojson}},'
+    + _RUN_FIELDS
+    + ',"page":{{flow_run|ui_url|string|tojson}}}'
+)
 _PAYLOAD_FIELDS = '"message":{{event.payload.message|tojson}},"page":{{event.payload.page|tojson}}}'
-_EVENT_BODY = '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},' + _PAYLOAD_FIELDS
+_EVENT_BODY = (
+    '{"event":{{event.event|tojson}},"run":{{event.resource.name|tojson}},' + _PAYLOAD_FIELDS
+)
 
 
 def make_automation_templates() -> list[Json]:
     """The automations, without their action."""
 
-    def make_template(name: str, description: str, expect: list[str], match: str, related: Json, payload: str) -> Json:
+    def make_template(
+        name: str, description: str, expect: list[str], match: str, related: Json, payload: str
+    ) -> Json:
         trigger = {
             "type": "event",
             "posture": "Reactive",
@@ -50,7 +60,14 @@ def make_automation_templates() -> list[Json]:
     stopped = ["prefect.flow-run.Cancelled"]
     states = [f"prefect.flow-run.{state}" for state in ("Failed", "Crashed")]
     return [
-        make_template("run failed", "A training run failed or crashed.", states, flow_run_pattern, TRAINING_FLOW_FILTER, _STATE_BODY),
+        make_template(
+            "run failed",
+            "A training run failed or crashed.",
+            states,
+            flow_run_pattern,
+            TRAINING_FLOW_FILTER,
+            _STATE_BODY,
+        ),
         make_template(
             "run stopped",
             "A training run was stopped: by somebody, a budget or a policy.",
@@ -59,17 +76,41 @@ def make_automation_templates() -> list[Json]:
             TRAINING_FLOW_FILTER,
             _STATE_BODY,
         ),
-        make_template("run finished", "A training run completed.", ["prefect.flow-run.Completed"], flow_run_pattern, TRAINING_FLOW_FILTER, _STATE_BODY),
-        make_template("run stalled", "A part of a run stands still.", ["lachesis.run.stalled"], run_pattern, {}, _EVENT_BODY),
-        make_template("run broken", "A run learns nothing.", ["lachesis.run.broken"], run_pattern, {}, _EVENT_BODY),
+        make_template(
+            "run finished",
+            "A training run completed.",
+            ["prefect.flow-run.Completed"],
+            flow_run_pattern,
+            TRAINING_FLOW_FILTER,
+            _STATE_BODY,
+        ),
+        make_template(
+            "run stalled",
+            "A part of a run stands still.",
+            ["lachesis.run.stalled"],
+            run_pattern,
+            {},
+            _EVENT_BODY,
+        ),
+        make_template(
+            "run broken",
+            "A run learns nothing.",
+            ["lachesis.run.broken"],
+            run_pattern,
+            {},
+            _EVENT_BODY,
+        ),
     ]
 
 
 def set_notifications(url: str) -> list[str]:
-    """Make the automations call this address, whether they are there already or not; their names. Raises ConfigError, or
-    ServerDownError."""
+    """Make the automations call this address, whether they are there already or not; their names.
+    Raises ConfigError, or ServerDownError.
+    """
     if not _is_web_address(url):
-        raise ConfigError(f"{shorten(url)!r} is no web address; allowed: http://… or https://…, without spaces and braces")
+        raise ConfigError(
+            f"{shorten(url)!r} is no web address; allowed: http://… or https://…, without spaces and braces"
+        )
     names = []
     with PrefectApi().reuse_connection() as api:
         block_id = api.upsert_webhook_block(WEBHOOK_BLOCK_NAME, url)
@@ -84,13 +125,22 @@ def set_notifications(url: str) -> list[str]:
 def _is_web_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        is_http_url = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_http_url = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+        )
     except ValueError:  # a port or an IPv6 address that is none
         return False
-    return is_http_url and re.search(r"[\s{}]", url) is None  # braces would be a template of the server
+    # braces would be a template of the server
+    return is_http_url and re.search(r"[\s{}]", url) is None
 
 
 def remove_notifications() -> list[str]:
     """Delete the automations; the names of those that were there. Raises ServerDownError."""
     with PrefectApi().reuse_connection() as api:
-        return [template["name"] for template in make_automation_templates() if api.delete_automations(template["name"])]
+        return [
+            template["name"]
+            for template in make_automation_templates()
+            if api.delete_automations(template["name"])
+        ]

@@ -1,7 +1,7 @@
 """The few calls to a Prefect server that this project needs, by plain HTTP with a short time limit.
 
-Prefect's own client is not used here: importing it takes two seconds, and during an outage of the server it blocks for
-minutes, in which a flow could not look after its services.
+Prefect's own client is not used here: importing it takes two seconds, and during an outage of the
+server it blocks for minutes, in which a flow could not look after its services.
 """
 
 from __future__ import annotations
@@ -39,23 +39,36 @@ Json = dict[str, Any]
 
 
 def read_server_info(home: Path | None = None) -> Json | None:
-    """What the launcher of this home has written: `api_url`, `ui_url`, `keys`, `max_runs`, `pids`; None when there is none, or
-    nothing that could be one."""
+    """What the launcher of this home has written: `api_url`, `ui_url`, `keys`, `max_runs`, `pids`;
+    None when there is none, or nothing that could be one.
+    """
     try:
         server_info = json.loads(server_file(home).read_text())
-        is_valid = isinstance(server_info["api_url"], str) and isinstance(server_info["keys"], list) and isinstance(server_info["max_runs"], int)
-        return server_info if is_valid and all(isinstance(key, str) for key in server_info["keys"]) else None
+        is_valid = (
+            isinstance(server_info["api_url"], str)
+            and isinstance(server_info["keys"], list)
+            and isinstance(server_info["max_runs"], int)
+        )
+        return (
+            server_info
+            if is_valid and all(isinstance(key, str) for key in server_info["keys"])
+            else None
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def server_file(home: Path | None = None) -> Path:
-    """Written by the launcher: where its Prefect server listens, its process ids, and which keys it holds."""
+    """Written by the launcher: where its Prefect server listens, its process ids, and which keys it
+    holds.
+    """
     return (home or paths.home()) / "server.json"
 
 
 def find_api_url(home: Path | None = None) -> str | None:
-    """`$PREFECT_API_URL`, else the address of the launcher that runs in this home; None when there is neither."""
+    """`$PREFECT_API_URL`, else the address of the launcher that runs in this home; None when there
+    is neither.
+    """
     configured_url = os.environ.get("PREFECT_API_URL")
     if configured_url:
         return configured_url.rstrip("/")
@@ -64,9 +77,14 @@ def find_api_url(home: Path | None = None) -> str | None:
 
 
 def read_auth_string() -> str | None:
-    """NAME:PASSWORD of the server, from $PREFECT_API_AUTH_STRING or the setting of the server itself; None when it asks for
-    none."""
-    return os.environ.get("PREFECT_API_AUTH_STRING") or os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or None
+    """NAME:PASSWORD of the server, from $PREFECT_API_AUTH_STRING or the setting of the server
+    itself; None when it asks for none.
+    """
+    return (
+        os.environ.get("PREFECT_API_AUTH_STRING")
+        or os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+        or None
+    )
 
 
 class PrefectApi:
@@ -109,7 +127,9 @@ class PrefectApi:
         deployment = self._request("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
         return None if deployment is MISSING else deployment
 
-    def create_flow_run(self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str) -> Json:
+    def create_flow_run(
+        self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
+    ) -> Json:
         """Schedule a flow run for now; the same `key` gives the same run."""
         body = {
             "name": name,
@@ -121,32 +141,48 @@ class PrefectApi:
         path = f"/deployments/{deployment_id}/create_flow_run"
         try:
             return self._request("POST", path, body) or {}
-        except ServerDownError:  # it may have been accepted all the same; the key makes asking again harmless
+        except ServerDownError:
+            # it may have been accepted all the same; the key makes asking again harmless
             return self._request("POST", path, body) or {}
 
     def read_flow_run(self, flow_run_id: str) -> Json | None:
-        flow_run = self._request("GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S)
+        flow_run = self._request(
+            "GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S
+        )
         return None if flow_run is MISSING else flow_run
 
     def read_flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
         """Those that the server knows, by id."""
         flow_runs: dict[str, Json] = {}
-        valid_ids = [flow_run_id for flow_run_id in flow_run_ids if _is_uuid(flow_run_id)]  # it refuses all of them for one that is none
+        # it refuses all of them for one that is none
+        valid_ids = [flow_run_id for flow_run_id in flow_run_ids if _is_uuid(flow_run_id)]
         for start in range(0, len(valid_ids), 200):  # the server's own limit for one answer
             body = {"flow_runs": {"id": {"any_": valid_ids[start : start + 200]}}}
-            for flow_run in self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []:
+            for flow_run in (
+                self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []
+            ):
                 flow_runs[flow_run["id"]] = flow_run
         return flow_runs
 
     def cancel(self, flow_run_id: str, message: str) -> Json:
         """Ask the runner to end the run; a run that has not started ends at once."""
         state = {"type": "CANCELLING", "name": "Cancelling", "message": message}
-        return self._request("POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}) or {}
+        return (
+            self._request(
+                "POST", f"/flow_runs/{flow_run_id}/set_state", {"state": state, "force": False}
+            )
+            or {}
+        )
 
     def suspend(self, flow_run_id: str, message: str) -> None:
         """Write that the flow run is suspended, without a time limit, whatever its state is."""
         details = {"pause_reschedule": True}
-        state = {"type": "PAUSED", "name": "Suspended", "message": message, "state_details": details}
+        state = {
+            "type": "PAUSED",
+            "name": "Suspended",
+            "message": message,
+            "state_details": details,
+        }
         body = {"state": state, "force": True}
         self._request("POST", f"/flow_runs/{flow_run_id}/set_state", body)
 
@@ -156,32 +192,63 @@ class PrefectApi:
         return (result or {}).get("status") == "ACCEPT"
 
     def upsert_artifact(
-        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str, artifact_id: str | None = None
+        self,
+        flow_run_id: str | None,
+        *,
+        key: str,
+        kind: str,
+        data: Any,
+        description: str,
+        artifact_id: str | None = None,
     ) -> str:
-        """Change the artifact in place, `known` or the newest of that key and flow run, or make it. Its id."""
+        """Change the artifact in place, `known` or the newest of that key and flow run, or make it.
+        Its id.
+        """
         encoded_data = json.dumps(data) if kind == "table" else data
         artifact_id = artifact_id or self._find_newest_artifact(key, flow_run_id)
         if artifact_id is not None and self.update_artifact(artifact_id, encoded_data):
             return artifact_id
-        return self.create_artifact(flow_run_id, key=key, kind=kind, data=encoded_data, description=description)
+        return self.create_artifact(
+            flow_run_id, key=key, kind=kind, data=encoded_data, description=description
+        )
 
     def _find_newest_artifact(self, key: str, flow_run_id: str | None) -> str | None:
-        """By a filter: the route for the latest of a key answers with the id of the key's history, which cannot be changed."""
+        """By a filter: the route for the latest of a key answers with the id of the key's history,
+        which cannot be changed.
+        """
         artifact_filter: Json = {"key": {"any_": [key]}}
         if flow_run_id is not None:
             artifact_filter["flow_run_id"] = {"any_": [flow_run_id]}
-        artifacts = self._request("POST", "/artifacts/filter", {"artifacts": artifact_filter, "sort": "CREATED_DESC", "limit": 1})
+        artifacts = self._request(
+            "POST",
+            "/artifacts/filter",
+            {"artifacts": artifact_filter, "sort": "CREATED_DESC", "limit": 1},
+        )
         return str(artifacts[0]["id"]) if artifacts else None
 
-    def create_artifact(self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = "") -> str:
-        """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without a flow run it stands
-        alone."""
-        body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": flow_run_id}
+    def create_artifact(
+        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = ""
+    ) -> str:
+        """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without
+        a flow run it stands alone.
+        """
+        body = {
+            "key": key,
+            "type": kind,
+            "data": data,
+            "description": description,
+            "flow_run_id": flow_run_id,
+        }
         return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
     def update_artifact(self, artifact_id: str, data: Any) -> bool:
-        """Change it in place, which keeps the database as large as it is. False when the server does not know it (any more)."""
-        return self._request("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True) is not MISSING
+        """Change it in place, which keeps the database as large as it is. False when the server
+        does not know it (any more).
+        """
+        return (
+            self._request("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True)
+            is not MISSING
+        )
 
     def emit_event(self, event: str, resource: Json, *, related: list[Json], payload: Json) -> None:
         """Tell the server that something happened, which automations can wait for."""
@@ -197,15 +264,26 @@ class PrefectApi:
 
     def upsert_webhook_block(self, name: str, url: str) -> str:
         """The id of the block document of that name, which calls this address by POST with JSON."""
-        block_document = self._request("GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True)
+        block_document = self._request(
+            "GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True
+        )
         data = {"url": url, "method": "POST", "headers": {"Content-Type": "application/json"}}
         if block_document is not MISSING:
-            self._request("PATCH", f"/block_documents/{block_document['id']}", {"data": data, "merge_existing_data": True})
+            self._request(
+                "PATCH",
+                f"/block_documents/{block_document['id']}",
+                {"data": data, "merge_existing_data": True},
+            )
             return str(block_document["id"])
         block_type_id = self._request("GET", "/block_types/slug/webhook")["id"]
         schema_filter = {"block_schemas": {"block_type_id": {"any_": [block_type_id]}}, "limit": 1}
         schema = self._request("POST", "/block_schemas/filter", schema_filter)[0]["id"]
-        body = {"name": name, "block_type_id": block_type_id, "block_schema_id": schema, "data": data}
+        body = {
+            "name": name,
+            "block_type_id": block_type_id,
+            "block_schema_id": schema,
+            "data": data,
+        }
         return str(self._request("POST", "/block_documents/", body)["id"])
 
     def upsert_automation(self, automation: Json) -> None:
@@ -224,18 +302,36 @@ class PrefectApi:
         return len(automation_ids)
 
     def _find_automation_ids(self, name: str) -> list[str]:
-        automations = self._request("POST", "/automations/filter", {"automations": {"name": {"any_": [name]}}})
+        automations = self._request(
+            "POST", "/automations/filter", {"automations": {"name": {"any_": [name]}}}
+        )
         return [str(automation["id"]) for automation in automations or []]
 
     def delete_flow_runs(self, deployment_id: str, *, before: str) -> int:
-        """Delete the ended flow runs of a deployment that ended before that time, at most fifty; how many there were."""
+        """Delete the ended flow runs of a deployment that ended before that time, at most fifty;
+        how many there were.
+        """
         ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
-        flow_run_filter = {"deployment_id": {"any_": [deployment_id]}, "state": ended, "end_time": {"before_": before}}
-        result = self._request("POST", "/flow_runs/bulk_delete", {"flow_runs": flow_run_filter, "limit": MAX_DELETED_RUNS})
+        flow_run_filter = {
+            "deployment_id": {"any_": [deployment_id]},
+            "state": ended,
+            "end_time": {"before_": before},
+        }
+        result = self._request(
+            "POST",
+            "/flow_runs/bulk_delete",
+            {"flow_runs": flow_run_filter, "limit": MAX_DELETED_RUNS},
+        )
         return len((result or {}).get("deleted", []))
 
     def _request(
-        self, method: str, path: str, body: Any = None, *, missing_ok: bool = False, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        missing_ok: bool = False,
+        timeout_s: float | None = None,
     ) -> Any:
         timeout = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         try:
@@ -261,17 +357,30 @@ class PrefectApi:
                 "NAME:PASSWORD, as it was given to `lachesis serve`"
             )
         if response.status_code >= 400:
-            raise ServerDownError(f"the Prefect server answered {path} with HTTP {response.status_code}: {response.text[:500]}")
+            raise ServerDownError(
+                f"the Prefect server answered {path} with HTTP {response.status_code}: {response.text[:500]}"
+            )
         try:
             return response.json() if response.content else None
         except ValueError as error:
-            raise ServerDownError(f"what answers at {self.url} is no Prefect server: {response.text[:100]!r}") from error
+            raise ServerDownError(
+                f"what answers at {self.url} is no Prefect server: {response.text[:100]!r}"
+            ) from error
 
-    def _send_request(self, method: str, path: str, body: Any, timeout: httpx.Timeout) -> httpx.Response:
-        options: Json = {"json": body, "timeout": timeout, "auth": self._auth, "follow_redirects": True}
+    def _send_request(
+        self, method: str, path: str, body: Any, timeout: httpx.Timeout
+    ) -> httpx.Response:
+        options: Json = {
+            "json": body,
+            "timeout": timeout,
+            "auth": self._auth,
+            "follow_redirects": True,
+        }
         if self._client is not None:
             return self._client.request(method, self.url + path, **options)
-        return httpx.request(method, self.url + path, trust_env=False, verify=get_tls_context(), **options)
+        return httpx.request(
+            method, self.url + path, trust_env=False, verify=get_tls_context(), **options
+        )
 
 
 def _is_uuid(text: str) -> bool:

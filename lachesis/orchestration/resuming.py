@@ -25,12 +25,14 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "services": {},
         "started_at": None,
         "ended_at": None,
-        "earlier_hours": record.earlier_hours + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
+        "earlier_hours": record.earlier_hours
+        + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
         "began_s": None,
         "boot": None,
         "took_s": None,
         "queued_at": now_iso(),
-        "flow_run_id": None,  # the flow run of the attempt before it has ended, which says nothing about this one
+        # the flow run of the attempt before it has ended, which says nothing about this one
+        "flow_run_id": None,
         "flow_pid": None,
     }
 
@@ -39,7 +41,8 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecor
     """Continue an ended run from its newest checkpoint, as a new attempt.
 
     A suspended flow run is resumed, any other one has ended and a new one is submitted. Of several
-    calls at once, and of a resume in Prefect meanwhile, one makes the attempt, and all have its run.
+    calls at once, and of a resume in Prefect meanwhile, one makes the attempt, and all have its
+    run.
 
     Args:
         store: The runs of this home.
@@ -52,9 +55,17 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecor
     flow_run = find_flow_run_to_resume(record)
     if flow_run is not None and flow_run["state"]["type"] == "RUNNING":
         return store.load(record.run_id)  # resumed in Prefect; its flow makes the attempt
-    attempt_changes = {**make_next_attempt_changes(record), "flow_run_id": flow_run and record.flow_run_id}
-    queued_record = store.update(record.run_id, if_attempt=record.attempt, **attempt_changes, **changes)
-    if queued_record.attempt != attempt_changes["attempt"] or queued_record.queued_at != attempt_changes["queued_at"]:
+    attempt_changes = {
+        **make_next_attempt_changes(record),
+        "flow_run_id": flow_run and record.flow_run_id,
+    }
+    queued_record = store.update(
+        record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
+    )
+    if (
+        queued_record.attempt != attempt_changes["attempt"]
+        or queued_record.queued_at != attempt_changes["queued_at"]
+    ):
         return queued_record
     try:
         if flow_run is not None:

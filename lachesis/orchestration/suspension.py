@@ -38,7 +38,9 @@ def record_suspension(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def record_not_resumable(store: RunStore, record: RunRecord, reason: str) -> RunRecord:
-    """Write into the record of a suspended run that its flow run cannot be resumed any more, and why."""
+    """Write into the record of a suspended run that its flow run cannot be resumed any more, and
+    why.
+    """
     suspension_text = describe_suspension(record.run_id)
     error = (record.error or suspension_text).replace(suspension_text, reason)
     return store.update(record.run_id, if_attempt=record.attempt, stop_reason=reason, error=error)
@@ -70,8 +72,8 @@ def remove_pause_timeout(api: PrefectApi, flow_run_id: str) -> bool:
 def find_flow_run_to_resume(record: RunRecord) -> Json | None:
     """Return the run's flow run when a resume goes on with it, or None when it needs a new one.
 
-    A flow run that was stopped first and suspended then is cancelled: Prefect's runner may be at its
-    cancellation still, and would end the process of whoever resumes it.
+    A flow run that was stopped first and suspended then is cancelled: Prefect's runner may be at
+    its cancellation still, and would end the process of whoever resumes it.
 
     Raises:
         ServerDownError: It cannot be asked about.

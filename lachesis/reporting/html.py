@@ -18,7 +18,13 @@ from lachesis.runs.store import RunDir, RunRecord
 Json = dict[str, Any]
 SMOOTHING_STEPS = 10
 """Steps of the running mean that is drawn over the single steps."""
-TIMING_KEYS = ("time/rollouts", "time/forward_backward", "time/optim_step", "time/publish", "time/checkpoint")
+TIMING_KEYS = (
+    "time/rollouts",
+    "time/forward_backward",
+    "time/optim_step",
+    "time/publish",
+    "time/checkpoint",
+)
 BLUE, ORANGE, GREY = "#2563eb", "#d97706", "#94a3b8"
 MORE_COLOURS = ("#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#b45309")
 STYLE = """
@@ -30,8 +36,12 @@ collapse; margin: .5rem 0; } td, th { padding: .2rem .8rem .2rem 0; text-align: 
 .not-learning { background: #fde68a; } """
 
 
-def write_report(record: RunRecord, run_dir: RunDir, results: RunResults, target: Path) -> list[Path]:
-    """Write one PNG per picture and then `report.html` into `to`; return the files, the page first. Raises StorageError."""
+def write_report(
+    record: RunRecord, run_dir: RunDir, results: RunResults, target: Path
+) -> list[Path]:
+    """Write one PNG per picture and then `report.html` into `to`; return the files, the page first.
+    Raises StorageError.
+    """
     steps = MetricsFile(run_dir.metrics).read()
     figures = {name: draw(steps, results) for name, draw in DRAW_FUNCTIONS.items() if steps}
     with storage_errors(target):
@@ -40,7 +50,13 @@ def write_report(record: RunRecord, run_dir: RunDir, results: RunResults, target
         for name, figure in figures.items():
             files.append(target / f"{name}.png")
             figure.savefig(files[-1], dpi=120)
-        page = _render_page(record, run_dir, results, steps, {name: _render_svg(figure) for name, figure in figures.items()})
+        page = _render_page(
+            record,
+            run_dir,
+            results,
+            steps,
+            {name: _render_svg(figure) for name, figure in figures.items()},
+        )
         write_private(files[0], page)  # as a whole: somebody may be reading the one before
     return files
 
@@ -52,11 +68,14 @@ def _render_svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-# --- pictures -------------------------------------------------------------------------------------------------------
+# --- pictures
+# -------------------------------------------------------------------------------------------------------
 
 
 def draw_reward(steps: Sequence[Step], results: RunResults) -> Any:
-    """Mean reward per step, its running mean, and the results on held-out items with their intervals."""
+    """Mean reward per step, its running mean, and the results on held-out items with their
+    intervals.
+    """
     figure, axes = _make_axes(1)
     _plot_line(axes[0], steps, "reward/mean", GREY, label="one step", width=0.8)
     _plot_running_mean(axes[0], steps, "reward/mean", BLUE, f"mean of {SMOOTHING_STEPS} steps")
@@ -80,10 +99,22 @@ def _draw_held_out(axis: Any, results: RunResults, *, is_mixture: bool) -> None:
         [point.step for point in curve], [point.percent_correct for point in curve], "o-", color=ORANGE, markersize=4,
         linewidth=1.2, label=label, zorder=3,
     )  # fmt: skip
-    points_with_interval = [point for point in curve if point.low is not None and point.high is not None]
+    points_with_interval = [
+        point for point in curve if point.low is not None and point.high is not None
+    ]
     if points_with_interval:
-        low, high = [point.low for point in points_with_interval], [point.high for point in points_with_interval]
-        bars = axis.vlines([point.step for point in points_with_interval], low, high, color=ORANGE, alpha=0.45, linewidth=3)
+        low, high = (
+            [point.low for point in points_with_interval],
+            [point.high for point in points_with_interval],
+        )
+        bars = axis.vlines(
+            [point.step for point in points_with_interval],
+            low,
+            high,
+            color=ORANGE,
+            alpha=0.45,
+            linewidth=3,
+        )
         bars.set_label(f"its 95 % interval ({points_with_interval[-1].items} items)")
 
 
@@ -110,9 +141,12 @@ def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
     figure, axes = _make_axes(2)
     x = [step["step"] for step in steps]
     stacks = [[step.get(phase) or 0.0 for step in steps] for phase in TIMING_KEYS]
-    axes[0].stackplot(x, stacks, labels=[phase.removeprefix("time/") for phase in TIMING_KEYS], alpha=0.85)
+    axes[0].stackplot(
+        x, stacks, labels=[phase.removeprefix("time/") for phase in TIMING_KEYS], alpha=0.85
+    )
     usual_step_s = sorted(map(sum, zip(*stacks, strict=True)))[int(0.97 * (len(x) - 1))]
-    axes[0].set(ylabel="seconds per step", ylim=(0, 1.5 * usual_step_s or 1))  # the first step waits for the services
+    # the first step waits for the services
+    axes[0].set(ylabel="seconds per step", ylim=(0, 1.5 * usual_step_s or 1))
     axes[0].legend(frameon=False, fontsize=8, ncols=len(TIMING_KEYS), loc="upper left")
     for key, colour in (("tokens_per_second/sampled", BLUE), ("tokens_per_second/trained", ORANGE)):
         _plot_running_mean(axes[1], steps, key, colour, key.rsplit("/", 1)[1])
@@ -121,7 +155,11 @@ def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
     return figure
 
 
-DRAW_FUNCTIONS: dict[str, Callable[[Sequence[Step], RunResults], Any]] = {"reward": draw_reward, "learning": draw_learning, "timing": draw_timing}
+DRAW_FUNCTIONS: dict[str, Callable[[Sequence[Step], RunResults], Any]] = {
+    "reward": draw_reward,
+    "learning": draw_learning,
+    "timing": draw_timing,
+}
 
 
 def _make_axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
@@ -139,7 +177,14 @@ def _make_axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
 
 def _find_environment_keys(steps: Sequence[Step]) -> list[str]:
     """The rewards of each environment, where several feed the run."""
-    return sorted({key for step in steps[:1] for key in step if key.startswith("environments/") and key.endswith("/reward_mean")})
+    return sorted(
+        {
+            key
+            for step in steps[:1]
+            for key in step
+            if key.startswith("environments/") and key.endswith("/reward_mean")
+        }
+    )
 
 
 def _select_series(steps: Sequence[Step], key: str) -> tuple[list[int], list[float]]:
@@ -147,31 +192,60 @@ def _select_series(steps: Sequence[Step], key: str) -> tuple[list[int], list[flo
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
-def _plot_line(axis: Any, steps: Sequence[Step], key: str, colour: str, *, label: str = "", width: float = 1.6) -> None:
+def _plot_line(
+    axis: Any, steps: Sequence[Step], key: str, colour: str, *, label: str = "", width: float = 1.6
+) -> None:
     x, y = _select_series(steps, key)
     axis.plot(x, y, color=colour, linewidth=width, label=label or None)
 
 
 def _plot_running_mean(axis: Any, steps: Sequence[Step], key: str, colour: str, label: str) -> None:
     x, y = _select_series(steps, key)
-    means = [sum(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1]) / len(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1]) for i in range(len(y))]
+    means = [
+        sum(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1])
+        / len(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1])
+        for i in range(len(y))
+    ]
     axis.plot(x, means, color=colour, linewidth=1.8, label=label or None)
 
 
-# --- page -----------------------------------------------------------------------------------------------------------
+# --- page
+# -----------------------------------------------------------------------------------------------------------
 
 
-def _render_page(record: RunRecord, run_dir: RunDir, results: RunResults, steps: Sequence[Step], svgs: dict[str, str]) -> str:
+def _render_page(
+    record: RunRecord,
+    run_dir: RunDir,
+    results: RunResults,
+    steps: Sequence[Step],
+    svgs: dict[str, str],
+) -> str:
     health = record.health or {}
     health_level = record.learning
-    parts = [f"<h1>{_escape(record.environment)}, run {record.run_id}: {record.status}</h1>", _render_facts(record, results)]
-    parts.append(f'<h2>Learning</h2><p><span class="word {health_level.replace(" ", "-")}">{_escape(health_level)}</span> ')
-    parts.append(" ".join(_escape(sentence) for sentence in [*health.get("evidence", []), *health.get("advice", [])]) + "</p>")
+    parts = [
+        f"<h1>{_escape(record.environment)}, run {record.run_id}: {record.status}</h1>",
+        _render_facts(record, results),
+    ]
+    parts.append(
+        f'<h2>Learning</h2><p><span class="word {health_level.replace(" ", "-")}">{_escape(health_level)}</span> '
+    )
+    parts.append(
+        " ".join(
+            _escape(sentence)
+            for sentence in [*health.get("evidence", []), *health.get("advice", [])]
+        )
+        + "</p>"
+    )
     titles = {"reward": "Reward", "learning": "Signs of learning", "timing": "Time and speed"}
     parts += [f"<h2>{titles[name]}</h2>{drawing}" for name, drawing in svgs.items()]
     if not steps:
         parts.append("<p>No step was made.</p>")
-    parts += [_render_held_out_curve(results), _render_forecast(results), _render_rollouts(run_dir), _render_evaluation(run_dir)]
+    parts += [
+        _render_held_out_curve(results),
+        _render_forecast(results),
+        _render_rollouts(run_dir),
+        _render_evaluation(run_dir),
+    ]
     body = "\n".join(parts)
     title = f"{_escape(record.environment)} {record.run_id}"
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}</html>\n'
@@ -181,11 +255,17 @@ def _render_facts(record: RunRecord, results: RunResults) -> str:
     rows: list[tuple[str, Any]] = [
         ("base model", record.base_model),
         ("profile", record.profile),
-        ("steps", f"{results.final_metrics.get('step', 0)} of {record.total_steps}, {record.batch_size} rollouts each"),
+        (
+            "steps",
+            f"{results.final_metrics.get('step', 0)} of {record.total_steps}, {record.batch_size} rollouts each",
+        ),
         ("started", record.started_at),
         ("ended", record.ended_at),
         ("reward", ", ".join(f"{name} {value}" for name, value in results.reward.items())),
-        ("held out", ", ".join(f"{name} {value}" for name, value in _describe_held_out(results).items())),
+        (
+            "held out",
+            ", ".join(f"{name} {value}" for name, value in _describe_held_out(results).items()),
+        ),
         ("weights", results.weights.adapter or results.weights.sampler_weights),
         ("W&B", record.wandb_url),
         ("error", record.error),
@@ -200,19 +280,29 @@ def _describe_held_out(results: RunResults) -> dict[str, str]:
     for name, accuracy in results.held_out.items():
         interval = results.held_out_intervals.get(name) or {}
         if accuracy is not None:
-            descriptions[name] = describe_accuracy(accuracy, *(interval.get(key) for key in ("items", "low", "high")))
+            descriptions[name] = describe_accuracy(
+                accuracy, *(interval.get(key) for key in ("items", "low", "high"))
+            )
     return descriptions
 
 
 def _render_held_out_curve(results: RunResults) -> str:
     """Return a table of the held-out results by step, and what went wrong with evaluations."""
     failures = results.evaluation
-    failure_text = f"<p>{failures['failed']} evaluations failed; the last one: {_escape(failures['last_reason'])}</p>" if failures else ""
+    failure_text = (
+        f"<p>{failures['failed']} evaluations failed; the last one: {_escape(failures['last_reason'])}</p>"
+        if failures
+        else ""
+    )
     if not results.held_out_curve:
         return f"<h2>Held-out results</h2>{failure_text}" if failure_text else ""
     rows: list[list[Any]] = [["step", "share correct", "items", "95 % interval"]]
     for point in results.held_out_curve:
-        interval = "" if point.low is None or point.high is None else f"{point.low:.3f} to {point.high:.3f}"
+        interval = (
+            ""
+            if point.low is None or point.high is None
+            else f"{point.low:.3f} to {point.high:.3f}"
+        )
         rows.append([point.step, f"{point.percent_correct:.3f}", point.items, interval])
     return f"<h2>Held-out results</h2>{_render_table(rows)}{failure_text}"
 
@@ -231,8 +321,13 @@ def _render_forecast(results: RunResults) -> str:
     for key, (title, factor, actual_value) in quantities.items():
         if forecast_range := forecast.get(key):
             actual_text = "" if actual_value is None else _format_number(actual_value * factor)
-            low, high = _format_number(forecast_range["low"] * factor), _format_number(forecast_range["high"] * factor)
-            rows.append([title, f"{low} to {high}", actual_text, actual.get("ratio", {}).get(key, "")])
+            low, high = (
+                _format_number(forecast_range["low"] * factor),
+                _format_number(forecast_range["high"] * factor),
+            )
+            rows.append(
+                [title, f"{low} to {high}", actual_text, actual.get("ratio", {}).get(key, "")]
+            )
     return f"<h2>Forecast</h2>{_render_table(rows)}<p>From {_escape(forecast['basis'])}.</p>"
 
 
@@ -246,21 +341,35 @@ def _render_rollouts(run_dir: RunDir) -> str:
     if not groups:
         return ""
     shown_groups = groups[:1] + groups[1:][-1:]
-    return "<h2>Sampled rollouts</h2>" + "".join(_render_group(group, f"step {group.get('step')}") for group in shown_groups)
+    return "<h2>Sampled rollouts</h2>" + "".join(
+        _render_group(group, f"step {group.get('step')}") for group in shown_groups
+    )
 
 
 def _render_group(group: Json, title: str) -> str:
-    columns = [column if isinstance(column, list) else [] for column in (group.get("scores"), group.get("responses"))]
+    columns = [
+        column if isinstance(column, list) else []
+        for column in (group.get("scores"), group.get("responses"))
+    ]
     rows = [["score", "response"], *zip(*columns, strict=False)]
-    return f"<h3>{_escape(title)}</h3><pre>{_escape(group.get('prompt'))}</pre>{_render_table(rows)}"
+    return (
+        f"<h3>{_escape(title)}</h3><pre>{_escape(group.get('prompt'))}</pre>{_render_table(rows)}"
+    )
 
 
 def _render_evaluation(run_dir: RunDir) -> str:
     """Held-out items as they were answered before and after training."""
-    samples = {when: read_json_lines(run_dir.evaluation / when / "samples.jsonl")[:12] for when in ("before", "after")}
+    samples = {
+        when: read_json_lines(run_dir.evaluation / when / "samples.jsonl")[:12]
+        for when in ("before", "after")
+    }
     if not all(samples.values()):
         return ""
-    keys = [key for key in ("question", "prompt", "answer", "model_answer", "score") if key in samples["before"][0]]
+    keys = [
+        key
+        for key in ("question", "prompt", "answer", "model_answer", "score")
+        if key in samples["before"][0]
+    ]
     rows: list[list[Any]] = [[f"{key}, {when}" for when in samples for key in keys]]
     pairs = zip(samples["before"], samples["after"], strict=False)
     rows += [[sample.get(key) for sample in pair for key in keys] for pair in pairs]
@@ -268,7 +377,13 @@ def _render_evaluation(run_dir: RunDir) -> str:
 
 
 def _render_table(rows: Sequence[Sequence[Any]]) -> str:
-    return "<table>" + "".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows) + "</table>"
+    return (
+        "<table>"
+        + "".join(
+            f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
+        + "</table>"
+    )
 
 
 def _escape(value: Any) -> str:

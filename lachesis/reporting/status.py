@@ -1,4 +1,6 @@
-"""What is told about a run: its status, its results, and what a launch would do. The same for every surface."""
+"""What is told about a run: its status, its results, and what a launch would do. The same for every
+surface.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,34 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.files import read_last_lines
 from lachesis.config.prices import TokenCounts
-from lachesis.runs.budgets import TOKEN_KINDS, read_spent_file, compute_budget_usage
+from lachesis.runs.budgets import TOKEN_KINDS, compute_budget_usage, read_spent_file
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.environment_counts import read_all_counts
-from lachesis.runs.evaluation_results import read_accuracies, read_accuracy_intervals, summarize_failures, find_newest_accuracy, build_run_curve
+from lachesis.runs.evaluation_results import (
+    build_run_curve,
+    find_newest_accuracy,
+    read_accuracies,
+    read_accuracy_intervals,
+    summarize_failures,
+)
 from lachesis.runs.export import WeightLocations, find_weights
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import Step, sample_history, select_key_metrics
-from lachesis.runs.store import RunDir, RunRecord, get_attempt_duration_s, seconds_between, iso_to_unix_s, shorten_service_name
+from lachesis.runs.store import (
+    RunDir,
+    RunRecord,
+    get_attempt_duration_s,
+    iso_to_unix_s,
+    seconds_between,
+    shorten_service_name,
+)
 from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_forecast
 
 Json = dict[str, Any]
 REWARD_STEPS = 5
-"""The first and the last reward of a run are means over this many steps at most; one step has few prompts."""
+"""The first and the last reward of a run are means over this many steps at most; one step has few
+prompts.
+"""
 PACE_STEPS = 20
 """The time that is left is estimated from the pace of this many last steps."""
 
@@ -90,7 +107,9 @@ class RunStatus(ResponseModel):
     profile: str
     running_time_minutes: float
     processes: dict[str, str]
-    """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running or exited (code)."""
+    """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running
+    or exited (code).
+    """
     progress: RunProgress
     queue: QueuePlace | None = None
     """While the run waits for a free place on this host."""
@@ -111,8 +130,10 @@ class RunStatus(ResponseModel):
     evaluation: Json | None = None
     """Evaluations during training that failed: how many, and why the last one did."""
     rollouts: Json | None = None
-    """Of this attempt's environment, once there is something to say: `scored` and `invalid` rollouts, the reasons of invalid
-    ones (`invalid_reasons`) and of rewards of 0 that have one (`zero_reasons`), each with its count."""
+    """Of this attempt's environment, once there is something to say: `scored` and `invalid`
+    rollouts, the reasons of invalid ones (`invalid_reasons`) and of rewards of 0 that have one
+    (`zero_reasons`), each with its count.
+    """
     dead_environments: dict[str, str] | None = None
     """Of several environments those whose groups were all invalid, for which the others wait, each
     with what is wrong."""
@@ -140,11 +161,14 @@ class RunResults(ResponseModel):
     wandb_dir: str | None = None
     """Where W&B's offline files are, when the run was not online."""
     reward: dict[str, float | None]
-    """First and last mean reward, each over five steps, or over half of the steps of a shorter run."""
+    """First and last mean reward, each over five steps, or over half of the steps of a shorter run.
+    """
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
     held_out_intervals: dict[str, Json]
-    """For each of these accuracies its number of items and its 95 % interval: `items`, `low`, `high`."""
+    """For each of these accuracies its number of items and its 95 % interval: `items`, `low`,
+    `high`.
+    """
     held_out_curve: list[HeldOutPoint]
     """Results on held-out items by step, during training and at its ends."""
     evaluation: Json | None = None
@@ -156,13 +180,16 @@ class RunResults(ResponseModel):
     metrics_file: str
     """Every step, one JSON object per line."""
     forecast: Json | None = None
-    """What a validation of the same code expected of the whole run: tokens, hours and US dollars as ranges."""
+    """What a validation of the same code expected of the whole run: tokens, hours and US dollars as
+    ranges.
+    """
     actual: Json | None = None
     """What it took until now, and the ratio to the forecast for the steps that were made."""
     health: Json | None = None
     """The last judgement of the monitor."""
     rollouts: Json | None = None
-    """As in the status: which rollouts could not be scored, and which rewards of 0 have a reason."""
+    """As in the status: which rollouts could not be scored, and which rewards of 0 have a reason.
+    """
     error: str | None = None
     next_steps: list[str]
 
@@ -192,10 +219,16 @@ def build_run_status(
     checkpoints = [manifest.step for manifest in Checkpoints(run_dir.checkpoints).list_intact()]
     steps = _select_attempt_steps(record, steps, checkpoints)
     last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
-    minutes = (get_attempt_duration_s(record) if record.started_at else seconds_between(record.created_at, record.ended_at)) / 60
+    minutes = (
+        get_attempt_duration_s(record)
+        if record.started_at
+        else seconds_between(record.created_at, record.ended_at)
+    ) / 60
     optional_fields: Json = {
         "queue": QueuePlace(**queue) if queue else None,
-        **record.model_dump(include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}),
+        **record.model_dump(
+            include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}
+        ),
         "dead_environments": record.dead_environments,
         "last_error": _build_last_error(record, run_dir),
         "rollouts": _summarize_rollouts(record, run_dir),
@@ -210,7 +243,11 @@ def build_run_status(
         profile=record.profile,
         running_time_minutes=round(minutes, 2),
         processes=_list_process_states(record),
-        progress=RunProgress(step=last_step.get("step", 0), total=record.total_steps, eta_seconds=_estimate_eta_s(record, steps)),
+        progress=RunProgress(
+            step=last_step.get("step", 0),
+            total=record.total_steps,
+            eta_seconds=_estimate_eta_s(record, steps),
+        ),
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         checkpoints=checkpoints,
@@ -224,7 +261,9 @@ def build_run_status(
     )
 
 
-def _build_status_metrics(record: RunRecord, last_step: Step, curve: list[HeldOutPoint]) -> StatusMetrics:
+def _build_status_metrics(
+    record: RunRecord, last_step: Step, curve: list[HeldOutPoint]
+) -> StatusMetrics:
     """Return the numbers of the contract."""
     return StatusMetrics(
         step=last_step.get("step", 0),
@@ -236,13 +275,29 @@ def _build_status_metrics(record: RunRecord, last_step: Step, curve: list[HeldOu
     )
 
 
-def _select_attempt_steps(record: RunRecord, steps: list[Step], checkpoints: list[int]) -> list[Step]:
+def _select_attempt_steps(
+    record: RunRecord, steps: list[Step], checkpoints: list[int]
+) -> list[Step]:
     """Without those after the checkpoint that the attempt begins with, until it makes them again."""
-    has_stale_steps = record.attempt > 1 and bool(steps) and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
-    return [step for step in steps if step["step"] <= max(checkpoints, default=0)] if has_stale_steps else steps
+    has_stale_steps = (
+        record.attempt > 1
+        and bool(steps)
+        and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
+    )
+    return (
+        [step for step in steps if step["step"] <= max(checkpoints, default=0)]
+        if has_stale_steps
+        else steps
+    )
 
 
-def build_run_results(record: RunRecord, run_dir: RunDir, steps: list[Step], *, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS) -> RunResults:
+def build_run_results(
+    record: RunRecord,
+    run_dir: RunDir,
+    steps: list[Step],
+    *,
+    next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
+) -> RunResults:
     optional_fields: Json = {
         **_build_forecast_fields(record, run_dir, steps),
         "health": record.health,
@@ -267,7 +322,11 @@ def build_run_results(record: RunRecord, run_dir: RunDir, steps: list[Step], *, 
         final_metrics=steps[-1] if steps else {},
         history=[select_key_metrics(step) for step in sample_history(steps)],
         metrics_file=str(run_dir.metrics),
-        next_steps=[next_step for next_step in _list_next_steps(record, next_step_templates) if next_step != next_step_templates.get("results", "").format(run=record.run_id)],
+        next_steps=[
+            next_step
+            for next_step in _list_next_steps(record, next_step_templates)
+            if next_step != next_step_templates.get("results", "").format(run=record.run_id)
+        ],
         **{key: value for key, value in optional_fields.items() if value},
     )
 
@@ -280,18 +339,35 @@ def _find_offline_wandb_run(run_dir: RunDir) -> str | None:
 
 def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]) -> Json:
     """The forecast that the run was started with, and what came of it."""
-    last_step, usage_at_end = steps[-1] if steps else {}, read_spent_file(run_dir.spent)  # the evaluations before and after come after the last step
-    tokens = TokenCounts(**{kind: max(last_step.get(f"tokens/{kind}_total") or 0, usage_at_end.get(kind, 0)) for kind in TOKEN_KINDS})
+    # the evaluations before and after come after the last step
+    last_step, usage_at_end = steps[-1] if steps else {}, read_spent_file(run_dir.spent)
+    tokens = TokenCounts(
+        **{
+            kind: max(last_step.get(f"tokens/{kind}_total") or 0, usage_at_end.get(kind, 0))
+            for kind in TOKEN_KINDS
+        }
+    )
     usage = compute_budget_usage(record, last_step, saved=usage_at_end)
     training_hours = sum(step.get("time/step") or 0.0 for step in steps) / 3600
-    actual = ActualUsage(tokens=tokens, hours=usage.hours, training_hours=round(training_hours, 4), cost_usd=usage.cost_usd)
+    actual = ActualUsage(
+        tokens=tokens,
+        hours=usage.hours,
+        training_hours=round(training_hours, 4),
+        cost_usd=usage.cost_usd,
+    )
     try:
         forecast = Forecast.model_validate(record.forecast) if record.forecast else None
     except ValidationError:
         forecast = None
     if forecast is None or not steps:
         return {"actual": actual.model_dump(mode="json")} if steps else {}
-    actual.ratio = compare_with_forecast(forecast, steps=last_step["step"], tokens=tokens, training_hours=training_hours, cost_usd=usage.cost_usd)
+    actual.ratio = compare_with_forecast(
+        forecast,
+        steps=last_step["step"],
+        tokens=tokens,
+        training_hours=training_hours,
+        cost_usd=usage.cost_usd,
+    )
     return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
 
 
@@ -304,12 +380,18 @@ def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) 
     else:
         keys = ["status", "logs", "stop"]
     service = shorten_service_name(record.failed_service or "trainer")
-    return [next_step_templates[key].format(run=record.run_id, service=service) for key in keys if key in next_step_templates]
+    return [
+        next_step_templates[key].format(run=record.run_id, service=service)
+        for key in keys
+        if key in next_step_templates
+    ]
 
 
 def _list_process_states(record: RunRecord) -> dict[str, str]:
     """The contract's three from the first moment on."""
-    states = {shorten_service_name(name): service.state for name, service in record.services.items()}
+    states = {
+        shorten_service_name(name): service.state for name, service in record.services.items()
+    }
     return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
 
 
@@ -322,10 +404,17 @@ def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
 
 def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
     counts = read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
-    reasons = {"invalid_reasons": counts.get("errors") or {}, "zero_reasons": counts.get("zeros") or {}}
+    reasons = {
+        "invalid_reasons": counts.get("errors") or {},
+        "zero_reasons": counts.get("zeros") or {},
+    }
     if not any(reasons.values()):
         return None
-    return {"scored": int(counts.get("rollouts", 0)), "invalid": int(counts.get("invalid", 0)), **reasons}
+    return {
+        "scored": int(counts.get("rollouts", 0)),
+        "invalid": int(counts.get("invalid", 0)),
+        **reasons,
+    }
 
 
 def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
@@ -342,8 +431,15 @@ def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
 
 def _estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
     attempt_start = iso_to_unix_s(record.started_at or record.created_at)
-    recent_steps = [step for step in steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start]  # not those before a resume
-    if record.status != "running" or len(recent_steps) < 2 or recent_steps[-1]["step"] >= record.total_steps:
+    # not those before a resume
+    recent_steps = [
+        step for step in steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start
+    ]
+    if (
+        record.status != "running"
+        or len(recent_steps) < 2
+        or recent_steps[-1]["step"] >= record.total_steps
+    ):
         return None
     num_steps = recent_steps[-1]["step"] - recent_steps[0]["step"]
     seconds_per_step = (recent_steps[-1]["time"] - recent_steps[0]["time"]) / max(1, num_steps)
@@ -354,7 +450,10 @@ def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]
     if not steps:
         return {}
     count = max(1, min(REWARD_STEPS, len(steps) // 2))  # no step is in both
-    return {"first": _compute_mean_reward(steps[:count]), "last": _compute_mean_reward(steps[-count:])}
+    return {
+        "first": _compute_mean_reward(steps[:count]),
+        "last": _compute_mean_reward(steps[-count:]),
+    }
 
 
 def _compute_mean_reward(steps: list[Step]) -> float | None:

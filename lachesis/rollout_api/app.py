@@ -1,7 +1,9 @@
-"""`python -m lachesis.rollout_api.app --port N --offpolicy K --ahead A --environments E`: Atropos' `run-api` on loopback, with
-guards before it, and shares for several environments; see `lachesis.rollout_api.weighted_queue`.
+"""`python -m lachesis.rollout_api.app --port N --offpolicy K --ahead A --environments E`: Atropos'
+`run-api` on loopback, with guards before it, and shares for several environments; see
+`lachesis.rollout_api.weighted_queue`.
 
-What would block or poison the API for good is refused with its reason, and what it would keep without end is bounded:
+What would block or poison the API for good is refused with its reason, and what it would keep
+without end is bounded:
 
     groups before a trainer has registered       503, so that the environment sends them again
     groups whose lists do not fit each other     422, and counted as refused; the others of a list are taken
@@ -10,12 +12,14 @@ What would block or poison the API for good is refused with its reason, and what
     more than K batches formed but not taken     the oldest are dropped, their groups counted
     another Host or Origin, 200 MB of a body     403, 413
 
-An environment asks for the state of the queue ten times a second. While K + A batches wait, which is all that it may make, the
-answer waits as well, a second at most: so the next batch is begun at the moment at which one is taken, not a while after.
-`GET /batch?wait=SECONDS` answers, once a trainer has registered, when there is a batch, or after that time without one.
-`GET /counts` tells `received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is waiting for:
-`queued` and `buffered` rollouts by size of their groups, `batch_size`, and the environment whose `turn` it is where others have
-groups that wait. The API keeps all of this in memory only.
+An environment asks for the state of the queue ten times a second. While K + A batches wait, which
+is all that it may make, the answer waits as well, a second at most: so the next batch is begun at
+the moment at which one is taken, not a while after. `GET /batch?wait=SECONDS` answers, once a
+trainer has registered, when there is a batch, or after that time without one. `GET /counts` tells
+`received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is
+waiting for: `queued` and `buffered` rollouts by size of their groups, `batch_size`, and the
+environment whose `turn` it is where others have groups that wait. The API keeps all of this in
+memory only.
 """
 
 from __future__ import annotations
@@ -30,13 +34,15 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from lachesis.base.errors import shorten
-from lachesis.base.http_guard import HttpGuard, send_json, replay_body
+from lachesis.base.http_guard import HttpGuard, replay_body, send_json
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 200_000_000
-"""Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as JSON."""
+"""Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as
+JSON.
+"""
 MAX_WAIT_S = 30.0
 MAX_STATUS_HOLD_S = 1.0
 """An environment looks after its evaluations and checkpoints between two answers."""
@@ -45,11 +51,24 @@ Json = dict[str, Any]
 
 
 class BoundedRolloutServer:
-    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many environments, beside those
-    that the trainer takes `ahead`."""
+    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many
+    environments, beside those that the trainer takes `ahead`.
+    """
 
-    def __init__(self, app: Any, *, max_waiting_batches: int, num_prefetched_batches: int = 0, num_environments: int = 1) -> None:
-        self.app, self.state, self.max_waiting_batches, self.max_requested_batches = app, app.state, max_waiting_batches, max_waiting_batches + num_prefetched_batches
+    def __init__(
+        self,
+        app: Any,
+        *,
+        max_waiting_batches: int,
+        num_prefetched_batches: int = 0,
+        num_environments: int = 1,
+    ) -> None:
+        self.app, self.state, self.max_waiting_batches, self.max_requested_batches = (
+            app,
+            app.state,
+            max_waiting_batches,
+            max_waiting_batches + num_prefetched_batches,
+        )
         self.weighted_queue = WeightedQueue(num_environments)
         self.counts: collections.Counter[str] = collections.Counter()
         self.last_refusal: str | None = None
@@ -81,14 +100,18 @@ class BoundedRolloutServer:
             self._batch_taken.set()
 
     async def _wait_for_batch(self, receive: Any, wait_s: float) -> bool:
-        """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be given one."""
+        """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be
+        given one.
+        """
         disconnect_task = asyncio.ensure_future(receive())  # the next message says so
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not self._has_batch() and not disconnect_task.done():
                     self._groups_arrived.clear()
                     arrival_task = asyncio.ensure_future(self._groups_arrived.wait())
-                    await asyncio.wait({arrival_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        {arrival_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED
+                    )
                     arrival_task.cancel()
         if disconnect_task.done():
             return False
@@ -99,7 +122,9 @@ class BoundedRolloutServer:
         self.weighted_queue.arrange(self._get_queue(), self._get_environments())
 
     async def _answer_status(self, scope: Any, receive: Any, send: Any) -> None:
-        """The queue as one environment shall see it, once there is something to do for it, or after a while."""
+        """The queue as one environment shall see it, once there is something to do for it, or after
+        a while.
+        """
         body = await read_body(receive)
         receive = replay_body(body, receive)
         try:
@@ -107,9 +132,16 @@ class BoundedRolloutServer:
         except (ValueError, RecursionError, TypeError, KeyError):
             await self.app(scope, receive, send)  # it says what is wrong
             return
-        env = next((env for env in self._get_environments() if env["registered_id"] == environment_id), None)
+        env = next(
+            (env for env in self._get_environments() if env["registered_id"] == environment_id),
+            None,
+        )
         if env is None:
-            await send_json(send, 404, {"detail": f"environment {ascii(environment_id)[:40]} has not registered"})
+            await send_json(
+                send,
+                404,
+                {"detail": f"environment {ascii(environment_id)[:40]} has not registered"},
+            )
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_STATUS_HOLD_S):
@@ -118,19 +150,30 @@ class BoundedRolloutServer:
                     await self._batch_taken.wait()
 
         def set_queue_size(content: Json) -> Json:
-            return {**content, "queue_size": self._compute_queue_size(env) // max(1, env["group_size"])}
+            return {
+                **content,
+                "queue_size": self._compute_queue_size(env) // max(1, env["group_size"]),
+            }
 
         await _send_changed_answer(self.app, scope, receive, send, set_queue_size)
 
     def _has_enough_rollouts(self, env: Json) -> bool:
-        """Whether an environment is to begin no more groups. One with an allocation of its own decides by itself."""
+        """Whether an environment is to begin no more groups. One with an allocation of its own
+        decides by itself.
+        """
         batch_size = getattr(self.state, "batchsize", -1)
-        return batch_size >= 1 and env.get("min_batch_allocation") is None and self._compute_queue_size(env) >= self.max_requested_batches * batch_size
+        return (
+            batch_size >= 1
+            and env.get("min_batch_allocation") is None
+            and self._compute_queue_size(env) >= self.max_requested_batches * batch_size
+        )
 
     def _compute_queue_size(self, env: Json) -> int:
         """Rollouts that wait, as an environment is told."""
         if self.weighted_queue.num_expected > 1:
-            return self.weighted_queue.compute_queue_size(env["registered_id"], self._get_queue(), self._get_environments())
+            return self.weighted_queue.compute_queue_size(
+                env["registered_id"], self._get_queue(), self._get_environments()
+            )
         return sum(len(group["tokens"]) for group in self._get_queue())
 
     def _has_batch(self) -> bool:
@@ -142,7 +185,9 @@ class BoundedRolloutServer:
     def report_counts(self) -> Json:
         queued_sizes = collections.Counter(len(group["tokens"]) for group in self._get_queue())
         self._arrange_queue()
-        buffered_groups = [group for groups in getattr(self.state, "buffer", {}).values() for group in groups]
+        buffered_groups = [
+            group for groups in getattr(self.state, "buffer", {}).values() for group in groups
+        ]
         return {
             "turn": self.weighted_queue.find_awaited_environment(self._get_environments()),
             "registered": len(self._get_environments()),
@@ -150,7 +195,9 @@ class BoundedRolloutServer:
             "refusal": self.last_refusal,
             "queue_size": len(self._get_queue()),
             "queued": dict(queued_sizes),
-            "buffered": dict(collections.Counter(len(group["tokens"]) for group in buffered_groups)),
+            "buffered": dict(
+                collections.Counter(len(group["tokens"]) for group in buffered_groups)
+            ),
             "formed": len(getattr(self.state, "curr_batch", [])),
             "batch_size": getattr(self.state, "batchsize", -1),
             "current_step": getattr(self.state, "status_dict", {}).get("step", 0),
@@ -184,8 +231,12 @@ class BoundedRolloutServer:
         self.counts["refused"] += num_groups
         self.last_refusal = reason
 
-    async def _forward_groups(self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]) -> None:
-        """Give sound groups to the API, and count what it refuses itself by the types of their values."""
+    async def _forward_groups(
+        self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]
+    ) -> None:
+        """Give sound groups to the API, and count what it refuses itself by the types of their
+        values.
+        """
         num_held_before = self._count_held_groups()
         status, messages, text = await self._call_api(scope, receive, body)
         if status < 400:
@@ -201,7 +252,9 @@ class BoundedRolloutServer:
         self._drop_oldest_groups()
         self._groups_arrived.set()
 
-    async def _forward_groups_singly(self, scope: Any, receive: Any, send: Any, groups: list[Any]) -> None:
+    async def _forward_groups_singly(
+        self, scope: Any, receive: Any, send: Any, groups: list[Any]
+    ) -> None:
         """Give the groups of a list to the API one by one, because it refuses a list as a whole."""
         num_accepted = 0
         for group in groups:
@@ -228,16 +281,31 @@ class BoundedRolloutServer:
             messages.append(message)
 
         try:
-            await self.app(_set_content_length(scope, len(body)), replay_body(body, receive), collect)
-            status = next(message["status"] for message in messages if message["type"] == "http.response.start")
+            await self.app(
+                _set_content_length(scope, len(body)), replay_body(body, receive), collect
+            )
+            status = next(
+                message["status"]
+                for message in messages
+                if message["type"] == "http.response.start"
+            )
         except Exception as error:  # a validator of the API raises whatever a wrong value leads to
             return 500, [], f"{type(error).__name__}: {error}"
-        return status, messages, b"".join(message.get("body", b"") for message in messages).decode(errors="replace")
+        return (
+            status,
+            messages,
+            b"".join(message.get("body", b"") for message in messages).decode(errors="replace"),
+        )
 
     def _drop_oldest_groups(self) -> None:
         self._arrange_queue()
-        queue, max_rollouts = self._get_queue(), (self.max_waiting_batches + 1) * self.state.batchsize
-        self.counts["dropped"] += self.weighted_queue.drop_excess(max_rollouts, self._get_environments())
+        queue, max_rollouts = (
+            self._get_queue(),
+            (self.max_waiting_batches + 1) * self.state.batchsize,
+        )
+        self.counts["dropped"] += self.weighted_queue.drop_excess(
+            max_rollouts, self._get_environments()
+        )
         num_rollouts = sum(len(group["tokens"]) for group in queue)
         while num_rollouts > max_rollouts and len(queue) > 1:
             num_rollouts -= len(queue.pop(0)["tokens"])
@@ -256,7 +324,9 @@ class BoundedRolloutServer:
         return getattr(self.state, "envs", [])
 
 
-async def _send_changed_answer(app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]) -> None:
+async def _send_changed_answer(
+    app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]
+) -> None:
     """The application's answer, with `change` made to its JSON."""
     messages: list[Json] = []
 
@@ -264,7 +334,9 @@ async def _send_changed_answer(app: Any, scope: Any, receive: Any, send: Any, ch
         messages.append(message)
 
     await app(scope, receive, collect)
-    status = next(message["status"] for message in messages if message["type"] == "http.response.start")
+    status = next(
+        message["status"] for message in messages if message["type"] == "http.response.start"
+    )
     body = b"".join(message.get("body", b"") for message in messages)
     if status == 200:
         await send_json(send, status, change(json.loads(body)))
@@ -297,15 +369,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lachesis.rollout_api.app", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--offpolicy", type=int, default=3, help="batches that may wait")
-    parser.add_argument("--ahead", type=int, default=0, help="batches that the trainer holds beside these")
-    parser.add_argument("--environments", type=int, default=1, help="environments that share the batches")
+    parser.add_argument(
+        "--ahead", type=int, default=0, help="batches that the trainer holds beside these"
+    )
+    parser.add_argument(
+        "--environments", type=int, default=1, help="environments that share the batches"
+    )
     args = parser.parse_args()
     import uvicorn
     from atroposlib.api.server import app
 
-    bounded = BoundedRolloutServer(app, max_waiting_batches=max(1, args.offpolicy), num_prefetched_batches=args.ahead, num_environments=args.environments)
+    bounded = BoundedRolloutServer(
+        app,
+        max_waiting_batches=max(1, args.offpolicy),
+        num_prefetched_batches=args.ahead,
+        num_environments=args.environments,
+    )
     guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MAX_BODY_BYTES)
-    # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is closed within two seconds
+    # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is
+    # closed within two seconds
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
 
 

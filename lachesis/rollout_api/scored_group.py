@@ -1,6 +1,7 @@
 """Check the shape of a scored group: the G rollouts of one prompt as an environment sends them.
 
-The rollout API refuses a group with a fault; the trainer checks again and leaves such a group out of its batch.
+The rollout API refuses a group with a fault; the trainer checks again and leaves such a group out
+of its batch.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from lachesis.base.numbers import is_score
 
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
 """Lists with one row per rollout, and in it one entry per token."""
-NUMERIC_FIELDS = ("tokens", "masks", "inference_logprobs", "ref_logprobs", "advantages", "distill_logprobs")
+NUMERIC_FIELDS = (
+    "tokens",
+    "masks",
+    "inference_logprobs",
+    "ref_logprobs",
+    "advantages",
+    "distill_logprobs",
+)
 OTHER_FIELDS = ("overrides", "group_overrides", "generation_params", "messages", "images")
 
 
 def find_fault(group: Any) -> str | None:
     """Return why this group cannot be trained on, or None when nothing is wrong with its shape.
 
-    Only the number of entries is compared, not the value of each: that would take as long as training on them.
+    Only the number of entries is compared, not the value of each: that would take as long as
+    training on them.
     """
-    if not isinstance(group, Mapping) or not all(_is_list(group.get(key)) for key in ("tokens", "masks", "scores")):
+    if not isinstance(group, Mapping) or not all(
+        _is_list(group.get(key)) for key in ("tokens", "masks", "scores")
+    ):
         return "a group is an object with the lists tokens, masks and scores"
     tokens = group["tokens"]
     if not len(tokens) or not all(map(_is_list, tokens)):
@@ -88,13 +99,18 @@ def _find_row_fault(group: Mapping[str, Any]) -> str | None:
 
 def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
     """Check what an environment may leave out."""
-    for name, kind, needed in (("overrides", list, "a list"), ("group_overrides", Mapping, "an object")):
+    for name, kind, needed in (
+        ("overrides", list, "a list"),
+        ("group_overrides", Mapping, "an object"),
+    ):
         if group.get(name) is not None and not isinstance(group[name], kind):
             return f"{name} is {_shorten_value(group[name])}; {needed} or null is needed"
     environment_id = group.get("env_id")
     if environment_id is not None and (type(environment_id) is not int or environment_id < 0):
         return f"env_id is {_shorten_value(environment_id)}; the number of a registered environment or null is needed"
-    if bool(_count_entries(group.get("distill_token_ids"))) != bool(_count_entries(group.get("distill_logprobs"))):
+    if bool(_count_entries(group.get("distill_token_ids"))) != bool(
+        _count_entries(group.get("distill_logprobs"))
+    ):
         return "distill_token_ids and distill_logprobs are needed together"
     return None
 

@@ -1,9 +1,11 @@
 """In the rollout API: several environments share the batches of one run by their weights.
 
-Atropos limits by an environment's weight how many requests it may have in flight, up to 512 in all; in most runs that limits
-nothing, and whoever is fastest fills the batches. Here a group waits for its environment's turn: the next group of the queue is
-one of the connected environment that has had the fewest rollouts for its weight (stride scheduling, Waldspurger and Weihl 1995,
-MIT/LCS/TM-528). A batch waits for the slowest environment, and `/status-env` tells the others that their share is full.
+Atropos limits by an environment's weight how many requests it may have in flight, up to 512 in all;
+in most runs that limits nothing, and whoever is fastest fills the batches. Here a group waits for
+its environment's turn: the next group of the queue is one of the connected environment that has had
+the fewest rollouts for its weight (stride scheduling, Waldspurger and Weihl 1995, MIT/LCS/TM-528).
+A batch waits for the slowest environment, and `/status-env` tells the others that their share is
+full.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ Json = dict[str, Any]
 
 
 class WeightedQueue:
-    """`expected` environments will register; no group has its turn before. One alone shares with nobody."""
+    """`expected` environments will register; no group has its turn before. One alone shares with
+    nobody.
+    """
 
     def __init__(self, num_expected: int) -> None:
         self.num_expected = num_expected
@@ -41,45 +45,93 @@ class WeightedQueue:
         self._released_groups = list(queue)
 
     def drop_excess(self, num_allowed: float, envs: list[Json]) -> int:
-        """Drop the oldest groups of each environment that has more rollouts waiting than its share of so many; how many."""
+        """Drop the oldest groups of each environment that has more rollouts waiting than its share
+        of so many; how many.
+        """
         num_dropped, weights_by_id = 0, read_weights(envs)
         for environment_id, groups in self.waiting_groups.items():
-            max_rollouts = num_allowed * weights_by_id.get(environment_id, 0.0) / (sum(weights_by_id.values()) or 1.0)
+            max_rollouts = (
+                num_allowed
+                * weights_by_id.get(environment_id, 0.0)
+                / (sum(weights_by_id.values()) or 1.0)
+            )
             while len(groups) > 1 and sum(map(_count_rollouts, groups)) > max_rollouts:
                 groups.pop(0)
                 num_dropped += 1
         return num_dropped
 
     def compute_queue_size(self, environment_id: int, queue: list[Json], envs: list[Json]) -> int:
-        """Rollouts that wait, as one environment is told: as many as if the others had as much waiting for their weights."""
+        """Rollouts that wait, as one environment is told: as many as if the others had as much
+        waiting for their weights.
+        """
         weights_by_id = read_weights(envs)
-        own_groups = [*self.waiting_groups.get(environment_id, ()), *(group for group in queue if group.get("env_id") == environment_id)]
-        return math.floor(sum(map(_count_rollouts, own_groups)) * sum(weights_by_id.values()) / weights_by_id[environment_id]) if environment_id in weights_by_id else 0
+        own_groups = [
+            *self.waiting_groups.get(environment_id, ()),
+            *(group for group in queue if group.get("env_id") == environment_id),
+        ]
+        return (
+            math.floor(
+                sum(map(_count_rollouts, own_groups))
+                * sum(weights_by_id.values())
+                / weights_by_id[environment_id]
+            )
+            if environment_id in weights_by_id
+            else 0
+        )
 
     def find_awaited_environment(self, envs: list[Json]) -> str | None:
         """The environment that the groups of others wait for."""
         if not any(self.waiting_groups.values()) or len(envs) < self.num_expected:
             return None
-        environment_id = min(weights_by_id, key=lambda candidate_id: self._pass_values.get(candidate_id, 0.0)) if (weights_by_id := read_weights(envs)) else None
-        return next((str(env["desired_name"]) for env in envs if env["registered_id"] == environment_id), None)
+        environment_id = (
+            min(weights_by_id, key=lambda candidate_id: self._pass_values.get(candidate_id, 0.0))
+            if (weights_by_id := read_weights(envs))
+            else None
+        )
+        return next(
+            (str(env["desired_name"]) for env in envs if env["registered_id"] == environment_id),
+            None,
+        )
 
     def _release_groups(self, weights_by_id: dict[Any, float]) -> Iterator[Json]:
-        for environment_id in [waiting_id for waiting_id in self.waiting_groups if waiting_id not in weights_by_id]:
-            yield from self.waiting_groups.pop(environment_id)  # its environment is gone, and shares no more
-        min_pass = min((self._pass_values[environment_id] for environment_id in weights_by_id if environment_id in self._pass_values), default=0.0)
-        self._pass_values = {environment_id: self._pass_values.get(environment_id, min_pass) for environment_id in weights_by_id}  # who is new is owed nothing
+        for environment_id in [
+            waiting_id for waiting_id in self.waiting_groups if waiting_id not in weights_by_id
+        ]:
+            # its environment is gone, and shares no more
+            yield from self.waiting_groups.pop(environment_id)
+        min_pass = min(
+            (
+                self._pass_values[environment_id]
+                for environment_id in weights_by_id
+                if environment_id in self._pass_values
+            ),
+            default=0.0,
+        )
+        # who is new is owed nothing
+        self._pass_values = {
+            environment_id: self._pass_values.get(environment_id, min_pass)
+            for environment_id in weights_by_id
+        }
         while weights_by_id:
-            environment_id = min(weights_by_id, key=lambda candidate_id: self._pass_values[candidate_id])
+            environment_id = min(
+                weights_by_id, key=lambda candidate_id: self._pass_values[candidate_id]
+            )
             if not self.waiting_groups.get(environment_id):
                 return
             group = self.waiting_groups[environment_id].pop(0)
-            self._pass_values[environment_id] += _count_rollouts(group) / weights_by_id[environment_id]
+            self._pass_values[environment_id] += (
+                _count_rollouts(group) / weights_by_id[environment_id]
+            )
             yield group
 
 
 def read_weights(envs: list[Json]) -> dict[Any, float]:
     """Of the connected environments, by number."""
-    return {env["registered_id"]: max(1e-3, float(env["weight"])) for env in envs if env.get("connected")}
+    return {
+        env["registered_id"]: max(1e-3, float(env["weight"]))
+        for env in envs
+        if env.get("connected")
+    }
 
 
 def _count_rollouts(group: Json) -> int:

@@ -17,7 +17,9 @@ TOKEN_KINDS = ("prefill", "sampled", "trained")
 
 
 class BudgetUsage(BaseModel):
-    """Over all attempts of a run. Tokens are prefill, sampled and trained together; `cost_usd` is null without a price."""
+    """Over all attempts of a run. Tokens are prefill, sampled and trained together; `cost_usd` is
+    null without a price.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -27,13 +29,19 @@ class BudgetUsage(BaseModel):
 
 
 def read_spent_file(file: Path) -> dict[str, float]:
-    """What an attempt had taken when it ended, over all attempts: tokens per kind, and `cost` where there is a price. It counts
-    what came after the last step, which the metrics do not. Empty where nothing was written, or nothing readable."""
+    """What an attempt had taken when it ended, over all attempts: tokens per kind, and `cost` where
+    there is a price. It counts what came after the last step, which the metrics do not. Empty where
+    nothing was written, or nothing readable.
+    """
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return {key: value for key, value in content.items() if isinstance(value, int | float)} if isinstance(content, dict) else {}
+    return (
+        {key: value for key, value in content.items() if isinstance(value, int | float)}
+        if isinstance(content, dict)
+        else {}
+    )
 
 
 def compute_budget_usage(
@@ -43,15 +51,25 @@ def compute_budget_usage(
     live: Mapping[str, Any] | None = None,
     saved: Mapping[str, float] | None = None,
 ) -> BudgetUsage:
-    """What a run has taken, the most that is known, because it never becomes less: from the last line of its metrics, from what
-    its trainer tells now (`told`), or from what was written `at_end` of an attempt (see `kept`)."""
+    """What a run has taken, the most that is known, because it never becomes less: from the last
+    line of its metrics, from what its trainer tells now (`told`), or from what was written `at_end`
+    of an attempt (see `kept`).
+    """
     live_values, saved_values = dict(live or {}), dict(saved or {})
     tokens = [
         live_values.get("tokens") or 0,
         sum(last_line.get(f"tokens/{kind}_total") or 0 for kind in TOKEN_KINDS),
         sum(saved_values.get(k, 0) for k in TOKEN_KINDS),
     ]
-    costs = [cost for cost in (live_values.get("cost_usd"), last_line.get("cost/total"), saved_values.get("cost")) if cost is not None]
+    costs = [
+        cost
+        for cost in (
+            live_values.get("cost_usd"),
+            last_line.get("cost/total"),
+            saved_values.get("cost"),
+        )
+        if cost is not None
+    ]
     hours = round(record.earlier_hours + get_attempt_duration_s(record) / 3600, 4)
     return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(costs, default=None))
 
@@ -75,4 +93,8 @@ def _list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[tuple[str, 
         ("tokens", spent.tokens, limits.max_tokens),
         ("US dollars", spent.cost_usd, limits.max_cost_usd),
     ]
-    return [(name, used, float(limit)) for name, used, limit in budgets if used is not None and limit is not None]
+    return [
+        (name, used, float(limit))
+        for name, used, limit in budgets
+        if used is not None and limit is not None
+    ]

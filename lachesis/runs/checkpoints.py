@@ -1,4 +1,6 @@
-"""Which checkpoints of a run are whole: a manifest is written after everything that it names, with a hash of each file."""
+"""Which checkpoints of a run are whole: a manifest is written after everything that it names, with
+a hash of each file.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class ReferenceLoss(BaseModel):
 
 
 class Probe(BaseModel):
-    """A text and what the server that made the checkpoint says of it: the log-probability of each token but the first."""
+    """A text and what the server that made the checkpoint says of it: the log-probability of each
+    token but the first.
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -57,8 +61,9 @@ class HeldOutResult(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and `sampler_weights` are Tinker
-    paths."""
+    """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and
+    `sampler_weights` are Tinker paths.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -75,29 +80,41 @@ class Manifest(BaseModel):
     reward: float | None = None
     """Mean reward of the steps since the checkpoint before it."""
     held_out: HeldOutResult | None = None
-    """The newest held-out result of its weights, or of weights between the checkpoint before it and this one."""
+    """The newest held-out result of its weights, or of weights between the checkpoint before it and
+    this one.
+    """
     reference: ReferenceLoss | None = None
     probes: list[Probe] = []
     """Texts of the run under the saved weights; whoever loads them elsewhere can compare."""
     files: dict[str, StoredFile] = {}
-    """What lies on this machine, by its path in the run's folder; nothing when another server holds the weights."""
+    """What lies on this machine, by its path in the run's folder; nothing when another server holds
+    the weights.
+    """
     created_at: str = ""
 
     def get_groups_by_environment(self, environments: Iterable[str]) -> dict[str, int]:
-        """Groups that training had received of each of the run's environments, the first one of which may be the only one."""
+        """Groups that training had received of each of the run's environments, the first one of
+        which may be the only one.
+        """
         names = list(environments)
-        return {name: self.mixture.get(name, 0) for name in names} if len(names) > 1 else {names[0]: self.groups}
+        return (
+            {name: self.mixture.get(name, 0) for name in names}
+            if len(names) > 1
+            else {names[0]: self.groups}
+        )
 
 
 def find_best(manifests: Iterable[Manifest]) -> Manifest | None:
     """Return the checkpoint with the best held-out result.
 
-    If no checkpoint was evaluated, the one with the highest mean reward is returned. Of equal ones the newest counts. None
-    if there is neither a held-out result nor a reward.
+    If no checkpoint was evaluated, the one with the highest mean reward is returned. Of equal ones
+    the newest counts. None if there is neither a held-out result nor a reward.
     """
     checkpoints = sorted(manifests, key=lambda manifest: manifest.step, reverse=True)
     for score in (_get_held_out_score, _get_reward):
-        scores = [(value, manifest) for manifest in checkpoints if math.isfinite(value := score(manifest))]
+        scores = [
+            (value, manifest) for manifest in checkpoints if math.isfinite(value := score(manifest))
+        ]
         if scores:
             return max(scores, key=lambda pair: pair[0])[1]
     return None
@@ -119,13 +136,20 @@ class Checkpoints:
 
     def write(self, manifest: Manifest) -> Manifest:
         """With the hashes of its files. Raises StorageError."""
-        files = {str(file.relative_to(self.folder.parent)): _describe_file(file) for file in self._list_local_files(manifest)}
+        files = {
+            str(file.relative_to(self.folder.parent)): _describe_file(file)
+            for file in self._list_local_files(manifest)
+        }
         stamped = manifest.model_copy(update={"created_at": now_iso(), "files": files})
-        write_private(self._get_manifest_path(manifest.step), json.dumps(stamped.model_dump(), indent=2))
+        write_private(
+            self._get_manifest_path(manifest.step), json.dumps(stamped.model_dump(), indent=2)
+        )
         return stamped
 
     def list_intact(self, *, should_warn: bool = False) -> list[Manifest]:
-        """The whole ones, in order of steps; sizes are compared, hashes are not. The others are passed over."""
+        """The whole ones, in order of steps; sizes are compared, hashes are not. The others are
+        passed over.
+        """
         manifests = []
         for _, file in self._list_manifest_files():
             try:
@@ -133,7 +157,11 @@ class Checkpoints:
                 self._require_sizes(manifest)
             except (ValidationError, OSError, CheckpointError) as error:
                 if should_warn:
-                    log.warning("checkpoint %s is damaged and passed over: %s", file.name, _get_first_line(error))
+                    log.warning(
+                        "checkpoint %s is damaged and passed over: %s",
+                        file.name,
+                        _get_first_line(error),
+                    )
                 continue
             manifests.append(manifest)
         return manifests
@@ -143,13 +171,19 @@ class Checkpoints:
         return next(reversed(self.list_intact()), None)
 
     def find_resumable(self) -> Manifest | None:
-        """The newest one whose files are what was written, hash by hash; None when none was ever written. Damaged ones are
-        passed over with a warning. Raises CheckpointError when there are only such."""
+        """The newest one whose files are what was written, hash by hash; None when none was ever
+        written. Damaged ones are passed over with a warning. Raises CheckpointError when there are
+        only such.
+        """
         for manifest in reversed(self.list_intact(should_warn=True)):
             changed_files = self.find_changed_files(manifest)
             if not changed_files:
                 return manifest
-            log.warning("checkpoint of step %d is damaged and passed over: %s has changed", manifest.step, ", ".join(changed_files))
+            log.warning(
+                "checkpoint of step %d is damaged and passed over: %s has changed",
+                manifest.step,
+                ", ".join(changed_files),
+            )
         manifest_names = [file.name for _, file in self._list_manifest_files()]
         if manifest_names:
             raise CheckpointError(
@@ -161,12 +195,20 @@ class Checkpoints:
 
     def describe_skipped(self, manifest: Manifest) -> str | None:
         """That it is not the newest one, as those after it are damaged."""
-        skipped_names = [file.stem for step, file in self._list_manifest_files() if step > manifest.step]
-        return f"damaged, and passed over: {', '.join(skipped_names)}; this is step {manifest.step}" if skipped_names else None
+        skipped_names = [
+            file.stem for step, file in self._list_manifest_files() if step > manifest.step
+        ]
+        return (
+            f"damaged, and passed over: {', '.join(skipped_names)}; this is step {manifest.step}"
+            if skipped_names
+            else None
+        )
 
     def set_aside(self, after: int) -> None:
-        """Those of later steps are damaged, or training would not go on from here. They keep their files, under a name that
-        counts no more: as the newest ones they would have what is saved from now on deleted."""
+        """Those of later steps are damaged, or training would not go on from here. They keep their
+        files, under a name that counts no more: as the newest ones they would have what is saved
+        from now on deleted.
+        """
         for step, file in self._list_manifest_files():
             if step > after:
                 log.warning("%s is set aside, as training goes on from step %d", file.name, after)
@@ -179,13 +221,18 @@ class Checkpoints:
 
     def find_changed_files(self, manifest: Manifest) -> list[str]:
         """Its files that are not what was written, hash by hash."""
-        return [name for name, stored in manifest.files.items() if _describe_file(self.folder.parent / name) != stored]
+        return [
+            name
+            for name, stored in manifest.files.items()
+            if _describe_file(self.folder.parent / name) != stored
+        ]
 
     def select(self, selector: str) -> Manifest:
         """Return a checkpoint whose files are what was written, hash by hash.
 
         Args:
-            which: "last" for the newest one that is not damaged, "best" for the one that `best` returns, or a step.
+            which: "last" for the newest one that is not damaged, "best" for the one that `best`
+                returns, or a step.
 
         Raises:
             RunStateError: If there is no such checkpoint.
@@ -201,14 +248,22 @@ class Checkpoints:
         if selector == BEST:
             manifest = find_best(intact)
             if manifest is None:
-                raise RunStateError(f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, {steps}")
+                raise RunStateError(
+                    f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, {steps}"
+                )
         else:
-            manifest = next((candidate for candidate in intact if str(candidate.step) == selector), None)
+            manifest = next(
+                (candidate for candidate in intact if str(candidate.step) == selector), None
+            )
         if manifest is None:
             if self.has_manifest(selector):
                 self.list_intact(should_warn=True)
-                raise CheckpointError(f"checkpoint {selector} is damaged; the log above says what is wrong with it")
-            raise RunStateError(f"there is no whole checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, {LAST}, {steps}")
+                raise CheckpointError(
+                    f"checkpoint {selector} is damaged; the log above says what is wrong with it"
+                )
+            raise RunStateError(
+                f"there is no whole checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, {LAST}, {steps}"
+            )
         if changed_files := self.find_changed_files(manifest):
             raise CheckpointError(
                 f"checkpoint {manifest.step} is damaged: {', '.join(changed_files)} has changed since it was written; whole ones may "
@@ -217,21 +272,38 @@ class Checkpoints:
         return manifest
 
     def note_held_out(self, step: int, held_out: HeldOutResult) -> None:
-        """Add a held-out result to the manifest of a checkpoint, if there is one of this step. Raises StorageError."""
+        """Add a held-out result to the manifest of a checkpoint, if there is one of this step.
+        Raises StorageError.
+        """
         for manifest in self.list_intact():
-            if manifest.step == step and (manifest.held_out is None or manifest.held_out.step <= held_out.step):
+            if manifest.step == step and (
+                manifest.held_out is None or manifest.held_out.step <= held_out.step
+            ):
                 updated = manifest.model_copy(update={"held_out": held_out})
-                write_private(self._get_manifest_path(step), json.dumps(updated.model_dump(), indent=2))
+                write_private(
+                    self._get_manifest_path(step), json.dumps(updated.model_dump(), indent=2)
+                )
 
-    def find_superseded(self, num_to_keep: int, *, spared_step: int | None = None) -> list[Manifest]:
+    def find_superseded(
+        self, num_to_keep: int, *, spared_step: int | None = None
+    ) -> list[Manifest]:
         """Return the checkpoints that nobody needs any more.
 
-        These are all but the last `keep`, the best one, a final one, one that belongs to another run, and the one of step
-        `spare`, whose evaluation is under way.
+        These are all but the last `keep`, the best one, a final one, one that belongs to another
+        run, and the one of step `spare`, whose evaluation is under way.
         """
         manifests = self.list_intact()
-        needed = (find_best(manifests), *(candidate for candidate in manifests if candidate.final or candidate.borrowed or candidate.step == spared_step))
-        return [manifest for manifest in manifests[: -max(1, num_to_keep)] if manifest not in needed]
+        needed = (
+            find_best(manifests),
+            *(
+                candidate
+                for candidate in manifests
+                if candidate.final or candidate.borrowed or candidate.step == spared_step
+            ),
+        )
+        return [
+            manifest for manifest in manifests[: -max(1, num_to_keep)] if manifest not in needed
+        ]
 
     def remove_manifest(self, manifest: Manifest) -> None:
         """The manifest first, so that nothing is called whole whose files are being deleted."""
@@ -242,7 +314,9 @@ class Checkpoints:
 
         The order of names is another one from step 1000000 on.
         """
-        matches = ((MANIFEST_NAME.fullmatch(file.name), file) for file in self.folder.glob("step-*.json"))
+        matches = (
+            (MANIFEST_NAME.fullmatch(file.name), file) for file in self.folder.glob("step-*.json")
+        )
         return sorted((int(match[1]), file) for match, file in matches if match)
 
     def _get_manifest_path(self, step: int) -> Path:
@@ -265,7 +339,9 @@ class Checkpoints:
 def _describe_file(file: Path) -> StoredFile | None:
     try:
         with file.open("rb") as stream:
-            return StoredFile(sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size)
+            return StoredFile(
+                sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=file.stat().st_size
+            )
     except OSError:
         return None
 

@@ -1,9 +1,10 @@
-"""What dead runs have left on this machine and at a Tinker server: found, told, and ended where it is provably ours.
+"""What dead runs have left on this machine and at a Tinker server: found, told, and ended where it
+is provably ours.
 
 processes     that carry the mark of a run or test that does not live, or of a launcher that is gone
-files         that were being written when their writer died
-checkpoints   of runs that have ended, which no manifest names, so that nobody can go on from them: a save that was cut off
-sessions      at a Tinker server whose trainer could not end them; there they would end for want of a heartbeat
+files         that were being written when their writer died checkpoints   of runs that have ended,
+which no manifest names, so that nobody can go on from them: a save that was cut off sessions
+at a Tinker server whose trainer could not end them; there they would end for want of a heartbeat
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ from lachesis.runs.checkpoints import ENGINE_FOLDER, Manifest
 from lachesis.runs.store import RunDir, RunRecord, RunStore
 
 LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
-"""The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of the home."""
-LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = "deployments.up", "deployments.runner", "prefect.engine"
+"""The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of
+the home.
+"""
+LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = (
+    "deployments.up",
+    "deployments.runner",
+    "prefect.engine",
+)
 RUNNER_TIMEOUT_S = 240.0
 """The runner ends its runs first, each with a checkpoint."""
 CHECK_PREFIX = "lachesis-check-"
@@ -65,7 +72,11 @@ def remove_old_checks() -> list[str]:
             if stat.st_uid == os.getuid() and time.time() - stat.st_mtime > MAX_CHECK_AGE_S:
                 old_folders.append(path)
     processes_by_folder = leftovers.find_processes(root) if old_folders else {}
-    in_use = [path for path in old_folders if any(folder.is_relative_to(path) for folder in processes_by_folder)]
+    in_use = [
+        path
+        for path in old_folders
+        if any(folder.is_relative_to(path) for folder in processes_by_folder)
+    ]
     return leftovers.remove_paths([path for path in old_folders if path not in in_use])
 
 
@@ -73,14 +84,19 @@ def find_run_leftovers(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
     """The files and sessions of a run that does not live; the processes of all are found at once."""
     findings = [_make_file_leftover(path) for path in leftovers.find_unfinished(run_dir.path)]
     if record.has_ended:
-        findings += [_make_file_leftover(path, "saved weights that no checkpoint names") for path in _find_unnamed_checkpoints(run_dir)]
+        findings += [
+            _make_file_leftover(path, "saved weights that no checkpoint names")
+            for path in _find_unnamed_checkpoints(run_dir)
+        ]
         findings += _find_tinker_session(run_dir, record)
     return findings
 
 
 def _make_file_leftover(path: Path, reason: str = "not finished by its writer") -> Leftover:
     def clean_up() -> str:
-        return f"removed {path}" if leftovers.remove_paths([path]) else f"{path} could not be removed"
+        return (
+            f"removed {path}" if leftovers.remove_paths([path]) else f"{path} could not be removed"
+        )
 
     return Leftover(f"{path}: {reason}", clean_up)
 
@@ -89,7 +105,9 @@ def _make_process_leftover(process: psutil.Process, owner: str) -> Leftover:
     def clean_up() -> str:
         return f"ended {(leftovers.terminate_processes([process]) or [str(process.pid)])[0]}"
 
-    return Leftover(f"process {leftovers.describe_process(process)} of {owner}, which does not live", clean_up)
+    return Leftover(
+        f"process {leftovers.describe_process(process)} of {owner}, which does not live", clean_up
+    )
 
 
 def _find_run_processes(store: RunStore) -> list[Leftover]:
@@ -97,7 +115,9 @@ def _find_run_processes(store: RunStore) -> list[Leftover]:
     for path, processes in leftovers.find_processes(store.home).items():
         if not RunDir(path.parent, path.name).is_alive():
             kind = "run" if path.parent == store.root else "inference test"
-            findings += [_make_process_leftover(process, f"{kind} {path.name}") for process in processes]
+            findings += [
+                _make_process_leftover(process, f"{kind} {path.name}") for process in processes
+            ]
     return findings
 
 
@@ -116,16 +136,27 @@ def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Leftover]:
-    """Left by a launcher that was killed, the runner before the server, which it needs to tell how its runs ended."""
+    """Left by a launcher that was killed, the runner before the server, which it needs to tell how
+    its runs ended.
+    """
     runners: list[psutil.Process] = []
     servers: list[psutil.Process] = []
     for process, command in _iterate_launched(home):
         with contextlib.suppress(psutil.Error):
             parent = process.parent()
-            if any(argument.startswith("deployments.") for argument in command) and (parent is None or LAUNCHER_MODULE not in parent.cmdline()):
+            if any(argument.startswith("deployments.") for argument in command) and (
+                parent is None or LAUNCHER_MODULE not in parent.cmdline()
+            ):
                 (runners if RUNNER_MODULE in command else servers).append(process)
-    runs_note = f"; with it end, each with a checkpoint, the runs {', '.join(alive_run_ids)}" if alive_run_ids else ""
-    return [*(_make_launcher_leftover(launched, runs_note) for launched in runners), *(_make_launcher_leftover(launched) for launched in servers)]
+    runs_note = (
+        f"; with it end, each with a checkpoint, the runs {', '.join(alive_run_ids)}"
+        if alive_run_ids
+        else ""
+    )
+    return [
+        *(_make_launcher_leftover(launched, runs_note) for launched in runners),
+        *(_make_launcher_leftover(launched) for launched in servers),
+    ]
 
 
 def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Leftover:
@@ -137,12 +168,16 @@ def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Lef
         leftovers.terminate_processes([process])
         return f"ended {description}"
 
-    return Leftover(f"process {leftovers.describe_process(process)} of a launcher that was killed{runs_note}", clean_up)
+    return Leftover(
+        f"process {leftovers.describe_process(process)} of a launcher that was killed{runs_note}",
+        clean_up,
+    )
 
 
 def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
-    """What the embedded engine has saved and no manifest of the run names; nothing while a manifest cannot be read, as it may
-    name them."""
+    """What the embedded engine has saved and no manifest of the run names; nothing while a manifest
+    cannot be read, as it may name them.
+    """
     named_paths = set()
     try:
         for file in run_dir.checkpoints.glob("step-*"):  # also those that were set aside
@@ -151,8 +186,14 @@ def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
     except (OSError, ValidationError):
         return []
     root = run_dir.path / ENGINE_FOLDER
-    saved_folders = [checkpoint_file.parent for checkpoint_file in root.glob("*/*/*/checkpoint.json")]
-    return [saved_folder for saved_folder in saved_folders if f"tinker://{saved_folder.relative_to(root)}" not in named_paths]
+    saved_folders = [
+        checkpoint_file.parent for checkpoint_file in root.glob("*/*/*/checkpoint.json")
+    ]
+    return [
+        saved_folder
+        for saved_folder in saved_folders
+        if f"tinker://{saved_folder.relative_to(root)}" not in named_paths
+    ]
 
 
 def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
@@ -168,7 +209,12 @@ def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
             return f"session {session_id} at {url} stays: set TINKER_API_KEY to end it; without a heartbeat it ends by itself"
         try:
             body = {"reason": {"type": "interrupted"}, "detail": "its trainer was killed"}
-            response = httpx.post(f"{url}/api/v1/sessions/{session_id}/finish", headers={"X-API-Key": key}, json=body, timeout=10)
+            response = httpx.post(
+                f"{url}/api/v1/sessions/{session_id}/finish",
+                headers={"X-API-Key": key},
+                json=body,
+                timeout=10,
+            )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"session {session_id} at {url} stays: {type(error).__name__}"
         if response.status_code >= 400 and response.status_code not in (404, 410):

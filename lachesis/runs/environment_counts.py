@@ -26,7 +26,9 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
 def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
     """Return what several environments have written since then as if it came from one, or None:
     numbers are added, and the oldest sign of life and the newest group count."""
-    all_counts = [counts for file in files if (counts := read_counts(file, since=since)) is not None]
+    all_counts = [
+        counts for file in files if (counts := read_counts(file, since=since)) is not None
+    ]
     if len(all_counts) < 2:
         return all_counts[0] if all_counts else None
     merged: Json = {"errors": {}, "zeros": {}}

@@ -10,8 +10,9 @@ from lachesis.base.numbers import is_score
 
 
 def read_evaluation(folder: Path) -> dict[str, float]:
-    """The metrics of `folder`/metrics.json. What is no finite number is left out. Raises RunStateError when the
-    environment wrote none."""
+    """The metrics of `folder`/metrics.json. What is no finite number is left out. Raises
+    RunStateError when the environment wrote none.
+    """
     file = folder / "metrics.json"
     try:
         metrics = json.loads(file.read_text())["results"]["all"]
@@ -19,4 +20,8 @@ def read_evaluation(folder: Path) -> dict[str, float]:
         raise RunStateError(
             f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
         ) from error
-    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float) and is_score(value)}
+    return {
+        key: float(value)
+        for key, value in metrics.items()
+        if isinstance(value, int | float) and is_score(value)
+    }

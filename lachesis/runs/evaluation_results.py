@@ -7,49 +7,67 @@ from typing import Any
 
 from lachesis.base.json_lines import read_json_lines
 from lachesis.config.run_config import to_safe_name
-from lachesis.runs.held_out import HeldOutPoint, to_point, build_whole_curve, compute_interval
+from lachesis.runs.held_out import HeldOutPoint, build_whole_curve, compute_interval, to_point
 from lachesis.runs.store import RunDir, RunRecord
 
 Json = dict[str, Any]
 Step = Mapping[str, Any]
 
 
-def build_run_curve(record: RunRecord, run_dir: RunDir, steps: Sequence[Step]) -> list[HeldOutPoint]:
+def build_run_curve(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
+) -> list[HeldOutPoint]:
     """Return the held-out results of a run's own environment, in order of the evaluated steps.
 
-    The evaluation after training is the last point. The one before training is the first point where training
-    began with the base model.
+    The evaluation after training is the last point. The one before training is the first point
+    where training began with the base model.
     """
     has_sft = (run_dir.path / "supervised.json").exists()
-    return build_whole_curve(steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft)
+    return build_whole_curve(
+        steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft
+    )
 
 
 def read_accuracies(record: RunRecord) -> dict[str, float | None]:
-    """Return the accuracy before and after training, of the run's environment and of its further ones."""
+    """Return the accuracy before and after training, of the run's environment and of its further
+    ones.
+    """
     return {name: _get_accuracy(metrics) for name, metrics in _split_evaluations(record).items()}
 
 
 def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
-    """Return `items`, `low` and `high` of each accuracy, under the same names, where the number of items is known."""
+    """Return `items`, `low` and `high` of each accuracy, under the same names, where the number of
+    items is known.
+    """
     intervals = {}
     for name, metrics in _split_evaluations(record).items():
         accuracy = _get_accuracy(metrics)
-        if accuracy is not None and (interval := compute_interval(accuracy, metrics.get("eval/items"))):
+        if accuracy is not None and (
+            interval := compute_interval(accuracy, metrics.get("eval/items"))
+        ):
             intervals[name] = interval
     return intervals
 
 
 def summarize_failures(run_dir: RunDir) -> Json | None:
-    """Return how many evaluations during training have failed, and why the last one did; None if none has."""
+    """Return how many evaluations during training have failed, and why the last one did; None if
+    none has.
+    """
     lines = read_json_lines(run_dir.failed_evaluations)
     if not lines:
         return None
     last = lines[-1]
-    return {"failed": len(lines), "last_step": last.get("step"), "last_reason": str(last.get("reason"))}
+    return {
+        "failed": len(lines),
+        "last_step": last.get("step"),
+        "last_reason": str(last.get("reason")),
+    }
 
 
 def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
-    """Return the newest held-out result; the one before training says nothing about what was learned."""
+    """Return the newest held-out result; the one before training says nothing about what was
+    learned.
+    """
     return curve[-1].percent_correct if curve and curve[-1].step > 0 else None
 
 
@@ -60,12 +78,18 @@ def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint
 
 
 def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
-    """Return the metrics of each evaluation before and after training, with the names of a single environment."""
+    """Return the metrics of each evaluation before and after training, with the names of a single
+    environment.
+    """
     evaluations = dict(record.evaluation)
     for name in record.mixture:
         prefix = f"{to_safe_name(name)}/"
         for moment, metrics in record.evaluation.items():
-            own_metrics = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+            own_metrics = {
+                key.removeprefix(prefix): value
+                for key, value in metrics.items()
+                if key.startswith(prefix)
+            }
             evaluations[f"{name} {moment}"] = own_metrics
     return evaluations
 

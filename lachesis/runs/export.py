@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import CheckpointError, RunStateError
-from lachesis.base.files import storage_errors, create_folder_atomically
+from lachesis.base.files import create_folder_atomically, storage_errors
 from lachesis.base.tolerance import get_profile_tolerance
 from lachesis.runs import parity
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, find_best
@@ -26,7 +26,9 @@ MERGED_FOLDER = "merged"
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
-    """Where the embedded engine has put the checkpoint's adapter; None when another server holds it."""
+    """Where the embedded engine has put the checkpoint's adapter; None when another server holds
+    it.
+    """
     adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
     return adapter if (adapter / ADAPTER_FILES[0]).is_file() else None
 
@@ -60,12 +62,16 @@ class WeightLocations(BaseModel):
     adapter: str | None = None
     """A PEFT folder on this machine; null when another server holds the weights."""
     best: BetterCheckpoint | None = None
-    """An older checkpoint that is better than the newest one, by held-out result or else by mean reward."""
+    """An older checkpoint that is better than the newest one, by held-out result or else by mean
+    reward.
+    """
     warning: str | None = None
 
 
 def find_weights(run_dir: RunDir) -> WeightLocations:
-    """Return where the weights of a run's newest checkpoint are, and of a better one if there is one."""
+    """Return where the weights of a run's newest checkpoint are, and of a better one if there is
+    one.
+    """
     checkpoints = Checkpoints(run_dir.checkpoints)
     newest = checkpoints.find_newest()
     if newest is None:
@@ -99,7 +105,11 @@ def _describe_score(manifest: Manifest, compared_with: Manifest | None = None) -
     if (compared_with or manifest).held_out is None:
         return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
     result = manifest.held_out
-    return f"held-out accuracy {result.percent_correct:.3f} on {result.items} items" if result else "no held-out result"
+    return (
+        f"held-out accuracy {result.percent_correct:.3f} on {result.items} items"
+        if result
+        else "no held-out result"
+    )
 
 
 def _to_text(path: Path | None) -> str | None:
@@ -107,18 +117,26 @@ def _to_text(path: Path | None) -> str | None:
 
 
 def export(
-    record: RunRecord, run_dir: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool = False, verify: bool = True
+    record: RunRecord,
+    run_dir: RunDir,
+    target: Path,
+    *,
+    checkpoint: str = LAST,
+    merged: bool = False,
+    verify: bool = True,
 ) -> dict[str, Any]:
-    """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which is also written there.
+    """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which
+    is also written there.
 
     Args:
         record: The run.
         folder: Its folder.
         target: A new or empty folder. It is filled as a whole or not at all.
-        checkpoint: "last" for the newest whole checkpoint, "best" for the one with the best held-out result, or else the
-            highest mean reward, or a step.
+        checkpoint: "last" for the newest whole checkpoint, "best" for the one with the best
+            held-out result, or else the highest mean reward, or a step.
         merged: Write also the whole model into the subfolder of that name.
-        verify: Load what was written, and compare what it gives for some texts with what the trained model gave.
+        verify: Load what was written, and compare what it gives for some texts with what the
+            trained model gave.
 
     Raises:
         RunStateError: If there is no such checkpoint, or the target is taken.
@@ -130,10 +148,16 @@ def export(
     except RunStateError as error:
         raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunStateError(f"{target} exists already and is not an empty folder; choose another one")
+        raise RunStateError(
+            f"{target} exists already and is not an empty folder; choose another one"
+        )
     with create_folder_atomically(target) as staging_folder:
-        note = _write_files(record, run_dir, manifest, staging_folder, target, merged=merged, verify=verify)
-        if checkpoint == LAST and (warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)):
+        note = _write_files(
+            record, run_dir, manifest, staging_folder, target, merged=merged, verify=verify
+        )
+        if checkpoint == LAST and (
+            warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)
+        ):
             note["warning"] = warning
         if better := _find_better_checkpoint(run_dir, manifest):
             note["better"] = {"step": better.step, "reason": better.reason}
@@ -143,9 +167,18 @@ def export(
 
 
 def _write_files(
-    record: RunRecord, run_dir: RunDir, manifest: Manifest, staging_folder: Path, target: Path, *, merged: bool, verify: bool
+    record: RunRecord,
+    run_dir: RunDir,
+    manifest: Manifest,
+    staging_folder: Path,
+    target: Path,
+    *,
+    merged: bool,
+    verify: bool,
 ) -> dict[str, Any]:
-    """Write the files of a checkpoint to `place`, which will be called `target`, and return their note."""
+    """Write the files of a checkpoint to `place`, which will be called `target`, and return their
+    note.
+    """
     adapter = find_adapter_folder(run_dir, manifest)
     if adapter is None:
         _download(manifest, staging_folder)
@@ -182,14 +215,20 @@ def build_loading_code(base_model: str, target: Path) -> list[str]:
     ]
 
 
-def _verify(record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool) -> dict[str, Any]:
+def _verify(
+    record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool
+) -> dict[str, Any]:
     """Return the measured differences and whether these are the trained weights: None where they
     cannot be told from the base model. Raise CheckpointError if they are others."""
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     merged_folder = staging_folder / MERGED_FOLDER if merged else None
     tolerance = get_profile_tolerance(record.profile)
-    adapter_parity, merged_parity, revision = parity.check_adapter(record.base_model, staging_folder, texts, merged_folder, tolerance)
-    results = {"parity": adapter_parity} | ({"parity_merged": merged_parity} if merged_parity else {})
+    adapter_parity, merged_parity, revision = parity.check_adapter(
+        record.base_model, staging_folder, texts, merged_folder, tolerance
+    )
+    results = {"parity": adapter_parity} | (
+        {"parity_merged": merged_parity} if merged_parity else {}
+    )
     for name, result in results.items():
         if result.verified is False:
             what = "adapter" if name == "parity" else "merged model"
@@ -204,14 +243,27 @@ def _verify(record: RunRecord, staging_folder: Path, manifest: Manifest, *, merg
 
 def _download(manifest: Manifest, target: Path) -> None:
     """From the server that trained it, by the `tinker` command, with the key in the environment."""
-    command = [sys.executable, "-m", "tinker.cli", "checkpoint", "download", manifest.state, "--output", str(target)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "checkpoint",
+        "download",
+        manifest.state,
+        "--output",
+        str(target),
+    ]
+    completed = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     for config_file in target.rglob(ADAPTER_FILES[0]):
         for file in config_file.parent.iterdir():
             if file.parent != target:
                 shutil.move(str(file), target / file.name)
     if completed.returncode != 0 or not (target / ADAPTER_FILES[0]).is_file():
-        raise CheckpointError(f"{manifest.state} could not be downloaded: {completed.stderr.strip() or completed.stdout.strip()}")
+        raise CheckpointError(
+            f"{manifest.state} could not be downloaded: {completed.stderr.strip() or completed.stdout.strip()}"
+        )
 
 
 def _hash_file(file: Path) -> str:

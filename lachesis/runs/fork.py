@@ -1,5 +1,6 @@
-"""Begin a new run from a checkpoint of another one: its weights and Adam's moments, at step 0, with any configuration that fits
-the adapter."""
+"""Begin a new run from a checkpoint of another one: its weights and Adam's moments, at step 0, with
+any configuration that fits the adapter.
+"""
 
 from __future__ import annotations
 
@@ -41,28 +42,37 @@ class ForkSource:
             ("lora_rank", source_config.tinker.lora_rank, config.tinker.lora_rank),
         ):
             if theirs != ours:
-                hint = "choose that profile" if field == "profile" else "leave it out: the run's own is taken"
+                hint = (
+                    "choose that profile"
+                    if field == "profile"
+                    else "leave it out: the run's own is taken"
+                )
                 raise ConfigError(
                     f"checkpoint {self.name} has {field} {theirs}, this run {ours}; they must be the same, so {hint}"
                 )
 
     def copy_into(self, run_dir: RunDir) -> None:
-        """Make it the first checkpoint of the run in `folder`, which goes on from there as after a resume. Raises
-        StorageError."""
+        """Make it the first checkpoint of the run in `folder`, which goes on from there as after a
+        resume. Raises StorageError.
+        """
         with storage_errors(run_dir.path):
             make_private_folder(run_dir.checkpoints)
             for name in self.manifest.files:
                 target = run_dir.path / name
                 make_private_folder(target.parent)
                 copy_private(self.run_dir.path / name, target)
-        copied_fields = self.manifest.model_dump(include={"state", "sampler_weights", "reference", "probes"})
+        copied_fields = self.manifest.model_dump(
+            include={"state", "sampler_weights", "reference", "probes"}
+        )
         Checkpoints(run_dir.checkpoints).write(Manifest(step=0, borrowed=True, **copied_fields))
 
 
 def find_source(store: RunStore, reference: str) -> ForkSource:
-    """Return the checkpoint that RUN, RUN@STEP, RUN@best or RUN@last names, with its files verified.
+    """Return the checkpoint that RUN, RUN@STEP, RUN@best or RUN@last names, with its files
+    verified.
 
-    A run alone means its newest checkpoint. Raises UnknownRunError, RunStateError or CheckpointError.
+    A run alone means its newest checkpoint. Raises UnknownRunError, RunStateError or
+    CheckpointError.
     """
     run_id, _, selector = reference.partition("@")
     record = store.load(run_id)
@@ -79,11 +89,27 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     environment = get_name_or_file(record.environment, record.environment_file)
     edits = [part for name in fields for part in ("--set", f"{name}=VALUE")]
     mixture = RunConfig.from_yaml(run_dir.config).env.mixture
-    mixture_options = [part for name, settings in mixture.items() for part in ("--with", f"{name}={settings.get('weight', 1)}")]
+    mixture_options = [
+        part
+        for name, settings in mixture.items()
+        for part in ("--with", f"{name}={settings.get('weight', 1)}")
+    ]
     profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
     newest = Checkpoints(run_dir.checkpoints).find_newest()
-    source_options = ["--from", f"{record.run_id}@{newest.step}"] if newest else ["--model", record.base_model]
-    command = shlex.join(["lachesis", "train", environment, *mixture_options, *profile_options, *source_options, *edits])
+    source_options = (
+        ["--from", f"{record.run_id}@{newest.step}"] if newest else ["--model", record.base_model]
+    )
+    command = shlex.join(
+        [
+            "lachesis",
+            "train",
+            environment,
+            *mixture_options,
+            *profile_options,
+            *source_options,
+            *edits,
+        ]
+    )
     source_text = f"from its weights of step {newest.step}" if newest else "on the same environment"
     start = f'start_from="{source_options[1]}"' if newest else ""
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"

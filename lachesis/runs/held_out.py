@@ -1,4 +1,6 @@
-"""Read and describe results on held-out items: a share of items, with the number of items and its interval."""
+"""Read and describe results on held-out items: a share of items, with the number of items and its
+interval.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class HeldOutPoint(BaseModel):
 def compute_interval(percent_correct: float, items: float | None) -> dict[str, float]:
     """Return `items`, `low` and `high` of a share, or nothing where its interval is not defined.
 
-    Several answers to one item are not independent, so the number of items counts, not that of answers.
+    Several answers to one item are not independent, so the number of items counts, not that of
+    answers.
     """
     if items is None or items < 1 or not 0 <= percent_correct <= 1:
         return {}
@@ -44,7 +47,9 @@ def compute_interval(percent_correct: float, items: float | None) -> dict[str, f
 
 
 def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the share of correct answers among the metrics of one evaluation, or None if there is none."""
+    """Return the share of correct answers among the metrics of one evaluation, or None if there is
+    none.
+    """
     for name in ACCURACY_NAMES:
         value = metrics.get(f"eval/{name}")
         if value is not None:
@@ -57,11 +62,16 @@ def to_point(metrics: Mapping[str, float | None], step: int) -> HeldOutPoint | N
     accuracy = find_accuracy(metrics)
     if accuracy is None:
         return None
-    return HeldOutPoint(step=step, percent_correct=accuracy, **compute_interval(accuracy, metrics.get("eval/items")))
+    return HeldOutPoint(
+        step=step, percent_correct=accuracy, **compute_interval(accuracy, metrics.get("eval/items"))
+    )
 
 
-def build_held_out_curve(steps: Sequence[Step], environment: str | None = None) -> list[HeldOutPoint]:
-    """Return the held-out results that the lines of the metrics hold, in order of the evaluated steps.
+def build_held_out_curve(
+    steps: Sequence[Step], environment: str | None = None
+) -> list[HeldOutPoint]:
+    """Return the held-out results that the lines of the metrics hold, in order of the evaluated
+    steps.
 
     Args:
         steps: Lines of `metrics.jsonl` in order.
@@ -73,20 +83,27 @@ def build_held_out_curve(steps: Sequence[Step], environment: str | None = None) 
         evaluated_step = line.get(f"{prefix}eval/step")
         if evaluated_step is None:
             continue
-        own_metrics = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(f"{prefix}eval/")}
+        own_metrics = {
+            key.removeprefix(prefix): value
+            for key, value in line.items()
+            if key.startswith(f"{prefix}eval/")
+        }
         point = to_point(own_metrics, int(evaluated_step))
         if point is not None:
             points[point.step] = point
     return [points[step] for step in sorted(points)]
 
 
-def build_whole_curve(steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool) -> list[HeldOutPoint]:
+def build_whole_curve(
+    steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool
+) -> list[HeldOutPoint]:
     """Return the curve of a run together with its evaluations before and after training.
 
     Args:
         steps: Lines of `metrics.jsonl` in order.
         evaluation: The metrics `before` and `after` training, as the run's record has them.
-        from_base: Whether training began with the base model, so that `before` is the result of step 0.
+        from_base: Whether training began with the base model, so that `before` is the result of
+            step 0.
     """
     points = {point.step: point for point in build_held_out_curve(steps)}
     before = to_point(evaluation.get("before", {}), 0) if is_from_base else None
@@ -105,7 +122,9 @@ def describe_point(point: HeldOutPoint | None) -> str:
     return describe_accuracy(point.percent_correct, point.items, point.low, point.high)
 
 
-def describe_accuracy(accuracy: float, items: float | None, low: float | None, high: float | None) -> str:
+def describe_accuracy(
+    accuracy: float, items: float | None, low: float | None, high: float | None
+) -> str:
     """Return a share with its number of items and its interval in words."""
     if items is None or low is None or high is None:
         return f"{accuracy:.3f}"

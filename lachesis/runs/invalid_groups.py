@@ -1,6 +1,7 @@
 """Whether an environment gives only groups that training cannot use, and the error that says so.
 
-The counts are those that the environment's process writes about itself; see `lachesis.env_process.counters`.
+The counts are those that the environment's process writes about itself; see
+`lachesis.env_process.counters`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 from lachesis.base.errors import InvalidGroupsError
 
 NUM_DEAD_BATCHES = 3
-"""An environment is called dead when its first groups, as many as make so many batches, are all invalid."""
+"""An environment is called dead when its first groups, as many as make so many batches, are all
+invalid.
+"""
 Json = dict[str, Any]
 
 
@@ -63,7 +66,10 @@ def count_invalid_groups(counts: Json, group_size: int) -> int:
 
 def is_dead(counts: Json | None, *, group_size: int, batch_size: int) -> bool:
     """Return whether the groups of the first three batches were all invalid."""
-    return counts is not None and count_invalid_groups(counts, group_size) * group_size >= NUM_DEAD_BATCHES * batch_size
+    return (
+        counts is not None
+        and count_invalid_groups(counts, group_size) * group_size >= NUM_DEAD_BATCHES * batch_size
+    )
 
 
 def require_usable_groups(dead: Sequence[DeadEnvironment], num_environments: int) -> None:

@@ -80,11 +80,15 @@ class MetricsFile:
             return file.read() == b"\n"
 
     def read(self) -> list[Step]:
-        """The steps in order. A run that was resumed from an earlier step has left those behind it, with their weights."""
+        """The steps in order. A run that was resumed from an earlier step has left those behind it,
+        with their weights.
+        """
         return _parse_steps(self.path.read_bytes()) if self.path.is_file() else []
 
     def tail(self, count: int) -> list[Step]:
-        """At least the last `count` steps, where there are as many, without reading a long file as a whole."""
+        """At least the last `count` steps, where there are as many, without reading a long file as
+        a whole.
+        """
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -95,8 +99,10 @@ class MetricsFile:
         return _parse_steps(content[content.find(b"\n") + 1 :] if len(content) < size else content)
 
     def read_from(self, position: int) -> tuple[list[Step], int]:
-        """Return the steps in the whole lines behind `position` (bytes), in order, and the position after them. A file that is
-        shorter than that was written anew: its size comes back without steps."""
+        """Return the steps in the whole lines behind `position` (bytes), in order, and the position
+        after them. A file that is shorter than that was written anew: its size comes back without
+        steps.
+        """
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -128,13 +134,17 @@ def _add_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list
     if failed := moving_metrics.pop(FAILED_KEY, 0):
         last[FAILED_KEY] = (last.get(FAILED_KEY) or 0) + failed
     for line in (last, *reversed(steps[:-1])):
-        present_metrics = {key: line[key] for key in line if is_evaluation_key(key) and key != FAILED_KEY}
+        present_metrics = {
+            key: line[key] for key in line if is_evaluation_key(key) and key != FAILED_KEY
+        }
         if present_metrics.keys().isdisjoint(moving_metrics):
             changed_lines.append({**line, **moving_metrics})
             return changed_lines[::-1]
         if len(changed_lines) == len(steps) - 1 > 0 and _is_of_step_0(present_metrics):
             break
-        changed_lines.append({**{key: line[key] for key in line if key not in present_metrics}, **moving_metrics})
+        changed_lines.append(
+            {**{key: line[key] for key in line if key not in present_metrics}, **moving_metrics}
+        )
         moving_metrics = present_metrics
     log.warning("no line of the metrics is left for the evaluation %s", json.dumps(moving_metrics))
     return changed_lines[::-1]
@@ -157,11 +167,15 @@ def _parse_steps(content: bytes) -> list[Step]:
 
 
 def _parse_step(line: JsonObject) -> Step | None:
-    """Return the step and the numbers of a line, or None if it has no step. A value that is not a finite number, such as a
-    diverged loss, becomes None."""
+    """Return the step and the numbers of a line, or None if it has no step. A value that is not a
+    finite number, such as a diverged loss, becomes None.
+    """
     if type(line.get("step")) is not int or not is_score(line["step"]):
         return None
-    return {key: value if isinstance(value, int | float) and is_score(value) else None for key, value in line.items()}
+    return {
+        key: value if isinstance(value, int | float) and is_score(value) else None
+        for key, value in line.items()
+    }
 
 
 def sample_history(steps: list[Step], max_steps: int = 10) -> list[Step]:
@@ -177,17 +191,25 @@ def select_key_metrics(step: Step) -> Step:
 
 
 class WandbSink:
-    """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up training.
+    """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up
+    training.
 
-    Online with WANDB_API_KEY, else, or when W&B does not answer, offline into the run's folder. The entity is W&B's own default
-    for the key.
+    Online with WANDB_API_KEY, else, or when W&B does not answer, offline into the run's folder. The
+    entity is W&B's own default for the key.
     """
 
-    def __init__(self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]
+    ) -> None:
         self.url: str | None = None
         self.error: str | None = None
         self._folder = folder
-        self._settings: dict[str, Any] = {"project": project, "group": group, "name": name, "config": config}
+        self._settings: dict[str, Any] = {
+            "project": project,
+            "group": group,
+            "name": name,
+            "config": config,
+        }
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._queue_condition = threading.Condition()
         self._is_closed = False
@@ -214,12 +236,15 @@ class WandbSink:
         try:
             run = self._start_run()
             self.url = getattr(run, "url", None)
-            run.define_metric("eval/*", step_metric="eval/step")  # a result is that of the weights it was made with
+            # a result is that of the weights it was made with
+            run.define_metric("eval/*", step_metric="eval/step")
             while (item := self._take_item()) is not None:
                 run.log(item[1], step=item[0])
             run.finish()
         except Exception as error:  # W&B is a copy; metrics.jsonl is the record
-            self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
+            self.error = (
+                f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
+            )
             log.warning(self.error)
         finally:
             with self._queue_condition:
@@ -227,15 +252,24 @@ class WandbSink:
                 self._queue.clear()
 
     def _start_run(self) -> Any:
-        """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile wait in the queue."""
+        """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile
+        wait in the queue.
+        """
         import wandb
 
-        mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        mode: Any = os.environ.get("WANDB_MODE") or (
+            "online" if os.environ.get("WANDB_API_KEY") else "offline"
+        )
         run_options: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
-        # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed try online.
-        resume_options: dict[str, Any] = {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
+        # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed
+        # try online.
+        resume_options: dict[str, Any] = (
+            {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
+        )
         try:
-            return wandb.init(mode=mode, settings=_make_quiet_settings(), **resume_options, **run_options)
+            return wandb.init(
+                mode=mode, settings=_make_quiet_settings(), **resume_options, **run_options
+            )
         except wandb.errors.Error as error:  # no answer, or a key that it does not know
             self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
             log.warning(self.error)

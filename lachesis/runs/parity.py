@@ -1,5 +1,6 @@
-"""Whether exported weights are those that were trained: load them with `transformers` and `peft`, and compare what they say of
-some texts with what the server said that made the checkpoint."""
+"""Whether exported weights are those that were trained: load them with `transformers` and `peft`,
+and compare what they say of some texts with what the server said that made the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from lachesis.base.errors import CheckpointError, MissingDependencyError
 from lachesis.base.tolerance import FLOAT32_TOLERANCE, Tolerance
 
 MAX_RATIO_TO_BASE = 1.25
-"""The trained weights may be this much farther from what the server computed than the base model is. Where training has changed
-little, the rounding of the server decides which of them is nearer."""
+"""The trained weights may be this much farther from what the server computed than the base model
+is. Where training has changed little, the rounding of the server decides which of them is nearer.
+"""
 MAX_RATIO_VERIFIED = 0.5
 """Weights whose mean difference is at most this share of that of the base model can be told from
 it. Farther away, there may be nothing but rounding, or an adapter of a much earlier step."""
@@ -54,7 +56,11 @@ class Parity(BaseModel):
             f"{limit if self.measure == 'mean' else ''} and by {self.largest:.1e} at most"
             f"{limit if self.measure == 'largest' else ''}"
         )
-        return text if self.base_mean is None else f"{text}; those of the base model by {self.base_mean:.1e} on average"
+        return (
+            text
+            if self.base_mean is None
+            else f"{text}; those of the base model by {self.base_mean:.1e} on average"
+        )
 
 
 Texts = Sequence[tuple[list[int], list[float]]]
@@ -62,11 +68,17 @@ Texts = Sequence[tuple[list[int], list[float]]]
 
 
 def check_adapter(
-    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance = FLOAT32_TOLERANCE
+    base_model: str,
+    adapter: Path,
+    texts: Texts,
+    merged: Path | None,
+    tolerance: Tolerance = FLOAT32_TOLERANCE,
 ) -> tuple[Parity, Parity | None, str]:
-    """Compare the adapter on its base model; with `merged`, write both as one model to that folder and compare that, as it is
-    loaded from there. The third result is the revision of the base model. Raises MissingDependencyError, or CheckpointError
-    when something cannot be loaded or there is no text."""
+    """Compare the adapter on its base model; with `merged`, write both as one model to that folder
+    and compare that, as it is loaded from there. The third result is the revision of the base
+    model. Raises MissingDependencyError, or CheckpointError when something cannot be loaded or
+    there is no text.
+    """
     if not any(logprobs for _, logprobs in texts):
         raise CheckpointError("the checkpoint holds no text to compare with; it cannot be verified")
     try:
@@ -84,15 +96,23 @@ def check_adapter(
         model = PeftModel.from_pretrained(base, str(adapter)).eval()
         with model.disable_adapter():
             base_mean = float(_compute_differences(model, texts).mean())
-        adapter_parity = _build_parity(_compute_differences(model, texts), texts, base_mean, tolerance)
+        adapter_parity = _build_parity(
+            _compute_differences(model, texts), texts, base_mean, tolerance
+        )
         if merged is None:
             return adapter_parity, None, revision
         model.merge_and_unload().save_pretrained(merged)
         AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
         merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-        return adapter_parity, _build_parity(_compute_differences(merged_model, texts), texts, base_mean, tolerance), revision
+        return (
+            adapter_parity,
+            _build_parity(_compute_differences(merged_model, texts), texts, base_mean, tolerance),
+            revision,
+        )
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"the weights in {adapter} cannot be loaded on {base_model}: {error}") from error
+        raise CheckpointError(
+            f"the weights in {adapter} cannot be loaded on {base_model}: {error}"
+        ) from error
 
 
 def _untie_embeddings(model: Any) -> None:
@@ -115,7 +135,9 @@ def _compute_differences(model: Any, texts: Texts) -> Any:
         ids = torch.tensor([tokens])
         with torch.inference_mode():
             values = torch.log_softmax(model(input_ids=ids).logits[0, :-1].float(), -1)
-        differences.append((values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs())
+        differences.append(
+            (values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs()
+        )
     return torch.cat(differences)
 
 
@@ -133,7 +155,9 @@ def _build_parity(differences: Any, texts: Texts, base_mean: float, tolerance: T
     )
 
 
-def judge_weights(largest: float, mean: float, base_mean: float, tolerance: Tolerance) -> bool | None:
+def judge_weights(
+    largest: float, mean: float, base_mean: float, tolerance: Tolerance
+) -> bool | None:
     """Return whether weights are the trained ones, or None where that cannot be told.
 
     Training often moves log-probabilities by less than the limit, so that the base model is within
@@ -148,7 +172,10 @@ def judge_weights(largest: float, mean: float, base_mean: float, tolerance: Tole
     if tolerance.measure == "largest":
         is_within_limit = largest <= tolerance.limit
     else:
-        is_within_limit = mean <= tolerance.limit and mean <= MAX_RATIO_TO_BASE * base_mean + FLOAT32_TOLERANCE.limit
+        is_within_limit = (
+            mean <= tolerance.limit
+            and mean <= MAX_RATIO_TO_BASE * base_mean + FLOAT32_TOLERANCE.limit
+        )
     if not is_within_limit:
         return False
     return True if mean <= MAX_RATIO_VERIFIED * base_mean else None

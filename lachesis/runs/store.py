@@ -24,7 +24,9 @@ from lachesis.base.errors import RunStateError, StorageError, UnknownRunError, s
 from lachesis.base.files import open_owner_only, storage_errors, write_private
 from lachesis.base.host_clock import ClockReading, is_same_boot, read_clocks
 
-RunStatusName = Literal["pending", "starting", "running", "stopping", "stopped", "completed", "failed"]
+RunStatusName = Literal[
+    "pending", "starting", "running", "stopping", "stopped", "completed", "failed"
+]
 END_STATUSES: frozenset[str] = frozenset({"stopped", "completed", "failed"})
 
 LOCK_S = 10.0
@@ -32,8 +34,9 @@ LOCK_S = 10.0
 
 
 class ServiceRecord(BaseModel):
-    """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a negative code is the signal
-    that ended it."""
+    """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a
+    negative code is the signal that ended it.
+    """
 
     pid: int | None = None
     port: int | None = None
@@ -109,7 +112,9 @@ class RunRecord(BaseModel):
     wandb_project: str
     wandb_run_name: str
     resumed: dict[str, Any] | None = None
-    """What this attempt went on from; see `lachesis.trainer.checkpoint_manager.Receipt`. None for the first one."""
+    """What this attempt went on from; see `lachesis.trainer.checkpoint_manager.Receipt`. None for
+    the first one.
+    """
     wandb_url: str | None = None
     wandb_error: str | None = None
     """Why logging to W&B has stopped, if it has."""
@@ -133,7 +138,9 @@ class RunRecord(BaseModel):
 
     @property
     def learning(self) -> str:
-        """The word of the last judgement of learning; without one `too early`, or `unknown` once the run has ended."""
+        """The word of the last judgement of learning; without one `too early`, or `unknown` once
+        the run has ended.
+        """
         word = (self.health or {}).get("word")
         return str(word) if word else "unknown" if self.has_ended else "too early"
 
@@ -146,7 +153,10 @@ class RunRecord(BaseModel):
     @property
     def environment_files(self) -> dict[str, str]:
         """Of all environments of the run, by name, the first one first."""
-        return {self.environment: self.environment_file, **{name: environment.environment_file for name, environment in self.mixture.items()}}
+        return {
+            self.environment: self.environment_file,
+            **{name: environment.environment_file for name, environment in self.mixture.items()},
+        }
 
 
 class RunDir:
@@ -171,10 +181,14 @@ class RunDir:
         self.tinker_session = self.path / "session.json"
         """The Tinker session of the run, while it is open at a server of somebody else."""
         self.spent = self.path / "spent.json"
-        """Tokens and money of the run until its trainer ended; the last line of the metrics is older."""
+        """Tokens and money of the run until its trainer ended; the last line of the metrics is
+        older.
+        """
 
     def get_counters_file(self, service: str) -> Path:
-        """What the process of an environment counts about itself; see `lachesis.env_process.counters`."""
+        """What the process of an environment counts about itself; see
+        `lachesis.env_process.counters`.
+        """
         return self.path / f"{service}.json"
 
     def get_position_file(self, service: str) -> Path:
@@ -191,13 +205,17 @@ class RunDir:
 
     @contextlib.contextmanager
     def hold_alive_lock(self, timeout_s: float = 60.0) -> Iterator[int]:
-        """Hold the run: while the yielded file descriptor is open here, or in a child that was given it, the run lives. One
-        flow at a time; a resumed one waits until the last services of its predecessor are gone. Raises RunStateError."""
+        """Hold the run: while the yielded file descriptor is open here, or in a child that was
+        given it, the run lives. One flow at a time; a resumed one waits until the last services of
+        its predecessor are gone. Raises RunStateError.
+        """
         deadline = time.monotonic() + timeout_s
         with storage_errors(self.path), open(self.lock, "w", opener=open_owner_only) as lock:
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise RunStateError(f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s")
+                    raise RunStateError(
+                        f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s"
+                    )
                 time.sleep(0.2)
             yield lock.fileno()
 
@@ -262,8 +280,9 @@ class RunStore:
                 ) from error
 
     def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:
-        """Change these fields of the record and leave the others as another process may have set them meanwhile. With
-        `if_attempt` nothing changes when the run is at another attempt by now."""
+        """Change these fields of the record and leave the others as another process may have set
+        them meanwhile. With `if_attempt` nothing changes when the run is at another attempt by now.
+        """
         with self._lock_record(run_id):
             record = self.load(run_id)
             if if_attempt is not None and record.attempt != if_attempt:
@@ -272,32 +291,54 @@ class RunStore:
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
-    def mark_ended(self, run_id: str, status: RunStatusName, error: str | None = None, *, if_attempt: int | None = None) -> RunRecord:
-        """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that the flow has written meanwhile
-        stays, and so does another attempt than `if_attempt`."""
+    def mark_ended(
+        self,
+        run_id: str,
+        status: RunStatusName,
+        error: str | None = None,
+        *,
+        if_attempt: int | None = None,
+    ) -> RunRecord:
+        """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that
+        the flow has written meanwhile stays, and so does another attempt than `if_attempt`.
+        """
         with self._lock_record(run_id):
             record = self.load(run_id)
             if record.has_ended or if_attempt not in (None, record.attempt):
                 return record
-            end_fields: dict[str, Any] = {"status": status, "phase": status, "error": error, "ended_at": now_iso()}
-            end_fields |= {"services": mark_services_exited(record.services), "took_s": self._estimate_attempt_s(record)}
+            end_fields: dict[str, Any] = {
+                "status": status,
+                "phase": status,
+                "error": error,
+                "ended_at": now_iso(),
+            }
+            end_fields |= {
+                "services": mark_services_exited(record.services),
+                "took_s": self._estimate_attempt_s(record),
+            }
             record = record.model_copy(update=end_fields)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
     def _estimate_attempt_s(self, record: RunRecord) -> float:
-        """How long an attempt lived whose end nobody saw: until it wrote last; the host may have been off since."""
+        """How long an attempt lived whose end nobody saw: until it wrote last; the host may have
+        been off since.
+        """
         write_times = [0.0]
         for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
             with contextlib.suppress(OSError):
                 write_times.append(file.stat().st_mtime)
-        started_at = datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
+        started_at = (
+            datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
+        )
         return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
         with self._lock_record(run_id):
             record = self.load(run_id)
-            service = record.services.get(name) or ServiceRecord(log=str(self.dir(run_id).get_log_file(name)))
+            service = record.services.get(name) or ServiceRecord(
+                log=str(self.dir(run_id).get_log_file(name))
+            )
             record.services[name] = service.model_copy(update=changes)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
 
@@ -306,7 +347,9 @@ class RunStore:
         return self.scan()[0]
 
     def scan(self) -> tuple[list[RunRecord], list[str]]:
-        """Every readable run, the newest first, and the names of those whose record cannot be read. Raises StorageError."""
+        """Every readable run, the newest first, and the names of those whose record cannot be read.
+        Raises StorageError.
+        """
         records, unreadable = [], []
         with storage_errors(self.root):
             folders = [Path(entry) for entry in os.scandir(self.root)] if self.root.exists() else []
@@ -332,7 +375,9 @@ class RunStore:
             deadline = time.monotonic() + LOCK_S
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise StorageError(f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang")
+                    raise StorageError(
+                        f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang"
+                    )
                 time.sleep(0.01)
             yield
 
@@ -340,7 +385,12 @@ class RunStore:
 def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
     """Of a run that has ended; how those ended that nobody saw is not known."""
     unknown_exit = {"state": "exited (unknown)"}
-    return {name: service if service.state.startswith("exited") else service.model_copy(update=unknown_exit) for name, service in services.items()}
+    return {
+        name: service
+        if service.state.startswith("exited")
+        else service.model_copy(update=unknown_exit)
+        for name, service in services.items()
+    }
 
 
 def _try_lock(file: IO[str], operation: int = fcntl.LOCK_EX) -> bool:
@@ -359,7 +409,9 @@ def shorten_service_name(service: str) -> str:
 
 
 def now_iso() -> str:
-    """Fine enough that what was made one after the other is in that order when it is sorted by its time."""
+    """Fine enough that what was made one after the other is in that order when it is sorted by its
+    time.
+    """
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 

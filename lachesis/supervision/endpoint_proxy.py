@@ -1,10 +1,12 @@
-"""A server on loopback that holds the key of a model's endpoint, so that the environment which samples there does not.
+"""A server on loopback that holds the key of a model's endpoint, so that the environment which
+samples there does not.
 
     python -m lachesis.supervision.endpoint_proxy --port PORT
 
-It forwards `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models` to the address in
-$LACHESIS_ENDPOINT_URL and nowhere else. Clients send the token in $LACHESIS_PROXY_TOKEN, made for one test; the endpoint gets
-the key in $LACHESIS_ENDPOINT_KEY. No answer holds the key, whatever the endpoint echoes.
+It forwards `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models` to the address
+in $LACHESIS_ENDPOINT_URL and nowhere else. Clients send the token in $LACHESIS_PROXY_TOKEN, made
+for one test; the endpoint gets the key in $LACHESIS_ENDPOINT_KEY. No answer holds the key, whatever
+the endpoint echoes.
 """
 
 from __future__ import annotations
@@ -27,12 +29,20 @@ from lachesis.base.http_guard import HttpGuard
 MAX_REQUEST_BYTES = 32_000_000
 MAX_RESPONSE_BYTES = 500_000_000
 TIMEOUT = httpx.Timeout(600.0, connect=30.0)
-FORWARDED_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id")
+FORWARDED_HEADERS = (
+    "content-type",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "x-request-id",
+)
 """Headers of the endpoint's answer that its clients act on."""
 
 
 class UpstreamResponseError(Exception):
-    """The endpoint's answer ended early or is too large. It reaches the client as a connection that breaks."""
+    """The endpoint's answer ended early or is too large. It reaches the client as a connection that
+    breaks.
+    """
 
 
 def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
@@ -43,7 +53,9 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
         key: Sent to the endpoint as a bearer token; with "" none is sent.
         token: Required of every request but `GET /health`.
     """
-    client = httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+    client = httpx.AsyncClient(
+        timeout=TIMEOUT, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    )
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -56,16 +68,29 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
         query = f"?{request.url.query}" if request.url.query else ""
         body = await request.body()
         try:
-            upstream_request = client.build_request(request.method, f"{endpoint}{path}{query}", headers=headers, content=body)
+            upstream_request = client.build_request(
+                request.method, f"{endpoint}{path}{query}", headers=headers, content=body
+            )
             response = await client.send(upstream_request, stream=True, follow_redirects=False)
         except httpx.HTTPError as error:
             return _make_unreachable_response(endpoint, f"{type(error).__name__}: {error}")
         if response.is_redirect:  # the client would send its token after it
             await response.aclose()
-            return _make_unreachable_response(endpoint, f"it redirects with HTTP {response.status_code}, which is not followed")
-        response_headers = {name: value for name in FORWARDED_HEADERS if (value := response.headers.get(name)) is not None}
-        response_headers = {name: value.replace(key, "***") if key else value for name, value in response_headers.items()}
-        return StreamingResponse(_redact_body(response, key.encode()), response.status_code, response_headers)
+            return _make_unreachable_response(
+                endpoint, f"it redirects with HTTP {response.status_code}, which is not followed"
+            )
+        response_headers = {
+            name: value
+            for name in FORWARDED_HEADERS
+            if (value := response.headers.get(name)) is not None
+        }
+        response_headers = {
+            name: value.replace(key, "***") if key else value
+            for name, value in response_headers.items()
+        }
+        return StreamingResponse(
+            _redact_body(response, key.encode()), response.status_code, response_headers
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -81,7 +106,14 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
     app = Starlette(routes=routes, lifespan=lifespan)
     where = "the proxy of a test is for its own environment"
     open_paths = ("/health",)
-    return HttpGuard(app, host="127.0.0.1", token=token, open_paths=open_paths, max_body_bytes=MAX_REQUEST_BYTES, token_hint=where)
+    return HttpGuard(
+        app,
+        host="127.0.0.1",
+        token=token,
+        open_paths=open_paths,
+        max_body_bytes=MAX_REQUEST_BYTES,
+        token_hint=where,
+    )
 
 
 def _make_unreachable_response(endpoint: str, reason: str) -> JSONResponse:
@@ -97,21 +129,32 @@ async def _redact_body(response: httpx.Response, key: bytes) -> AsyncIterator[by
         async for chunk in response.aiter_bytes():
             total += len(chunk)
             if total > MAX_RESPONSE_BYTES:
-                raise UpstreamResponseError(f"the endpoint's answer has more than {MAX_RESPONSE_BYTES} bytes")
+                raise UpstreamResponseError(
+                    f"the endpoint's answer has more than {MAX_RESPONSE_BYTES} bytes"
+                )
             redacted = (rest + chunk).replace(key, b"***") if key else chunk
             num_held = _count_partial_key_bytes(redacted, key)
             rest = redacted[len(redacted) - num_held :]
             yield redacted[: len(redacted) - num_held]
         yield rest
     except httpx.HTTPError as error:
-        raise UpstreamResponseError(f"the endpoint's answer ended early: {type(error).__name__}") from None
+        raise UpstreamResponseError(
+            f"the endpoint's answer ended early: {type(error).__name__}"
+        ) from None
     finally:
         await response.aclose()
 
 
 def _count_partial_key_bytes(text: bytes, key: bytes) -> int:
     """Return how many of the last bytes of the text may be the beginning of the key."""
-    return next((size for size in range(min(len(key) - 1, len(text)), 0, -1) if key.startswith(text[-size:])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(key) - 1, len(text)), 0, -1)
+            if key.startswith(text[-size:])
+        ),
+        0,
+    )
 
 
 def main() -> None:
@@ -120,13 +163,18 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args()
     # The address may hold a password, so it is no argument either.
-    endpoint, token = os.environ["LACHESIS_ENDPOINT_URL"].rstrip("/"), os.environ["LACHESIS_PROXY_TOKEN"]
+    endpoint, token = (
+        os.environ["LACHESIS_ENDPOINT_URL"].rstrip("/"),
+        os.environ["LACHESIS_PROXY_TOKEN"],
+    )
     try:
         httpx.URL(endpoint)
     except httpx.InvalidURL as error:
         sys.exit(f"$OPENAI_BASE_URL is not an address: {error}")
     app = create_app(endpoint, os.environ.get("LACHESIS_ENDPOINT_KEY", ""), token)
-    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.run(
+        app, host="127.0.0.1", port=args.port, log_level="warning", timeout_graceful_shutdown=1
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The services of a run as one context: leaving it ends them in reverse order, also when this process is killed."""
+"""The services of a run as one context: leaving it ends them in reverse order, also when this
+process is killed.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,31 @@ class _ServiceState:
 
 
 class ServiceGroup:
-    """Talks to the reaper, which is the parent of every service and holds the file descriptors in `hold` as long as one of
-    them lives; `own` is put into its environment. While the file `hurry` is there, what shall end is killed at once."""
+    """Talks to the reaper, which is the parent of every service and holds the file descriptors in
+    `hold` as long as one of them lives; `own` is put into its environment. While the file `hurry`
+    is there, what shall end is killed at once.
+    """
 
     def __init__(
-        self, inherited_fds: tuple[int, ...] = (), stop_now_file: Path | None = None, reaper_env: Mapping[str, str] = MappingProxyType({})
+        self,
+        inherited_fds: tuple[int, ...] = (),
+        stop_now_file: Path | None = None,
+        reaper_env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._inherited_fds, self._stop_now_file, self._reaper_env = inherited_fds, stop_now_file, reaper_env
+        self._inherited_fds, self._stop_now_file, self._reaper_env = (
+            inherited_fds,
+            stop_now_file,
+            reaper_env,
+        )
 
     def __enter__(self) -> Self:
         self._reaper = subprocess.Popen(
-            [sys.executable, "-S", str(REAPER), *([str(self._stop_now_file)] if self._stop_now_file else [])],
+            [
+                sys.executable,
+                "-S",
+                str(REAPER),
+                *([str(self._stop_now_file)] if self._stop_now_file else []),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself
@@ -60,15 +76,24 @@ class ServiceGroup:
         self._reported_exits: set[str] = set()
         self._state_changed = threading.Condition()
         self._is_closing = self._is_reaper_lost = False
-        self._reader_thread = threading.Thread(target=self._read_reaper_messages, name="reaper", daemon=True)
+        self._reader_thread = threading.Thread(
+            target=self._read_reaper_messages, name="reaper", daemon=True
+        )
         self._reader_thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def start(self, spec: ServiceSpec) -> int:
-        """Start a service and return its process id. Raises ProcessExitedError when it cannot be started."""
+        """Start a service and return its process id. Raises ProcessExitedError when it cannot be
+        started.
+        """
         with self._state_changed:
             self._states[spec.name] = _ServiceState(spec)
         spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +109,14 @@ class ServiceGroup:
         )
         with self._state_changed:
             state = self._states[spec.name]
-            self._state_changed.wait_for(lambda: state.pid is not None or state.error is not None, timeout=30)
+            self._state_changed.wait_for(
+                lambda: state.pid is not None or state.error is not None, timeout=30
+            )
         if state.pid is None:
             state.has_ended = True
-            raise ProcessExitedError(f"{spec.name} could not be started: {state.error or 'the reaper does not answer'}")
+            raise ProcessExitedError(
+                f"{spec.name} could not be started: {state.error or 'the reaper does not answer'}"
+            )
         return state.pid
 
     def stop(self, name: str) -> int | None:
@@ -124,14 +153,24 @@ class ServiceGroup:
         return {name: self._states[name].exit_code for name in self._reported_exits}
 
     def call_unless_service_dies(self, function: Callable[[], T], default: T) -> T:
-        """What `question` returns or raises, or `otherwise` as soon as there is a death that `exited` has not told: an answer
-        that does not come must not hide it. The question then ends by itself, unheard."""
+        """What `question` returns or raises, or `otherwise` as soon as there is a death that
+        `exited` has not told: an answer that does not come must not hide it. The question then ends
+        by itself, unheard.
+        """
         future: Future[T] = Future()
         future.add_done_callback(lambda _: self._notify())
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(_resolve_future, future, function), daemon=True).start()
+        threading.Thread(
+            target=context.run, args=(_resolve_future, future, function), daemon=True
+        ).start()
         with self._state_changed:
-            self._state_changed.wait_for(lambda: future.done() or self._is_reaper_lost or bool(self._find_ended_services() - self._reported_exits))
+            self._state_changed.wait_for(
+                lambda: (
+                    future.done()
+                    or self._is_reaper_lost
+                    or bool(self._find_ended_services() - self._reported_exits)
+                )
+            )
         return future.result() if future.done() else default
 
     def _find_ended_services(self) -> set[str]:
@@ -144,10 +183,14 @@ class ServiceGroup:
     def require_reaper(self) -> None:
         """Raises ProcessExitedError when the reaper has died, and with it the services."""
         if self._is_reaper_lost:
-            raise ProcessExitedError(f"the reaper (pid {self._reaper.pid}) was killed, and the services with it")
+            raise ProcessExitedError(
+                f"the reaper (pid {self._reaper.pid}) was killed, and the services with it"
+            )
 
     def require_running(self, name: str) -> None:
-        """Raises ProcessExitedError, with the exit code and the end of the log, when the service is dead."""
+        """Raises ProcessExitedError, with the exit code and the end of the log, when the service is
+        dead.
+        """
         self.require_reaper()
         state = self._states[name]
         if state.has_ended:
@@ -192,7 +235,8 @@ class ServiceGroup:
             for state in self._states.values():
                 if self._is_reaper_lost and state.pid is not None and not state.has_ended:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(state.pid, signal.SIGKILL)  # the kernel ended the service, but not its own children
+                        # the kernel ended the service, but not its own children
+                        os.killpg(state.pid, signal.SIGKILL)
                 state.has_ended = True
             self._state_changed.notify_all()
 
@@ -205,11 +249,17 @@ def _resolve_future(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def make_exit_error(spec: ServiceSpec, exit_code: int | None) -> ProcessExitedError:
-    """The error that tells a dead service's exit code and what it said last; `details["service"]` names it.
+    """The error that tells a dead service's exit code and what it said last; `details["service"]`
+    names it.
 
-    A process of ours ends its log with the code of its error and the cause, which is then all that is shown.
+    A process of ours ends its log with the code of its error and the cause, which is then all that
+    is shown.
     """
-    how = f"was ended by signal {-exit_code}" if exit_code is not None and exit_code < 0 else f"exited with code {exit_code}"
+    how = (
+        f"was ended by signal {-exit_code}"
+        if exit_code is not None and exit_code < 0
+        else f"exited with code {exit_code}"
+    )
     last_lines = read_last_lines(spec.log)
     cause = last_lines.rpartition("\n")[2]
     if cause.partition(": ")[0] in list_error_codes():

@@ -26,13 +26,16 @@ def wait_until_healthy(
     needs: Sequence[str] | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process dies, and
-    HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one that it `needs`, of any of the group
-    where nothing is said, fails the wait as well, and so does what `look` raises, which is called meanwhile."""
+    """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process
+    dies, and HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one
+    that it `needs`, of any of the group where nothing is said, fails the wait as well, and so does
+    what `look` raises, which is called meanwhile.
+    """
     started = time.monotonic()
     last_answer = ""
     while (waited_s := time.monotonic() - started) < spec.timeout_s:
-        for name in (spec.name, *(group.collect_exit_codes() if needs is None else needs)):  # what it waits for may have died too
+        # what it waits for may have died too
+        for name in (spec.name, *(group.collect_exit_codes() if needs is None else needs)):
             group.require_running(name)
         if on_poll is not None:
             on_poll()
@@ -56,27 +59,32 @@ def wait_until_ended(
 ) -> None:
     """Wait until a process that ends by itself has ended well.
 
-    Fails at once when a service that it needs dies, when it prints without end, and with what `look` raises, which is
-    called meanwhile.
+    Fails at once when a service that it needs dies, when it prints without end, and with what
+    `look` raises, which is called meanwhile.
     """
     until = time.monotonic() + spec.timeout_s
     while group.wait(spec.name, timeout_s=1.0) is None and group.is_running(spec.name):
         for name in needs:
             group.require_running(name)
         if is_log_too_large(spec):
-            raise ProcessExitedError(f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {spec.log}")
+            raise ProcessExitedError(
+                f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {spec.log}"
+            )
         if on_poll is not None:
             on_poll()
         if time.monotonic() > until:
             raise HealthTimeoutError(
-                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}", service=spec.name
+                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}",
+                service=spec.name,
             )
     if group.get_exit_code(spec.name) != 0:
         raise make_exit_error(spec, group.get_exit_code(spec.name))
 
 
 def is_log_too_large(spec: ServiceSpec) -> bool:
-    """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`; its caller ends the process."""
+    """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`; its caller
+    ends the process.
+    """
     with contextlib.suppress(FileNotFoundError):
         return spec.log.stat().st_size > MAX_LOG_BYTES
     return False
@@ -90,8 +98,9 @@ def make_http_readiness_check(
     expect: Callable[[dict[str, Any]], bool] = lambda content: True,
     error_prefix: str = "",
 ) -> ReadinessCheck:
-    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON. `otherwise` says what another
-    answer means."""
+    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON.
+    `otherwise` says what another answer means.
+    """
 
     def check_url() -> str:
         try:
@@ -112,6 +121,10 @@ def make_http_readiness_check(
             content = response.json()
         except ValueError:
             return f"no JSON from {url}"
-        return "" if expect(content if isinstance(content, dict) else {}) else f"{response.text[:200]} from {url}"
+        return (
+            ""
+            if expect(content if isinstance(content, dict) else {})
+            else f"{response.text[:200]} from {url}"
+        )
 
     return check_url

@@ -18,7 +18,9 @@ ReadinessCheck = Callable[[], str]
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """One service of a run. `env` is added to the filtered environment and may hold the secrets that this child needs."""
+    """One service of a run. `env` is added to the filtered environment and may hold the secrets
+    that this child needs.
+    """
 
     name: str
     argv: list[str]
@@ -41,11 +43,13 @@ _MAX_RESERVED_SOCKETS = 64
 
 
 def reserve_free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody listens on, all different, and keep them for servers of this process's children.
+    """Return ports on loopback that nobody listens on, all different, and keep them for servers of
+    this process's children.
 
-    On Linux the sockets stay bound without listening. The system then gives the ports to no other program that asks for a free
-    port, and to no connection, while a server that sets SO_REUSEADDR (asyncio and uvicorn do) can listen on them.
-    Other systems refuse the second socket, so there the ports are only known to have been free.
+    On Linux the sockets stay bound without listening. The system then gives the ports to no other
+    program that asks for a free port, and to no connection, while a server that sets SO_REUSEADDR
+    (asyncio and uvicorn do) can listen on them. Other systems refuse the second socket, so there
+    the ports are only known to have been free.
     """
     sockets = [socket.socket() for _ in range(count)]
     for sock in sockets:

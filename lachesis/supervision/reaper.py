@@ -1,12 +1,15 @@
-"""The process that starts a run's services and ends them in reverse order, whatever happens to the flow.
+"""The process that starts a run's services and ends them in reverse order, whatever happens to the
+flow.
 
-Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {"name", "argv", "env", "cwd", "log",
-"grace_s", "secrets", "log_bytes"} from stdin, or {"stop": NAME}, and writes {"started": NAME, "pid": N}, {"refused": NAME,
-"error": TEXT} and {"exited": NAME, "code": N} to stdout. The end of stdin means that the flow has ended or died: every service
-is sent SIGTERM, after its grace SIGKILL, the whole process group, the last one started first.
+Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {"name", "argv",
+"env", "cwd", "log", "grace_s", "secrets", "log_bytes"} from stdin, or {"stop": NAME}, and writes
+{"started": NAME, "pid": N}, {"refused": NAME, "error": TEXT} and {"exited": NAME, "code": N} to
+stdout. The end of stdin means that the flow has ended or died: every service is sent SIGTERM, after
+its grace SIGKILL, the whole process group, the last one started first.
 
-What the services say goes through here into their logs: without the values of `secrets`, and each log and the one before it no
-larger than `log_bytes`. While the file that its argument names is there, SIGKILL comes without a grace.
+What the services say goes through here into their logs: without the values of `secrets`, and each
+log and the one before it no larger than `log_bytes`. While the file that its argument names is
+there, SIGKILL comes without a grace.
 """
 
 import contextlib
@@ -33,8 +36,9 @@ except (OSError, TypeError):
 
 
 def prepare_child() -> None:
-    """In a child: hear the signals that the reaper ignores, and die when the reaper dies, so that even SIGKILL to it leaves
-    no service (the latter on Linux only)."""
+    """In a child: hear the signals that the reaper ignores, and die when the reaper dies, so that
+    even SIGKILL to it leaves no service (the latter on Linux only).
+    """
     for signal_number in IGNORED_SIGNALS:
         signal.signal(signal_number, signal.SIG_DFL)
     with contextlib.suppress(AttributeError):
@@ -78,13 +82,15 @@ class LogCopier(threading.Thread):
 
 class Reaper:
     def __init__(self) -> None:
-        self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # with the grace in seconds, in order of start
+        # with the grace in seconds, in order of start
+        self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self.logs: dict[str, LogCopier] = {}
         self.ending_threads: list[threading.Thread] = []
         self.stdout_lock = threading.Lock()
 
     def send_message(self, **message: Any) -> None:
-        with self.stdout_lock, contextlib.suppress(OSError):  # the flow may be gone; its services still have to be ended
+        # the flow may be gone; its services still have to be ended
+        with self.stdout_lock, contextlib.suppress(OSError):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
@@ -121,18 +127,30 @@ class Reaper:
     def end_in_background(self, name: str) -> None:
         """As `end`, while the others are looked after."""
         self.ending_threads = [thread for thread in self.ending_threads if thread.is_alive()]
-        self.ending_threads.append(threading.Thread(target=self.end_service, args=(name, *self.services.pop(name), self.logs.pop(name))))
+        self.ending_threads.append(
+            threading.Thread(
+                target=self.end_service, args=(name, *self.services.pop(name), self.logs.pop(name))
+            )
+        )
         self.ending_threads[-1].start()
 
-    def end_service(self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: LogCopier) -> None:
-        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited. The leader's end is told at
-        once, whatever its children do."""
+    def end_service(
+        self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: LogCopier
+    ) -> None:
+        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited. The
+        leader's end is told at once, whatever its children do.
+        """
         is_exit_reported = False
         for signal_number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+            # macOS: EPERM for a group of zombies
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal_number)
             until = time.monotonic() + timeout_s
-            while is_group_alive(process) and time.monotonic() < until and not (signal_number == signal.SIGTERM and should_kill_now()):
+            while (
+                is_group_alive(process)
+                and time.monotonic() < until
+                and not (signal_number == signal.SIGTERM and should_kill_now())
+            ):
                 if not is_exit_reported and process.returncode is not None:
                     is_exit_reported = self.report_exit(name, process, log)
                 time.sleep(POLL_S)

@@ -1,7 +1,8 @@
-"""What the death of a service means while a run trains, in one table. While it starts, every death ends the attempt.
+"""What the death of a service means while a run trains, in one table. While it starts, every death
+ends the attempt.
 
-An attempt that ends has its reason in the run's record; `lachesis resume`, or `limits.on_crash=resume`, goes on from
-the newest whole checkpoint.
+An attempt that ends has its reason in the run's record; `lachesis resume`, or
+`limits.on_crash=resume`, goes on from the newest whole checkpoint.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ class RestartRule:
 
 
 RESTART_RULES = {
-    "engine": RestartRule("it holds the model, so the attempt ends with what the newest checkpoint has"),
-    "api": RestartRule("it is started again, with a new environment; what was queued there is sampled anew", (1.0, 5.0, 15.0)),
-    "trainer": RestartRule("the attempt ends; killed, with what the newest checkpoint has, else with a checkpoint of its last step"),
-    "environment": RestartRule("it is started again where training stands, if it has ever given a group", (1.0, 10.0, 30.0)),
+    "engine": RestartRule(
+        "it holds the model, so the attempt ends with what the newest checkpoint has"
+    ),
+    "api": RestartRule(
+        "it is started again, with a new environment; what was queued there is sampled anew",
+        (1.0, 5.0, 15.0),
+    ),
+    "trainer": RestartRule(
+        "the attempt ends; killed, with what the newest checkpoint has, else with a checkpoint of its last step"
+    ),
+    "environment": RestartRule(
+        "it is started again where training stands, if it has ever given a group", (1.0, 10.0, 30.0)
+    ),
 }
 
 
@@ -41,7 +51,9 @@ class RestartBudget:
         self.restarts_by_service: collections.Counter[str] = collections.Counter()
 
     def next_pause_s(self, service: str) -> float | None:
-        """How long to wait before the service is started again, and count that; None when it shall not be."""
+        """How long to wait before the service is started again, and count that; None when it shall
+        not be.
+        """
         pauses = RESTART_RULES[get_service_role(service)].pauses_s
         count = self.restarts_by_service[service]
         self.restarts_by_service[service] += 1

@@ -1,5 +1,6 @@
-"""What an environment is tried with before anything is trained: a child that goes through the stages which need no model, and
-a server of a base model."""
+"""What an environment is tried with before anything is trained: a child that goes through the
+stages which need no model, and a server of a base model.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,22 @@ Json = dict[str, Any]
 class StageChild:
     """It is started at once. Its lines come in the order of the stages."""
 
-    def __init__(self, group: ServiceGroup, file: str, class_name: str, config: RunConfig, folder: Path) -> None:
+    def __init__(
+        self, group: ServiceGroup, file: str, class_name: str, config: RunConfig, folder: Path
+    ) -> None:
         self.group, self.results_file = group, folder / "stages.jsonl"
         self.results_file.unlink(missing_ok=True)
-        self.spec, files = make_stage_check_spec(file, class_name, config, folder, self.results_file)
+        self.spec, files = make_stage_check_spec(
+            file, class_name, config, folder, self.results_file
+        )
         for path, text in files.items():
             write_private(path, text)
         group.start(self.spec)
 
     def wait_for_stage(self, stage: str, timeout_s: float | None = None) -> Json:
-        """The stage's line once it is there. Raises StageError when it failed, hangs, or took the child with it."""
+        """The stage's line once it is there. Raises StageError when it failed, hangs, or took the
+        child with it.
+        """
         timeout_s = timeout_s or TIMEOUT_S[stage]
         until = time.monotonic() + timeout_s
         while (line := self._read_stage_line(stage)) is None:
@@ -44,9 +51,14 @@ class StageChild:
                 except LachesisError as error:
                     raise StageError(str(error), stage=stage) from error
             if is_log_too_large(self.spec):
-                raise StageError(f"it printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {self.spec.log}", stage=stage)
+                raise StageError(
+                    f"it printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {self.spec.log}",
+                    stage=stage,
+                )
             if time.monotonic() > until:
-                raise StageError(f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage)
+                raise StageError(
+                    f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage
+                )
             time.sleep(POLL_S)
         if not line["ok"]:
             raise StageError(f"{line['error']} (see {self.spec.log})", stage=stage)
@@ -55,20 +67,26 @@ class StageChild:
     def _read_stage_line(self, stage: str) -> Json | None:
         index = STAGE_NAMES.index(stage)
         try:
-            lines = self.results_file.read_text(encoding="utf-8").split("\n")[:-1]  # what has no end of line is still being written
+            # what has no end of line is still being written
+            lines = self.results_file.read_text(encoding="utf-8").split("\n")[:-1]
         except FileNotFoundError:
             return None
         return json.loads(lines[index]) if len(lines) > index else None
 
 
-def serve_base_model(group: ServiceGroup, config: RunConfig, model: str, folder: Path) -> ServicePlan:
-    """Serve a local model, untrained, as long as the group lasts; ready when this returns. Raises as `wait_healthy` does."""
+def serve_base_model(
+    group: ServiceGroup, config: RunConfig, model: str, folder: Path
+) -> ServicePlan:
+    """Serve a local model, untrained, as long as the group lasts; ready when this returns. Raises
+    as `wait_healthy` does.
+    """
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
     plan = make_base_model_plan(run_config.build_run_config(values), folder)
     plan.write_files()
-    for spec in plan.services:  # at once: the server takes as long to load as the engine, and asks it last
+    # at once: the server takes as long to load as the engine, and asks it last
+    for spec in plan.services:
         group.start(spec)
     for spec in plan.services:
         wait_until_healthy(group, spec)

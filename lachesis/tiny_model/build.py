@@ -1,8 +1,9 @@
-"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started on noisy sums, or on the
-examples of another environment.
+"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started
+on noisy sums, or on the examples of another environment.
 
-It knows the form of an answer ("12" to "5+7=") and is right about one time in five; which answer is right is for
-reinforcement learning to teach. The result is an ordinary Hugging Face folder. Nothing is downloaded.
+It knows the form of an answer ("12" to "5+7=") and is right about one time in five; which answer is
+right is for reinforcement learning to teach. The result is an ordinary Hugging Face folder. Nothing
+is downloaded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 DIGEST_DIGITS = 8
-"""Digits at the end of the name of a model's folder, which stand for all that decides its weights."""
+"""Digits at the end of the name of a model's folder, which stand for all that decides its weights.
+"""
 ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
 
@@ -60,7 +62,9 @@ class TinyModelRecipe:
 
 @dataclass(frozen=True)
 class ExampleConversations:
-    """Conversations to imitate in place of sums, all equally often; `name` becomes part of the folder's."""
+    """Conversations to imitate in place of sums, all equally often; `name` becomes part of the
+    folder's.
+    """
 
     name: str
     conversations: Sequence[Sequence[Message]]
@@ -71,16 +75,23 @@ def get_tiny_model_path(recipe: TinyModelRecipe, home: Path | None = None) -> Pa
 
 
 def ensure_tiny_model(
-    recipe: TinyModelRecipe, home: Path | None = None, progress: ProgressCallback = lambda done, total: None, examples: ExampleConversations | None = None
+    recipe: TinyModelRecipe,
+    home: Path | None = None,
+    progress: ProgressCallback = lambda done, total: None,
+    examples: ExampleConversations | None = None,
 ) -> Path:
-    """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores), then cached.
+    """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores),
+    then cached.
 
-    `progress(done, total)` is called after each training step. Raises MissingDependencyError without torch and
-    transformers, StorageError when the disk refuses.
+    `progress(done, total)` is called after each training step. Raises MissingDependencyError
+    without torch and transformers, StorageError when the disk refuses.
     """
     target = get_tiny_model_path(recipe, home)
     if examples:
-        digest_input = {**asdict(recipe), "lessons": [list(conversation) for conversation in examples.conversations]}
+        digest_input = {
+            **asdict(recipe),
+            "lessons": [list(conversation) for conversation in examples.conversations],
+        }
         target = target.with_name(f"tiny-{examples.name}-{_compute_digest(digest_input)}")
     if (target / "config.json").is_file():
         return target
@@ -95,10 +106,17 @@ def ensure_tiny_model(
 
 
 def _compute_digest(digest_input: Any) -> str:
-    return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
+    return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[
+        :DIGEST_DIGITS
+    ]
 
 
-def _train_and_save(recipe: TinyModelRecipe, target: Path, progress: ProgressCallback, examples: ExampleConversations | None) -> None:
+def _train_and_save(
+    recipe: TinyModelRecipe,
+    target: Path,
+    progress: ProgressCallback,
+    examples: ExampleConversations | None,
+) -> None:
     try:
         import torch
         import transformers
@@ -107,7 +125,8 @@ def _train_and_save(recipe: TinyModelRecipe, target: Path, progress: ProgressCal
             f"building a model needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
         ) from error
     transformers.utils.logging.disable_progress_bar()
-    if "OMP_NUM_THREADS" not in os.environ:  # its threads wait actively: beside other work on all cores twenty times as long
+    # its threads wait actively: beside other work on all cores twenty times as long
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
@@ -130,7 +149,9 @@ def build_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    byte_tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    byte_tokenizer = Tokenizer(
+        models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])
+    )
     byte_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     byte_tokenizer.decoder = decoders.ByteLevel()
     byte_tokenizer.add_special_tokens([USER, ASSISTANT, END_OF_TURN, PAD])
@@ -166,7 +187,12 @@ def _create_model(recipe: TinyModelRecipe) -> Any:
     )
 
 
-def _fine_tune_on_examples(model: Any, recipe: TinyModelRecipe, progress: ProgressCallback, examples: ExampleConversations | None) -> None:
+def _fine_tune_on_examples(
+    model: Any,
+    recipe: TinyModelRecipe,
+    progress: ProgressCallback,
+    examples: ExampleConversations | None,
+) -> None:
     """Supervised training on noisy answers; the loss covers the answer only."""
     import torch
 
@@ -176,15 +202,21 @@ def _fine_tune_on_examples(model: Any, recipe: TinyModelRecipe, progress: Progre
     def draw_conversation() -> Sequence[Message]:
         return rng.choice(examples.conversations) if examples else _draw_sum(rng, recipe)
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     model.train()
     for step in range(recipe.steps):
-        learning_rate = recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
+        learning_rate = (
+            recipe.learning_rate * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / recipe.steps)
+        )
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         ids, labels = _build_batch([draw_conversation() for _ in range(recipe.batch)], encode)
         logits = model(input_ids=ids).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -200,9 +232,12 @@ def _draw_sum(rng: random.Random, recipe: TinyModelRecipe) -> Sequence[Message]:
     return [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(answer)}]
 
 
-def _build_batch(conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]) -> tuple[Any, Any]:
-    """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on what is not the
-    assistant's, and on the padding."""
+def _build_batch(
+    conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]
+) -> tuple[Any, Any]:
+    """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on
+    what is not the assistant's, and on the padding.
+    """
     import torch
 
     rows = []
@@ -211,10 +246,16 @@ def _build_batch(conversations: Sequence[Sequence[Message]], encode: Callable[[s
         for message in conversation:
             is_assistant = message["role"] == "assistant"
             row += [(token, -100) for token in encode(ASSISTANT if is_assistant else USER)]
-            row += [(token, token if is_assistant else -100) for token in encode(f"{message['content']}{END_OF_TURN}")]
+            row += [
+                (token, token if is_assistant else -100)
+                for token in encode(f"{message['content']}{END_OF_TURN}")
+            ]
         rows.append(row)
     width = max(map(len, rows))
-    ids, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
+    ids, labels = (
+        torch.zeros(len(rows), width, dtype=torch.long),
+        torch.full((len(rows), width), -100),
+    )
     for index, row in enumerate(rows):
         ids[index, : len(row)], labels[index, : len(row)] = torch.tensor(row).T
     return ids, labels

@@ -1,7 +1,9 @@
-"""`python -m lachesis.trainer --config FILE`: train through the Tinker API on batches from the Atropos API.
+"""`python -m lachesis.trainer --config FILE`: train through the Tinker API on batches from the
+Atropos API.
 
-The Tinker server and key come from TINKER_BASE_URL and TINKER_API_KEY. Options override the file. SIGTERM saves a
-checkpoint and ends. Any error ends the process with exit code 1 and its reason as the last line.
+The Tinker server and key come from TINKER_BASE_URL and TINKER_API_KEY. Options override the file.
+SIGTERM saves a checkpoint and ends. Any error ends the process with exit code 1 and its reason as
+the last line.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ MAX_REQUEST_BYTES = 20_000_000
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lachesis.trainer", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the run's YAML; the run's other files lie beside it")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        help="the run's YAML; the run's other files lie beside it",
+    )
     parser.add_argument("--base-model")
     parser.add_argument("--lora-rank", type=int)
     parser.add_argument("--learning-rate", type=float)
@@ -48,9 +55,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--wandb-project")
     parser.add_argument("--wandb-group")
     parser.add_argument("--no-wandb", action="store_true")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest complete checkpoint, if there is one")
-    parser.add_argument("--hold", action="store_true", help="after the last step keep serving inference until SIGTERM")
-    parser.add_argument("--base-only", action="store_true", help="serve the base model until SIGTERM; nothing is trained")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue from the newest complete checkpoint, if there is one",
+    )
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help="after the last step keep serving inference until SIGTERM",
+    )
+    parser.add_argument(
+        "--base-only",
+        action="store_true",
+        help="serve the base model until SIGTERM; nothing is trained",
+    )
     return parser.parse_args(argv)
 
 
@@ -77,13 +96,17 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 
 def main() -> int:
     args = parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
-    # The SDK and the tokenizer load PyTorch where it is installed. This process needs none of it, and starts four seconds of
+    # The SDK and the tokenizer load PyTorch where it is installed. This process needs none of it,
+    # and starts four seconds of
     # processor time sooner, with a third of the memory, when it is not found.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else transformers reports that it was not found
+    # else transformers reports that it was not found
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         asyncio.run(run(read_config(args), args))
     except LachesisError as error:
@@ -115,19 +138,28 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
             await _train(config, args, run_folder, sock, tokenizer, stop)
 
 
-async def _serve_base_model(config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event) -> None:
+async def _serve_base_model(
+    config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
+) -> None:
     from lachesis.trainer import inference_server
     from lachesis.trainer.policy import Policy
 
     policy = await Policy.from_base_model(config)
-    app = inference_server.create_app(policy, tokenizer, config, inference_server.TrainerState(phase="serving the base model"))
+    app = inference_server.create_app(
+        policy, tokenizer, config, inference_server.TrainerState(phase="serving the base model")
+    )
     async with serve_in_background(guard_app(app, config), sock):
         await stop.wait()
     await policy.close("success")
 
 
 async def _train(
-    config: RunConfig, args: argparse.Namespace, run_folder: Path, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
+    config: RunConfig,
+    args: argparse.Namespace,
+    run_folder: Path,
+    sock: socket.socket,
+    tokenizer: Any,
+    stop: asyncio.Event,
 ) -> None:
     from lachesis.runs.checkpoints import Checkpoints
     from lachesis.trainer import inference_server
@@ -140,8 +172,15 @@ async def _train(
     resume_checkpoint = checkpoints.find_resumable() if args.resume else None
     state = inference_server.TrainerState(step=resume_checkpoint.step if resume_checkpoint else 0)
     if resume_checkpoint:
-        log.info("resuming from step %d: %s, with its optimizer", resume_checkpoint.step, resume_checkpoint.state)
-    policy = await run_unless_stopped(stop, Policy.create(config, resume_from=resume_checkpoint.state if resume_checkpoint else None))
+        log.info(
+            "resuming from step %d: %s, with its optimizer",
+            resume_checkpoint.step,
+            resume_checkpoint.state,
+        )
+    policy = await run_unless_stopped(
+        stop,
+        Policy.create(config, resume_from=resume_checkpoint.state if resume_checkpoint else None),
+    )
     if policy is None:
         return  # told to end before there was anything to save
     run_dir = RunDir(run_folder.parent, run_folder.name)
@@ -150,28 +189,58 @@ async def _train(
         if config.profile != "embedded":  # that engine ends with the run
             policy.write_session_file(run_dir.tinker_session)
         await policy.publish()
-        checkpoint_manager = CheckpointManager(policy, checkpoints, num_to_keep=config.tinker.keep_checkpoints, resume_checkpoint=resume_checkpoint)
-        state.groups, state.groups_by_environment = checkpoint_manager.groups, dict(checkpoint_manager.groups_by_environment)
-        state.evaluations = _create_evaluations(config, run_dir, state.usage, has_final_evaluation=args.hold)
+        checkpoint_manager = CheckpointManager(
+            policy,
+            checkpoints,
+            num_to_keep=config.tinker.keep_checkpoints,
+            resume_checkpoint=resume_checkpoint,
+        )
+        state.groups, state.groups_by_environment = (
+            checkpoint_manager.groups,
+            dict(checkpoint_manager.groups_by_environment),
+        )
+        state.evaluations = _create_evaluations(
+            config, run_dir, state.usage, has_final_evaluation=args.hold
+        )
         checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
         if resume_checkpoint:
-            state.resume_point = (await checkpoint_manager.verify_resume(resume_checkpoint)).model_dump()
-        rollout_client, wandb = RolloutClient(config.env.rollout_server_url), _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None
-        trainer = Trainer(config, policy, rollout_client, checkpoint_manager=checkpoint_manager, state=state, run_dir=run_dir, wandb=wandb, tokenizer=tokenizer)
+            state.resume_point = (
+                await checkpoint_manager.verify_resume(resume_checkpoint)
+            ).model_dump()
+        rollout_client, wandb = (
+            RolloutClient(config.env.rollout_server_url),
+            _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None,
+        )
+        trainer = Trainer(
+            config,
+            policy,
+            rollout_client,
+            checkpoint_manager=checkpoint_manager,
+            state=state,
+            run_dir=run_dir,
+            wandb=wandb,
+            tokenizer=tokenizer,
+        )
         await _serve_and_train(trainer, sock, stop, hold=args.hold)
         status = "success"
     finally:
         await policy.close(status)
 
 
-async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool) -> None:
+async def _serve_and_train(
+    trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool
+) -> None:
     """From the first question to the Atropos API to the last answer of the inference server."""
     from lachesis.trainer import inference_server
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
     config, state = trainer.config, trainer.state
     try:
-        await trainer.rollout_client.register(config, first_step=state.step, checkpoint_dir=trainer.checkpoint_manager.checkpoints.folder)
+        await trainer.rollout_client.register(
+            config,
+            first_step=state.step,
+            checkpoint_dir=trainer.checkpoint_manager.checkpoints.folder,
+        )
         app = inference_server.create_app(trainer.policy, trainer.tokenizer, config, state)
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
         async with serve_in_background(guard_app(app, config), sock):
@@ -185,8 +254,12 @@ async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.
         await trainer.rollout_client.close()
 
 
-def _create_evaluations(config: RunConfig, run_dir: RunDir, usage: Usage, *, has_final_evaluation: bool) -> EvaluationScheduler:
-    """Return the schedule of the run's evaluations; with `final` the last step is evaluated after training."""
+def _create_evaluations(
+    config: RunConfig, run_dir: RunDir, usage: Usage, *, has_final_evaluation: bool
+) -> EvaluationScheduler:
+    """Return the schedule of the run's evaluations; with `final` the last step is evaluated after
+    training.
+    """
     from lachesis.trainer.evaluations import EvaluationScheduler
 
     return EvaluationScheduler(
@@ -199,7 +272,9 @@ def _create_evaluations(config: RunConfig, run_dir: RunDir, usage: Usage, *, has
 
 
 def _read_final_evaluation(run_dir: RunDir) -> dict[str, float]:
-    """Return the metrics of the evaluation after training, which another process has made, or nothing."""
+    """Return the metrics of the evaluation after training, which another process has made, or
+    nothing.
+    """
     try:
         record = RunStore(run_dir.path.parent.parent).load(run_dir.path.name)
     except LachesisError as error:
@@ -220,26 +295,39 @@ def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
 
 @contextlib.contextmanager
 def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
-    """The inference server's socket, bound at once so that a taken port fails before anything is loaded."""
+    """The inference server's socket, bound at once so that a taken port fails before anything is
+    loaded.
+    """
     address = urlsplit(config.openai.base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
-    with socket.socket(proto=socket.IPPROTO_TCP) as sock:  # as such, asyncio sends small answers at once (TCP_NODELAY)
+    # as such, asyncio sends small answers at once (TCP_NODELAY)
+    with socket.socket(proto=socket.IPPROTO_TCP) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
         except OSError as error:
-            raise PortInUseError(f"the inference server cannot listen on {host}:{port}: {error.strerror}") from error
+            raise PortInUseError(
+                f"the inference server cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
         yield sock
 
 
 def guard_app(app: Any, config: RunConfig) -> HttpGuard:
-    """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which each attempt of a run has.
-    What the server tells of itself needs none."""
+    """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which
+    each attempt of a run has. What the server tells of itself needs none.
+    """
     host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
     token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
     public_paths = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
     explanation = "the server of a run is for its own environment"
-    return HttpGuard(app, host=host, token=token, open_paths=public_paths, max_body_bytes=MAX_REQUEST_BYTES, token_hint=explanation)
+    return HttpGuard(
+        app,
+        host=host,
+        token=token,
+        open_paths=public_paths,
+        max_body_bytes=MAX_REQUEST_BYTES,
+        token_hint=explanation,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -252,7 +340,11 @@ async def serve_in_background(app: Any, sock: socket.socket) -> Any:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    server = SignalFreeServer(uvicorn.Config(app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1))
+    server = SignalFreeServer(
+        uvicorn.Config(
+            app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1
+        )
+    )
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield
@@ -269,7 +361,9 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ModelNotFoundError(f"the tokenizer of {name} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise ModelNotFoundError(
+            f"the tokenizer of {name} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """From scored groups to training datums; pure functions on numpy arrays.
 
-A group is the G rollouts of one prompt. Suffixes name axes: _P groups, _G rollouts, _T tokens, _D datums.
+A group is the G rollouts of one prompt. Suffixes name axes: _P groups, _G rollouts, _T tokens, _D
+datums.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ import numpy as np
 from lachesis.base.errors import BatchError, shorten
 from lachesis.base.numbers import is_score
 from lachesis.rollout_api.scored_group import find_fault
-from lachesis.trainer.advantages import AdvantageEstimator, compute_advantages, compute_kl_penalties, compute_sequence_weights
+from lachesis.trainer.advantages import (
+    AdvantageEstimator,
+    compute_advantages,
+    compute_kl_penalties,
+    compute_sequence_weights,
+)
 from lachesis.trainer.doubled_eos import build_keep_mask
 
 Array = np.ndarray[Any, Any]
 IGNORE_INDEX = -100
 """A mask entry that is not trained on; on trained positions the mask repeats the token."""
 MIN_LOGPROB = -1000.0
-"""Some servers write -9999 where they have no log-probability; the ratio of the loss would overflow."""
+"""Some servers write -9999 where they have no log-probability; the ratio of the loss would
+overflow.
+"""
 MALFORMED_GROUP_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a group raises whose values have other types than those of a group. A BatchError is a ValueError."""
+"""What a group raises whose values have other types than those of a group. A BatchError is a
+ValueError.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,11 +71,15 @@ class Batch:
     scores_by_environment: dict[str, list[float]] = field(default_factory=dict)
     """The scores by environment, where several feed the run."""
     drop_reasons: dict[int, str] = field(default_factory=dict)
-    """Why a group cannot be trained on, by its number in the batch. Such a group counts nowhere else."""
+    """Why a group cannot be trained on, by its number in the batch. Such a group counts nowhere
+    else.
+    """
 
     def compute_metrics(self) -> dict[str, float]:
-        """reward/*, with reward/parts/* where the environment names them, environments/* where there are several, advantages/*,
-        logprobs/* of the sampling side, train/percent_correct (the share of scores above 0), and counts."""
+        """reward/*, with reward/parts/* where the environment names them, environments/* where
+        there are several, advantages/*, logprobs/* of the sampling side, train/percent_correct (the
+        share of scores above 0), and counts.
+        """
         result = {
             "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
             "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
@@ -73,7 +87,9 @@ class Batch:
             "batch/groups": self.num_groups,
             "batch/dropped_groups": len(self.drop_reasons),
             "batch/zero_signal_groups": self.zero_signal_groups,
-            "batch/zero_signal_share": self.zero_signal_groups / self.num_groups if self.num_groups else 0.0,
+            "batch/zero_signal_share": self.zero_signal_groups / self.num_groups
+            if self.num_groups
+            else 0.0,
             "batch/too_long": self.num_too_long,
             "batch/invalid": self.num_invalid,
             "batch/cut": self.num_truncated,
@@ -83,20 +99,31 @@ class Batch:
         }
         if self.scores:
             result["train/percent_correct"] = float(np.mean(np.asarray(self.scores) > 0))
-        result |= {f"reward/parts/{name}": float(np.mean(values)) for name, values in self.reward_parts.items()}
+        result |= {
+            f"reward/parts/{name}": float(np.mean(values))
+            for name, values in self.reward_parts.items()
+        }
         for name, scores in self.scores_by_environment.items():
-            result |= {f"environments/{name}/reward_mean": float(np.mean(scores)), f"environments/{name}/rollouts": len(scores)}
+            result |= {
+                f"environments/{name}/reward_mean": float(np.mean(scores)),
+                f"environments/{name}/rollouts": len(scores),
+            }
         if self.num_distilled:
             result["distil/rollouts"] = self.num_distilled
         if self.datums:
             result |= summarize_distribution("logprobs", self.collect_trained_values("logprobs"))
             advantages = self.collect_trained_values("advantages")
-            result |= {"advantages/mean": float(advantages.mean()), "advantages/std": float(advantages.std())}
+            result |= {
+                "advantages/mean": float(advantages.mean()),
+                "advantages/std": float(advantages.std()),
+            }
             if self.num_distilled:
                 result["distil/advantage_mean"] = float(advantages.mean())
         return result
 
-    def add_scores(self, scores_G: Array, overrides_G: Sequence[Mapping[str, Any]], valid_G: Array) -> None:
+    def add_scores(
+        self, scores_G: Array, overrides_G: Sequence[Mapping[str, Any]], valid_G: Array
+    ) -> None:
         """Take in the scores of a group."""
         self.scores += scores_G[valid_G].tolist()
         self.num_invalid += int((~valid_G).sum())
@@ -110,7 +137,14 @@ class Batch:
         """Take in what was made of one group."""
         self.datums += group_batch.datums
         self.scores += group_batch.scores
-        for name in ("num_groups", "zero_signal_groups", "num_too_long", "num_truncated", "num_distilled", "num_invalid"):
+        for name in (
+            "num_groups",
+            "zero_signal_groups",
+            "num_too_long",
+            "num_truncated",
+            "num_distilled",
+            "num_invalid",
+        ):
             setattr(self, name, getattr(self, name) + getattr(group_batch, name))
         for name in ("reward_parts", "scores_by_environment"):
             for key, values in getattr(group_batch, name).items():
@@ -133,8 +167,9 @@ def summarize_distribution(prefix: str, values: Array, suffix: str = "") -> dict
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How rollouts become datums. `was_cut(tokens, logprobs)` tells of a sampled piece whether the length limit cut it; null
-    trains on such rollouts like on others."""
+    """How rollouts become datums. `was_cut(tokens, logprobs)` tells of a sampled piece whether the
+    length limit cut it; null trains on such rollouts like on others.
+    """
 
     max_tokens: int
     eos_id: int | None
@@ -142,7 +177,9 @@ class BatchSettings:
     loss_aggregation: Literal["token", "sequence"] = "token"
     was_truncated: Callable[[list[int], list[float]], bool] | None = None
     has_kl_penalty: bool = False
-    """Whether `add_kl_penalty` follows, so that rollouts whose score teaches nothing are kept for it."""
+    """Whether `add_kl_penalty` follows, so that rollouts whose score teaches nothing are kept for
+    it.
+    """
 
 
 def to_batch(
@@ -152,13 +189,15 @@ def to_batch(
 ) -> Batch:
     """Turn each prompt's G rollouts into at most G datums.
 
-    A rollout that its environment marks as invalid takes no part: its score is not in the group's mean. A group whose
-    advantages are all zero teaches nothing and is left out; a rollout of more than `max_tokens` tokens is left
-    out, and one that was cut where the recipe says so (Yu et al. 2025, arXiv:2503.14476, section 3.4: its score says nothing
-    of what it would have become); all are counted, and count in the group's mean.
+    A rollout that its environment marks as invalid takes no part: its score is not in the group's
+    mean. A group whose advantages are all zero teaches nothing and is left out; a rollout of more
+    than `max_tokens` tokens is left out, and one that was cut where the recipe says so (Yu et al.
+    2025, arXiv:2503.14476, section 3.4: its score says nothing of what it would have become); all
+    are counted, and count in the group's mean.
 
-    A group that cannot be trained on is left out as a whole and stands with its reason in the batch's `dropped`, as do those
-    that the caller names in `dropped`. Raises BatchError with the first reason when no group is left.
+    A group that cannot be trained on is left out as a whole and stands with its reason in the
+    batch's `dropped`, as do those that the caller names in `dropped`. Raises BatchError with the
+    first reason when no group is left.
     """
     batch = Batch(drop_reasons=dict(drop_reasons or {}))
     for group_index, group in enumerate(groups_P):
@@ -179,13 +218,19 @@ def to_batch(
     return batch
 
 
-def add_kl_penalty(batch: Batch, base_logprobs_D: Sequence[Array], coefficient: float, settings: BatchSettings) -> float:
-    """Add the penalty on the distance to the base model to the advantages of all trained tokens, then weigh the rollouts.
+def add_kl_penalty(
+    batch: Batch, base_logprobs_D: Sequence[Array], coefficient: float, settings: BatchSettings
+) -> float:
+    """Add the penalty on the distance to the base model to the advantages of all trained tokens,
+    then weigh the rollouts.
 
-    `base_D` holds the base model's log-probabilities of each datum's trained tokens. Returns the mean distance, which is the
-    estimate of KL(policy || base) in nats per token. Rollouts without any advantage after that are left out.
+    `base_D` holds the base model's log-probabilities of each datum's trained tokens. Returns the
+    mean distance, which is the estimate of KL(policy || base) in nats per token. Rollouts without
+    any advantage after that are left out.
     """
-    sampling_logprobs_D = [datum.logprobs[datum.loss_mask].astype(np.float64) for datum in batch.datums]
+    sampling_logprobs_D = [
+        datum.logprobs[datum.loss_mask].astype(np.float64) for datum in batch.datums
+    ]
     penalties_D, mean_kl = compute_kl_penalties(sampling_logprobs_D, base_logprobs_D, coefficient)
     for datum, penalty in zip(batch.datums, penalties_D, strict=True):
         datum.advantages[datum.loss_mask] += penalty.astype(np.float32)
@@ -196,12 +241,20 @@ def add_kl_penalty(batch: Batch, base_logprobs_D: Sequence[Array], coefficient: 
 
 def _apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
     if settings.loss_aggregation == "sequence" and batch.datums:
-        for datum, weight in zip(batch.datums, compute_sequence_weights([int(counted_datum.loss_mask.sum()) for counted_datum in batch.datums]), strict=True):
+        for datum, weight in zip(
+            batch.datums,
+            compute_sequence_weights(
+                [int(counted_datum.loss_mask.sum()) for counted_datum in batch.datums]
+            ),
+            strict=True,
+        ):
             datum.advantages[:] *= weight
 
 
 def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
-    """Return what is made of one group. Raises one of BAD_VALUES for a group that cannot be trained on."""
+    """Return what is made of one group. Raises one of BAD_VALUES for a group that cannot be trained
+    on.
+    """
     if fault := find_fault(group):
         raise BatchError(fault)
     num_rollouts = len(group["tokens"])
@@ -215,16 +268,21 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
     advantages_G = np.zeros(num_rollouts)
     if valid_G.any():
         advantages_G[valid_G] = compute_advantages(scores_G[valid_G], settings.advantage)
-    has_equal_scores = len(set(scores_G[valid_G].tolist())) < 2  # their mean can differ from them by rounding
+    # their mean can differ from them by rounding
+    has_equal_scores = len(set(scores_G[valid_G].tolist())) < 2
     if has_equal_scores:
         advantages_G[:] = 0.0
     is_advantage_zeroed = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
-    if is_advantage_zeroed or (has_equal_scores and not _count_entries(group.get("distill_token_ids"))):
+    if is_advantage_zeroed or (
+        has_equal_scores and not _count_entries(group.get("distill_token_ids"))
+    ):
         group_batch.zero_signal_groups = 1
         if is_advantage_zeroed or not settings.has_kl_penalty:
             return group_batch
     for index in np.flatnonzero(valid_G).tolist():
-        _add_rollout(group_batch, group, overrides_G[index], index, float(advantages_G[index]), settings)
+        _add_rollout(
+            group_batch, group, overrides_G[index], index, float(advantages_G[index]), settings
+        )
     return group_batch
 
 
@@ -236,7 +294,9 @@ def get_environment(group: Mapping[str, Any]) -> str | None:
 
 def _get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
     """What the environment says of each rollout beside its score."""
-    overrides = [entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()]
+    overrides = [
+        entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()
+    ]
     return [*overrides, *({} for _ in range(num_rollouts))][:num_rollouts]
 
 
@@ -246,26 +306,39 @@ def _count_entries(values: Any) -> int:
 
 
 def _add_rollout(
-    batch: Batch, group: Mapping[str, Any], overrides: Mapping[str, Any], index: int, advantage: float, settings: BatchSettings
+    batch: Batch,
+    group: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    index: int,
+    advantage: float,
+    settings: BatchSettings,
 ) -> None:
     rollout_label = f"rollout {index}"
     is_advantage_zeroed = bool(overrides.get("set_advantage_to_zero"))
     tokens_T, loss_mask_T, logprobs_T = _read_rollout(rollout_label, group, index)
     advantages_T = np.full(len(tokens_T), 0.0 if is_advantage_zeroed else advantage)
     if _count_entries(group.get("distill_token_ids")):
-        advantages_T = _compute_distillation_advantages(rollout_label, group, index, tokens_T, loss_mask_T, logprobs_T)
+        advantages_T = _compute_distillation_advantages(
+            rollout_label, group, index, tokens_T, loss_mask_T, logprobs_T
+        )
         batch.num_distilled += 1
-    if settings.was_truncated and _was_last_span_truncated(tokens_T, loss_mask_T, logprobs_T, settings.was_truncated):
+    if settings.was_truncated and _was_last_span_truncated(
+        tokens_T, loss_mask_T, logprobs_T, settings.was_truncated
+    ):
         batch.num_truncated += 1
         return
     keep_mask_T = build_keep_mask(tokens_T, settings.eos_id, loss_mask_T)
-    tokens_T, loss_mask_T, logprobs_T, advantages_T = (array[keep_mask_T] for array in (tokens_T, loss_mask_T, logprobs_T, advantages_T))
+    tokens_T, loss_mask_T, logprobs_T, advantages_T = (
+        array[keep_mask_T] for array in (tokens_T, loss_mask_T, logprobs_T, advantages_T)
+    )
     if len(tokens_T) > settings.max_tokens:
         batch.num_too_long += 1
         return
     loss_mask_N = loss_mask_T[1:]
     has_advantage = bool(advantages_T[1:][loss_mask_N].any())
-    if not has_advantage and (is_advantage_zeroed or not settings.has_kl_penalty or not loss_mask_N.any()):
+    if not has_advantage and (
+        is_advantage_zeroed or not settings.has_kl_penalty or not loss_mask_N.any()
+    ):
         return
     batch.datums.append(
         Datum(
@@ -278,8 +351,12 @@ def _add_rollout(
     )
 
 
-def _read_rollout(rollout_label: str, group: Mapping[str, Any], index: int) -> tuple[Array, Array, Array]:
-    """Tokens, which of them are trained on, and their sampling logprobs; the mask decides, not a sentinel logprob."""
+def _read_rollout(
+    rollout_label: str, group: Mapping[str, Any], index: int
+) -> tuple[Array, Array, Array]:
+    """Tokens, which of them are trained on, and their sampling logprobs; the mask decides, not a
+    sentinel logprob.
+    """
     logprobs_G = group.get("inference_logprobs")
     if logprobs_G is None or not len(logprobs_G):
         raise BatchError(
@@ -290,9 +367,14 @@ def _read_rollout(rollout_label: str, group: Mapping[str, Any], index: int) -> t
     loss_mask_T = np.asarray(group["masks"][index], dtype=np.int64) != IGNORE_INDEX
     logprobs_T = np.asarray(logprobs_G[index], dtype=np.float64)
     if not tokens_T.ndim == loss_mask_T.ndim == logprobs_T.ndim == 1 or (tokens_T < 0).any():
-        raise BatchError(f"{rollout_label}: tokens, masks and inference_logprobs are lists of numbers, and no token id is negative")
+        raise BatchError(
+            f"{rollout_label}: tokens, masks and inference_logprobs are lists of numbers, and no token id is negative"
+        )
     sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]  # nothing predicts the first token
-    unusable_logprobs = sampled_logprobs[~((sampled_logprobs >= MIN_LOGPROB) & (sampled_logprobs <= 0.01))]  # Atropos fills in 1.0 where it has none
+    # Atropos fills in 1.0 where it has none
+    unusable_logprobs = sampled_logprobs[
+        ~((sampled_logprobs >= MIN_LOGPROB) & (sampled_logprobs <= 0.01))
+    ]
     if len(unusable_logprobs):
         raise BatchError(
             f"{rollout_label}: {len(unusable_logprobs)} sampling logprobs of trained tokens are not usable: {unusable_logprobs[:8].tolist()}; "
@@ -308,7 +390,10 @@ def find_sampled_spans(loss_mask_T: Array) -> list[tuple[int, int]]:
 
 
 def _was_last_span_truncated(
-    tokens_T: Array, loss_mask_T: Array, logprobs_T: Array, was_truncated: Callable[[list[int], list[float]], bool]
+    tokens_T: Array,
+    loss_mask_T: Array,
+    logprobs_T: Array,
+    was_truncated: Callable[[list[int], list[float]], bool],
 ) -> bool:
     spans = find_sampled_spans(loss_mask_T)
     if not spans:
@@ -318,22 +403,37 @@ def _was_last_span_truncated(
 
 
 def _compute_distillation_advantages(
-    rollout_label: str, group: Mapping[str, Any], index: int, tokens_T: Array, loss_mask_T: Array, logprobs_T: Array
+    rollout_label: str,
+    group: Mapping[str, Any],
+    index: int,
+    tokens_T: Array,
+    loss_mask_T: Array,
+    logprobs_T: Array,
 ) -> Array:
     """On-policy distillation: teacher logprob - student logprob of the sampled token.
 
-    `distill_logprobs` has the shape (rollout, token, K), aligned with the tokens; K must be 1 and hold the sampled token.
+    `distill_logprobs` has the shape (rollout, token, K), aligned with the tokens; K must be 1 and
+    hold the sampled token.
     """
     teacher_token_ids = np.asarray(group["distill_token_ids"][index])
     teacher_logprobs = np.asarray(group["distill_logprobs"][index], dtype=np.float64)
-    if teacher_token_ids.ndim != 2 or teacher_token_ids.shape != teacher_logprobs.shape or teacher_token_ids.shape[1] != 1 or len(teacher_token_ids) != len(tokens_T):
+    if (
+        teacher_token_ids.ndim != 2
+        or teacher_token_ids.shape != teacher_logprobs.shape
+        or teacher_token_ids.shape[1] != 1
+        or len(teacher_token_ids) != len(tokens_T)
+    ):
         raise BatchError(
             f"{rollout_label}: distill_token_ids has shape {teacher_token_ids.shape}, distill_logprobs {teacher_logprobs.shape}; "
             f"only ({len(tokens_T)}, 1) can be trained through the Tinker API (K = 1, one entry per token)"
         )
     if (teacher_token_ids[loss_mask_T, 0] != tokens_T[loss_mask_T]).any():
-        raise BatchError(f"{rollout_label}: distill_token_ids names other tokens than those that were sampled")
+        raise BatchError(
+            f"{rollout_label}: distill_token_ids names other tokens than those that were sampled"
+        )
     advantages_T = np.where(loss_mask_T, teacher_logprobs[:, 0] - logprobs_T, 0.0)
     if not (np.abs(advantages_T[1:]) < -MIN_LOGPROB).all():
-        raise BatchError(f"{rollout_label}: distill_logprobs of trained tokens are not finite, or below {MIN_LOGPROB:g}")
+        raise BatchError(
+            f"{rollout_label}: distill_logprobs of trained tokens are not finite, or below {MIN_LOGPROB:g}"
+        )
     return advantages_T

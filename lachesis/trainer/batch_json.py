@@ -1,8 +1,9 @@
 """Read a batch of scored groups from JSON in small steps.
 
-A batch of 128 rollouts of 8,000 tokens is some 40 MB of JSON. `json.loads` holds the interpreter's lock for all of it, also in
-a thread, and the inference server of this process would answer nobody meanwhile. Here each call into C reads one rollout, so
-that other threads get their turn in between, and each list of numbers becomes an array at once.
+A batch of 128 rollouts of 8,000 tokens is some 40 MB of JSON. `json.loads` holds the interpreter's
+lock for all of it, also in a thread, and the inference server of this process would answer nobody
+meanwhile. Here each call into C reads one rollout, so that other threads get their turn in between,
+and each list of numbers becomes an array at once.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ decode_value = json.JSONDecoder().raw_decode
 
 
 def read_batch_json(content: bytes) -> Any:
-    """Return what `json.loads` would, with an array for each rollout's tokens, masks and log-probabilities.
+    """Return what `json.loads` would, with an array for each rollout's tokens, masks and
+    log-probabilities.
 
-    Raises ValueError for what is not valid JSON. A list that does not fit into an array stays a list.
+    Raises ValueError for what is not valid JSON. A list that does not fit into an array stays a
+    list.
     """
     text = content.decode()
     try:
@@ -36,7 +39,9 @@ def read_batch_json(content: bytes) -> Any:
 
 
 def _read_value(text: str, at: int, levels: int, key: str) -> tuple[Any, int]:
-    """Return the value that begins at a position, and where it ends. `name` is the key under which it stands."""
+    """Return the value that begins at a position, and where it ends. `name` is the key under which
+    it stands.
+    """
     if levels and text[at] == "[":
         return _read_list(text, at, levels, key)
     if levels and text[at] == "{":
@@ -95,5 +100,7 @@ def _to_array(value: Any, key: str) -> Any:
         array = np.asarray(value)
     except (ValueError, OverflowError):
         return value
-    is_numeric_vector = array.ndim == 1 and array.dtype.kind in ("i" if ARRAY_DTYPES[key] is np.int64 else "if")
+    is_numeric_vector = array.ndim == 1 and array.dtype.kind in (
+        "i" if ARRAY_DTYPES[key] is np.int64 else "if"
+    )
     return array.astype(ARRAY_DTYPES[key]) if is_numeric_vector or not value else value

@@ -1,4 +1,6 @@
-"""Keeps a run's checkpoints: writes them, proves that training goes on from what was written, and deletes what nobody needs."""
+"""Keeps a run's checkpoints: writes them, proves that training goes on from what was written, and
+deletes what nobody needs.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,30 @@ class ResumePoint(BaseModel):
     optimizer: bool = True
     """Whether Adam's moments came back with the weights; a state without them is refused."""
     groups: int
-    """Groups that training had received by then. What was queued after them is dropped, and its items are asked anew."""
+    """Groups that training had received by then. What was queued after them is dropped, and its
+    items are asked anew.
+    """
     loss_change: float | None = None
-    """Mean negative log-probability of a kept text now minus that when it was saved, in nats per token; null when it could not
-    be asked."""
+    """Mean negative log-probability of a kept text now minus that when it was saved, in nats per
+    token; null when it could not be asked.
+    """
     at: str
 
 
 class CheckpointManager:
-    """Of one attempt of a run. `groups` counts those that training has received, over all attempts, `mixture` those of each of
-    several environments. A checkpoint names those of the steps that were made: a resume asks for the others again."""
+    """Of one attempt of a run. `groups` counts those that training has received, over all attempts,
+    `mixture` those of each of several environments. A checkpoint names those of the steps that were
+    made: a resume asks for the others again.
+    """
 
-    def __init__(self, policy: Policy, checkpoints: Checkpoints, *, num_to_keep: int, resume_checkpoint: Manifest | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        checkpoints: Checkpoints,
+        *,
+        num_to_keep: int,
+        resume_checkpoint: Manifest | None,
+    ) -> None:
         self.policy, self.checkpoints, self.num_to_keep = policy, checkpoints, num_to_keep
         self.checkpoints.folder.mkdir(exist_ok=True)
         self.checkpoints.set_aside(after=resume_checkpoint.step if resume_checkpoint else 0)
@@ -55,9 +69,13 @@ class CheckpointManager:
         self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.borrowed
         """Whether what comes before the first step, training on examples, is in the weights."""
         self.groups = resume_checkpoint.groups if resume_checkpoint else 0
-        self.groups_by_environment = collections.Counter(resume_checkpoint.mixture if resume_checkpoint else {})
+        self.groups_by_environment = collections.Counter(
+            resume_checkpoint.mixture if resume_checkpoint else {}
+        )
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
-        self._probe_tokens = [probe.tokens for probe in resume_checkpoint.probes] if resume_checkpoint else []
+        self._probe_tokens = (
+            [probe.tokens for probe in resume_checkpoint.probes] if resume_checkpoint else []
+        )
         if resume_checkpoint and resume_checkpoint.reference and not self._probe_tokens:
             self._probe_tokens = [resume_checkpoint.reference.tokens]
         self._rewards: list[float] = []
@@ -71,21 +89,29 @@ class CheckpointManager:
     def count_received_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Training has received these."""
         self.groups += len(groups)
-        self.groups_by_environment.update(name for group in groups if (name := get_environment(group)))
+        self.groups_by_environment.update(
+            name for group in groups if (name := get_environment(group))
+        )
 
     def count_step(self, reward: float, token_lists: list[list[int]]) -> None:
-        """Count a step on all groups that were received; the first `texts` are kept to compare checkpoints with."""
+        """Count a step on all groups that were received; the first `texts` are kept to compare
+        checkpoints with.
+        """
         self._rewards.append(reward)
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
-        self._probe_tokens = self._probe_tokens or [tokens for tokens in token_lists if len(tokens) > 1]
+        self._probe_tokens = self._probe_tokens or [
+            tokens for tokens in token_lists if len(tokens) > 1
+        ]
 
     def note_held_out(self, point: HeldOutPoint) -> None:
         """Give a held-out result to the checkpoint that it belongs to.
 
-        It belongs to the checkpoint of the evaluated step or, if there is none, to the first one after it. The
-        result of step 0 says nothing about a later checkpoint.
+        It belongs to the checkpoint of the evaluated step or, if there is none, to the first one
+        after it. The result of step 0 says nothing about a later checkpoint.
         """
-        held_out = HeldOutResult(percent_correct=point.percent_correct, items=point.items or 0, step=point.step)
+        held_out = HeldOutResult(
+            percent_correct=point.percent_correct, items=point.items or 0, step=point.step
+        )
         later_steps = [step for step in self._saved_steps if step >= point.step]
         if point.step == 0 and later_steps[:1] != [0]:
             return
@@ -95,16 +121,23 @@ class CheckpointManager:
         try:
             self.checkpoints.note_held_out(later_steps[0], held_out)
         except StorageError as error:  # the metrics have it
-            log.warning("the checkpoint of step %d has no held-out result: %s", later_steps[0], error)
+            log.warning(
+                "the checkpoint of step %d has no held-out result: %s", later_steps[0], error
+            )
 
     def _find_checkpoint_under_evaluation(self) -> int | None:
         """Return the step of the saved checkpoint that the awaited evaluation belongs to."""
         evaluated_step = self.get_evaluated_step()
-        return None if evaluated_step is None else next((step for step in self._saved_steps if step >= evaluated_step), None)
+        return (
+            None
+            if evaluated_step is None
+            else next((step for step in self._saved_steps if step >= evaluated_step), None)
+        )
 
     async def save(self, step: int, *, is_final: bool = False) -> None:
-        """A checkpoint of this step, unless there is one; then those that are superseded go. Raises what the server or the disk
-        says."""
+        """A checkpoint of this step, unless there is one; then those that are superseded go. Raises
+        what the server or the disk says.
+        """
         if step <= self.step and not (step == 0 and not self.is_sft_done):
             return
         self.is_sft_done = True
@@ -125,21 +158,42 @@ class CheckpointManager:
         )
         try:
             await asyncio.to_thread(self.checkpoints.write, manifest)
-        except Exception:  # but not a cancellation, during which the thread may still write the manifest
+        except Exception:
+            # but not a cancellation, during which the thread may still write the manifest
             await self.policy.discard(paths.values())
             raise
         self.step, self._rewards, self._pending_held_out = step, [], None
         self._saved_steps = sorted({*self._saved_steps, step})
-        for old in self.checkpoints.find_superseded(self.num_to_keep, spared_step=self._find_checkpoint_under_evaluation()):
+        for old in self.checkpoints.find_superseded(
+            self.num_to_keep, spared_step=self._find_checkpoint_under_evaluation()
+        ):
             await self._remove(old)
 
     async def verify_resume(self, manifest: Manifest) -> ResumePoint:
-        """Compare the weights that were loaded with those that were saved, by what they say of a text; ask after publishing."""
-        saved_reference, loaded_reference = manifest.reference, _to_reference(await self._measure_probes())
-        loss_change = loaded_reference.loss - saved_reference.loss if saved_reference and loaded_reference else None
+        """Compare the weights that were loaded with those that were saved, by what they say of a
+        text; ask after publishing.
+        """
+        saved_reference, loaded_reference = (
+            manifest.reference,
+            _to_reference(await self._measure_probes()),
+        )
+        loss_change = (
+            loaded_reference.loss - saved_reference.loss
+            if saved_reference and loaded_reference
+            else None
+        )
         if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
-            log.warning("the loaded weights differ from the saved ones: %+.2e nats per token on a kept text", loss_change)
-        resume_point = ResumePoint(step=manifest.step, state=manifest.state, groups=manifest.groups, loss_change=loss_change, at=now_iso())
+            log.warning(
+                "the loaded weights differ from the saved ones: %+.2e nats per token on a kept text",
+                loss_change,
+            )
+        resume_point = ResumePoint(
+            step=manifest.step,
+            state=manifest.state,
+            groups=manifest.groups,
+            loss_change=loss_change,
+            at=now_iso(),
+        )
         log.info("resumed: %s", resume_point.model_dump_json())
         return resume_point
 
@@ -150,7 +204,10 @@ class CheckpointManager:
             return []
         try:
             async with asyncio.timeout(SERVER_TIMEOUT_S):
-                requests = (sampler.compute_logprobs_async(tinker.ModelInput.from_ints(tokens)) for tokens in self._probe_tokens)
+                requests = (
+                    sampler.compute_logprobs_async(tinker.ModelInput.from_ints(tokens))
+                    for tokens in self._probe_tokens
+                )
                 logprob_lists = await asyncio.gather(*requests)
         except Exception as error:  # a look at the weights is not worth a checkpoint
             log.warning("the checkpoint has no text to compare with: %r", error)
@@ -166,4 +223,8 @@ class CheckpointManager:
 
 
 def _to_reference(probes: list[Probe]) -> ReferenceLoss | None:
-    return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs))) if probes else None
+    return (
+        ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs)))
+        if probes
+        else None
+    )

@@ -1,7 +1,8 @@
 """Repair a doubled end-of-turn token, by one rule for prompts and for training.
 
-Atropos' chat turns append the template's end-of-turn token to a completion that already ends with it. Without the repair a
-later turn would be sampled from a context that no template builds, and trained in another one than it was sampled in.
+Atropos' chat turns append the template's end-of-turn token to a completion that already ends with
+it. Without the repair a later turn would be sampled from a context that no template builds, and
+trained in another one than it was sampled in.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ Array = np.ndarray[Any, Any]
 def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | None = None) -> Array:
     """Return (T,), true where a position stays.
 
-    An end-of-turn token directly behind another one is dropped. One that the model has sampled stays, as it is trained on;
-    in a prompt, without `sampled_T`, no token counts as sampled.
+    An end-of-turn token directly behind another one is dropped. One that the model has sampled
+    stays, as it is trained on; in a prompt, without `sampled_T`, no token counts as sampled.
     """
     keep_mask_T = np.ones(len(tokens_T), dtype=bool)
     if eos_id is not None:

@@ -17,7 +17,15 @@ from pydantic import BaseModel
 
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.evaluations import EvaluationEndedError
-from lachesis.trainer.inference_server import Inference, Json, Sample, TrainerState, create_router, to_samples, cancel_on_disconnect
+from lachesis.trainer.inference_server import (
+    Inference,
+    Json,
+    Sample,
+    TrainerState,
+    cancel_on_disconnect,
+    create_router,
+    to_samples,
+)
 from lachesis.trainer.policy import Policy
 
 
@@ -33,7 +41,9 @@ class EvaluationReport(BaseModel):
 class EvaluationInference(Inference):
     """Samples with the weights of the evaluation that the path names."""
 
-    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
+    def __init__(
+        self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState
+    ) -> None:
         super().__init__(policy, tokenizer, config, state.usage, is_base=False)
         self.state = state
 
@@ -41,16 +51,29 @@ class EvaluationInference(Inference):
         return self.state.evaluations.get_sampler(request.path_params["evaluation"])
 
     async def sample_and_count(
-        self, request: Request, ids: list[int], num_samples: int, params: tinker.SamplingParams, stop_ids: list[int]
+        self,
+        request: Request,
+        ids: list[int],
+        num_samples: int,
+        params: tinker.SamplingParams,
+        stop_ids: list[int],
     ) -> list[Sample]:
-        """Sample and count the tokens. They are paid for, but say nothing about training's own requests."""
+        """Sample and count the tokens. They are paid for, but say nothing about training's own
+        requests.
+        """
         prompt = tinker.ModelInput.from_ints(ids)
-        response = await cancel_on_disconnect(request, self.get_sampling_client(request).sample_async(prompt, num_samples, params))
-        self.usage.record_evaluation_tokens(len(ids), sum(len(sequence.tokens) for sequence in response.sequences))
+        response = await cancel_on_disconnect(
+            request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
+        )
+        self.usage.record_evaluation_tokens(
+            len(ids), sum(len(sequence.tokens) for sequence in response.sequences)
+        )
         return to_samples(response.sequences, stop_ids)
 
 
-def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> None:
+def add_evaluation_routes(
+    app: FastAPI, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState
+) -> None:
     """Add the routes to the inference server's application."""
     evaluations, router = state.evaluations, APIRouter(prefix="/evaluations")
 
@@ -70,7 +93,9 @@ def add_evaluation_routes(app: FastAPI, policy: Policy, tokenizer: Any, config: 
         return {}
 
     async def answer_evaluation_ended(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 410)
+        return JSONResponse(
+            {"error": {"message": str(error), "type": "invalid_request_error"}}, 410
+        )
 
     app.include_router(router)
     inference = EvaluationInference(policy, tokenizer, config, state)

@@ -1,9 +1,11 @@
-"""Schedule held-out evaluations during training, keep the weights that they see, and collect their results.
+"""Schedule held-out evaluations during training, keep the weights that they see, and collect their
+results.
 
-The trainer decides when an evaluation is due: after each step that is a multiple of `steps_per_eval`, step 0
-included. Environments ask for it (see `lachesis.env_process.scheduled_evaluation`) and work beside training,
-so no step waits. All environments of a run evaluate the same weights; the next evaluation begins when they
-have ended, so that at most one older version of the weights is held.
+The trainer decides when an evaluation is due: after each step that is a multiple of
+`steps_per_eval`, step 0 included. Environments ask for it (see
+`lachesis.env_process.scheduled_evaluation`) and work beside training, so no step waits. All
+environments of a run evaluate the same weights; the next evaluation begins when they have ended, so
+that at most one older version of the weights is held.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ BEGIN_TIMEOUT_S = 30.0
 FINISH_TIMEOUT_S = 600.0
 """After the last step an evaluation under way has so long to end."""
 UPDATES_PER_KEEPALIVE = 8
-"""The weights of an evaluation are asked for one token each so many updates, as a server may forget idle ones."""
+"""The weights of an evaluation are asked for one token each so many updates, as a server may forget
+idle ones.
+"""
 MAX_ATTEMPTS = 2
 MAX_METRICS, MAX_NAME_LENGTH = 64, 80
 RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
@@ -87,7 +91,11 @@ class EvaluationScheduler:
         usage: Usage | None = None,
         failures_file: Path | None = None,
     ) -> None:
-        self.environments, self.every_steps, self.excluded_step = list(environments), every_steps, excluded_step
+        self.environments, self.every_steps, self.excluded_step = (
+            list(environments),
+            every_steps,
+            excluded_step,
+        )
         self.usage, self.failures_file = usage or Usage(), failures_file
         self.num_failed = 0
         self.is_over = every_steps <= 0
@@ -117,8 +125,8 @@ class EvaluationScheduler:
     def restore_from_metrics(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
         """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
 
-        Lines after `first_step` will be made again. A result on one of them stays true if its weights are not
-        newer than `first_step`; it goes to the next line that is written.
+        Lines after `first_step` will be made again. A result on one of them stays true if its
+        weights are not newer than `first_step`; it goes to the next line that is written.
         """
         for line in steps:
             evaluated_step = line.get("eval/step")
@@ -126,11 +134,15 @@ class EvaluationScheduler:
                 continue
             self._evaluated_steps.add(int(evaluated_step))
             if line["step"] > first_step:
-                self._unwritten_metrics = {key: value for key, value in line.items() if is_evaluation_key(key)}
+                self._unwritten_metrics = {
+                    key: value for key, value in line.items() if is_evaluation_key(key)
+                }
                 self._unwritten_metrics.pop("eval/failed", None)
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
-        """Begin an evaluation of these weights if one is due. Call it after each step, and before the first."""
+        """Begin an evaluation of these weights if one is due. Call it after each step, and before
+        the first.
+        """
         self._give_up_silent()
         if self._round is not None:
             self._keep_weights_alive(self._round)
@@ -139,7 +151,11 @@ class EvaluationScheduler:
         if self._round is not None:
             self._give_up_waiting("the environment did not begin it before the next one was due")
         if self._round is not None:
-            log.warning("no evaluation of step %d: that of step %d is still under way", step, self._round.step)
+            log.warning(
+                "no evaluation of step %d: that of step %d is still under way",
+                step,
+                self._round.step,
+            )
             return
         self._evaluated_steps.add(step)
         self._round = EvaluationRound(step, sampler, list(self.environments))
@@ -149,7 +165,8 @@ class EvaluationScheduler:
         """Wait until this environment has an evaluation to make, and begin it.
 
         Returns:
-            Its `id` and the `step` of its weights; `{"over": True}` when there will be no more; `{}` when
+            Its `id` and the `step` of its weights; `{"over": True}` when there will be no more;
+                `{}` when
             there was none in `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
@@ -184,7 +201,9 @@ class EvaluationScheduler:
         running, step = self._running.pop(evaluation_id), self._round.step
         metrics = _parse_metrics(report.get("metrics"))
         if report.get("error") or not metrics:
-            self._record_failure(running.environment, step, str(report.get("error") or "it gave no metrics"))
+            self._record_failure(
+                running.environment, step, str(report.get("error") or "it gave no metrics")
+            )
         else:
             self._accept_result(running.environment, step, metrics, report)
         self._close_if_done()
@@ -215,7 +234,8 @@ class EvaluationScheduler:
         self.is_over = True
         self._wake_waiters()
 
-    # --- one round ------------------------------------------------------------------------------------------
+    # --- one round
+    # ------------------------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
         if self.is_over or step % self.every_steps or step == self.excluded_step:
@@ -225,16 +245,25 @@ class EvaluationScheduler:
     def _offer_evaluation(self, environment: str) -> dict[str, Any]:
         """Return the offer of an evaluation, or nothing.
 
-        An environment that asks while its evaluation is under way was started again: it may try once more.
+        An environment that asks while its evaluation is under way was started again: it may try
+        once more.
         """
         if self._round is None:
             return {}
         attempts = 1
-        lost_ids = [evaluation_id for evaluation_id, running in self._running.items() if running.environment == environment]
+        lost_ids = [
+            evaluation_id
+            for evaluation_id, running in self._running.items()
+            if running.environment == environment
+        ]
         if lost_ids:
             attempts += self._running.pop(lost_ids[0]).attempts
             if attempts > MAX_ATTEMPTS:
-                self._record_failure(environment, self._round.step, f"its process ended {MAX_ATTEMPTS} times during it")
+                self._record_failure(
+                    environment,
+                    self._round.step,
+                    f"its process ended {MAX_ATTEMPTS} times during it",
+                )
                 self._close_if_done()
                 return {}
         elif environment in self._round.waiting_environments:
@@ -245,7 +274,9 @@ class EvaluationScheduler:
         self._running[evaluation_id] = RunningEvaluation(environment, attempts)
         return {"id": evaluation_id, "step": self._round.step}
 
-    def _accept_result(self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]) -> None:
+    def _accept_result(
+        self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]
+    ) -> None:
         items = report.get("items")
         if is_score(items) and items and "eval/items" not in metrics:
             metrics["eval/items"] = float(items)
@@ -269,7 +300,12 @@ class EvaluationScheduler:
         log.warning("the evaluation of step %d failed: %s; training goes on", step, reason)
         if self.failures_file is None:
             return
-        failure = {"step": step, "environment": environment, "reason": reason[:1000], "at": now_iso()}
+        failure = {
+            "step": step,
+            "environment": environment,
+            "reason": reason[:1000],
+            "at": now_iso(),
+        }
         try:
             with storage_errors(self.failures_file):
                 self.failures_file.parent.mkdir(exist_ok=True)
@@ -316,7 +352,9 @@ class EvaluationScheduler:
         if round_.updates % UPDATES_PER_KEEPALIVE:
             return
         self.usage.prefill += 1
-        task = asyncio.ensure_future(round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0])))
+        task = asyncio.ensure_future(
+            round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0]))
+        )
         self._keepalive_tasks.add(task)
         task.add_done_callback(self._finish_keepalive)
 
@@ -335,6 +373,11 @@ def _parse_metrics(raw_metrics: Any) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for key, value in raw_metrics.items() if isinstance(raw_metrics, Mapping) else ():
         name = str(key).removeprefix("eval/")[:MAX_NAME_LENGTH]
-        if is_score(value) and name and len(metrics) < MAX_METRICS and (name == "items" or name not in RESERVED_NAMES):
+        if (
+            is_score(value)
+            and name
+            and len(metrics) < MAX_METRICS
+            and (name == "items" or name not in RESERVED_NAMES)
+        ):
             metrics[f"eval/{name}"] = float(value)
     return metrics

@@ -1,5 +1,5 @@
-"""The HTTP server that environments sample from. Every route answers with the newest published weights; under `/base`
-stands the same with the base model, for comparison.
+"""The HTTP server that environments sample from. Every route answers with the newest published
+weights; under `/base` stands the same with the base model, for comparison.
 
     GET  /health            ready, phase and step of the trainer     GET /wandb_info
     POST /generate          token-exact, the dialects of vLLM (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
@@ -55,7 +55,8 @@ class TrainerState:
     waiting_since: float = field(default_factory=time.time)
     """When it began to wait for that, in seconds since 1970."""
     get_spent: Callable[[], Json] = dict
-    """Gives tokens, and US dollars where there is a price, over all attempts of the run until now."""
+    """Gives tokens, and US dollars where there is a price, over all attempts of the run until now.
+    """
     usage: Usage = field(default_factory=Usage)
     evaluations: EvaluationScheduler = field(default_factory=EvaluationScheduler)
     """Held-out evaluations during training."""
@@ -79,7 +80,9 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer: its tokens, the log-probability of each, and whether it ended by itself ("stop") or was cut ("length")."""
+    """One answer: its tokens, the log-probability of each, and whether it ended by itself ("stop")
+    or was cut ("length").
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -89,8 +92,16 @@ class Sample:
 class Inference:
     """Token ids in, samples out; one for the policy and one for the base model."""
 
-    def __init__(self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, is_base: bool) -> None:
-        self.policy, self.tokenizer, self.config, self.usage, self.is_base = policy, tokenizer, config, usage, is_base
+    def __init__(
+        self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, is_base: bool
+    ) -> None:
+        self.policy, self.tokenizer, self.config, self.usage, self.is_base = (
+            policy,
+            tokenizer,
+            config,
+            usage,
+            is_base,
+        )
 
     def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
         """Return the weights that answer a request."""
@@ -98,32 +109,46 @@ class Inference:
         assert client is not None, "the server starts after the first weights are published"
         return client
 
-    async def sample(self, request: Request, ids: list[int], settings: SamplingSettings) -> list[Sample]:
+    async def sample(
+        self, request: Request, ids: list[int], settings: SamplingSettings
+    ) -> list[Sample]:
         """Return `want.n` samples, and end the sampling if the client hangs up.
 
-        An answer ends at a stop text, at a stop id, or at the model's own end; with stop ids alone only at those. Raises
-        BadRequest for settings that cannot be honoured.
+        An answer ends at a stop text, at a stop id, or at the model's own end; with stop ids alone
+        only at those. Raises BadRequest for settings that cannot be honoured.
         """
         settings.require_supported()
         params = tinker.SamplingParams(
-            max_tokens=self.config.env.max_token_length if settings.max_tokens is None else settings.max_tokens,
+            max_tokens=self.config.env.max_token_length
+            if settings.max_tokens is None
+            else settings.max_tokens,
             temperature=1.0 if settings.temperature is None else settings.temperature,
             top_p=1.0 if settings.top_p is None else settings.top_p,
             top_k=settings.top_k or -1,
             seed=settings.seed,
-            stop=settings.stop_texts or settings.stop_ids or None,  # an empty list means the model's own end, as for OpenAI
+            # an empty list means the model's own end, as for OpenAI
+            stop=settings.stop_texts or settings.stop_ids or None,
         )
         prompt = collapse_doubled_eos(ids, self.tokenizer.eos_token_id)
         stop_ids = settings.stop_ids if settings.stop_texts else []  # the SDK takes texts or ids
         return await self.sample_and_count(request, prompt, settings.n, params, stop_ids)
 
     async def sample_and_count(
-        self, request: Request, ids: list[int], num_samples: int, params: tinker.SamplingParams, stop_ids: list[int]
+        self,
+        request: Request,
+        ids: list[int],
+        num_samples: int,
+        params: tinker.SamplingParams,
+        stop_ids: list[int],
     ) -> list[Sample]:
-        """Sample, cut the answers at `stop_ids`, and count what was sampled, with the version of the weights it came from."""
+        """Sample, cut the answers at `stop_ids`, and count what was sampled, with the version of
+        the weights it came from.
+        """
         prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
         with self.usage.track_request(ids):
-            response = await cancel_on_disconnect(request, self.get_sampling_client(request).sample_async(prompt, num_samples, params))
+            response = await cancel_on_disconnect(
+                request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
+            )
         samples = to_samples(response.sequences, stop_ids)
         for sample, sequence in zip(samples, response.sequences, strict=True):
             self.usage.record_sequence(sample.tokens, sample.logprobs, sample.stop_reason, version)
@@ -132,11 +157,17 @@ class Inference:
 
     async def compute_logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
         prompt = tinker.ModelInput.from_ints(ids)
-        return list(await cancel_on_disconnect(request, self.get_sampling_client(request).compute_logprobs_async(prompt)))
+        return list(
+            await cancel_on_disconnect(
+                request, self.get_sampling_client(request).compute_logprobs_async(prompt)
+            )
+        )
 
     def encode_chat(self, messages: list[Json]) -> list[int]:
         try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            ids = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
         except Exception as error:  # a template raises whatever its author chose
             raise BadRequestError(f"the chat template refuses these messages: {error}") from error
         return list(ids)
@@ -153,18 +184,34 @@ class Inference:
         raise BadRequestError("prompt must be one text or one list of token ids")
 
     def decode(self, tokens: list[int], settings: SamplingSettings) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=settings.skip_special_tokens is not False))
+        return str(
+            self.tokenizer.decode(
+                tokens, skip_special_tokens=settings.skip_special_tokens is not False
+            )
+        )
 
 
-def to_samples(sequences: Iterable[tinker.types.SampledSequence], stop_ids: list[int]) -> list[Sample]:
+def to_samples(
+    sequences: Iterable[tinker.types.SampledSequence], stop_ids: list[int]
+) -> list[Sample]:
     """Return the answers of the server, each up to the first of these ids."""
-    return [_truncate_at_stop_id(Sample(list(sequence.tokens), list(sequence.logprobs or []), sequence.stop_reason), stop_ids) for sequence in sequences]
+    return [
+        _truncate_at_stop_id(
+            Sample(list(sequence.tokens), list(sequence.logprobs or []), sequence.stop_reason),
+            stop_ids,
+        )
+        for sequence in sequences
+    ]
 
 
 def _truncate_at_stop_id(sample: Sample, stop_ids: list[int]) -> Sample:
     """Return the sample up to the first of these ids, which belongs to it."""
     end = next((index for index, token in enumerate(sample.tokens) if token in stop_ids), None)
-    return sample if end is None else Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
+    return (
+        sample
+        if end is None
+        else Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
+    )
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Any]) -> Any:
@@ -196,7 +243,10 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, is_base in (("", False), ("/base", True)):
         app.include_router(
-            create_router(Inference(policy, tokenizer, config, state.usage, is_base=is_base), state, config), prefix=prefix
+            create_router(
+                Inference(policy, tokenizer, config, state.usage, is_base=is_base), state, config
+            ),
+            prefix=prefix,
         )
     http_errors.add_error_handlers(app)
     app.add_exception_handler(BadRequestError, _make_error_handler(400))
@@ -210,7 +260,9 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
 def _make_error_handler(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
     async def handle_error(request: Request, error: Exception) -> JSONResponse:
         error_type = "invalid_request_error" if status == 400 else "server_error"
-        return JSONResponse({"error": {"message": http_errors.escape_surrogates(error), "type": error_type}}, status)
+        return JSONResponse(
+            {"error": {"message": http_errors.escape_surrogates(error), "type": error_type}}, status
+        )
 
     return handle_error
 
@@ -247,8 +299,11 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
     @router.post("/generate", response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> JSONResponse:
         is_sglang = body.input_ids is not None or body.text is not None
-        response = await (_generate_sglang if is_sglang else _generate_vllm)(inference, body, request)
-        return JSONResponse(response)  # made here: FastAPI would look at each of some thousand numbers in Python
+        response = await (_generate_sglang if is_sglang else _generate_vllm)(
+            inference, body, request
+        )
+        # made here: FastAPI would look at each of some thousand numbers in Python
+        return JSONResponse(response)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Json:
@@ -259,7 +314,9 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
                 "index": index,
                 "text": inference.decode(sample.tokens, body),
                 "finish_reason": sample.stop_reason,
-                "logprobs": None if body.logprobs is None else _build_completion_logprobs(inference, sample),
+                "logprobs": None
+                if body.logprobs is None
+                else _build_completion_logprobs(inference, sample),
             }
             for index, sample in enumerate(samples)
         ]
@@ -285,7 +342,11 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
         refuse_unsupported(body.model_extra or {})
         ids = body.input_ids
         if ids is None:
-            ids = inference.encode_chat(body.messages) if body.messages else inference.encode(body.prompt)
+            ids = (
+                inference.encode_chat(body.messages)
+                if body.messages
+                else inference.encode(body.prompt)
+            )
         return {"tokens": ids, "logprobs": await inference.compute_logprobs(request, ids)}
 
     return router
@@ -301,7 +362,10 @@ async def _generate_vllm(inference: Inference, body: GenerateRequest, request: R
         "text": [inference.decode(sample.tokens, settings) for sample in samples],
         "token_ids": [sample.tokens for sample in samples],
         "logprobs": [
-            [[{str(token): logprob}] for token, logprob in zip(sample.tokens, sample.logprobs or [], strict=True)]
+            [
+                [{str(token): logprob}]
+                for token, logprob in zip(sample.tokens, sample.logprobs or [], strict=True)
+            ]
             for sample in samples
         ],
         "finish_reasons": [sample.stop_reason for sample in samples],
@@ -309,12 +373,15 @@ async def _generate_vllm(inference: Inference, body: GenerateRequest, request: R
     if body.prompt_logprobs is not None:
         values = await inference.compute_logprobs(request, ids)
         response["prompt_logprobs"] = [
-            None if value is None else {str(token): value} for token, value in zip(ids, values, strict=True)
+            None if value is None else {str(token): value}
+            for token, value in zip(ids, values, strict=True)
         ]
     return response
 
 
-async def _generate_sglang(inference: Inference, body: GenerateRequest, request: Request) -> Json | list[Json]:
+async def _generate_sglang(
+    inference: Inference, body: GenerateRequest, request: Request
+) -> Json | list[Json]:
     """One object for n = 1, else a list; per token [logprob, id, text]."""
     ids = body.input_ids if body.input_ids is not None else inference.encode(body.text)
     settings = body.to_sglang_settings()
@@ -330,28 +397,52 @@ async def _generate_sglang(inference: Inference, body: GenerateRequest, request:
             "prompt_tokens": len(ids),
             "completion_tokens": len(sample.tokens),
         }
-        responses.append({"text": inference.decode(sample.tokens, settings), "output_ids": sample.tokens, "meta_info": meta})
+        responses.append(
+            {
+                "text": inference.decode(sample.tokens, settings),
+                "output_ids": sample.tokens,
+                "meta_info": meta,
+            }
+        )
     return responses[0] if settings.n == 1 else responses
 
 
 def _build_completion_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's completions do."""
+    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's completions
+    do.
+    """
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
-    return {"tokens": texts, "token_logprobs": sample.logprobs, "top_logprobs": None, "text_offset": offsets}
+    return {
+        "tokens": texts,
+        "token_logprobs": sample.logprobs,
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }
 
 
 def _build_chat_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's chat completions do."""
+    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's chat
+    completions do.
+    """
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     pairs = zip(texts, sample.logprobs, strict=True)
-    content = [{"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in pairs]
+    content = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in pairs
+    ]
     return {"content": content, "refusal": None}
 
 
-def _build_openai_response(object_type: str, config: RunConfig, ids: list[int], samples: list[Any], choices: list[Json]) -> Json:
+def _build_openai_response(
+    object_type: str, config: RunConfig, ids: list[int], samples: list[Any], choices: list[Json]
+) -> Json:
     generated = sum(len(sample.tokens) for sample in samples)
-    usage = {"prompt_tokens": len(ids), "completion_tokens": generated, "total_tokens": len(ids) + generated}
+    usage = {
+        "prompt_tokens": len(ids),
+        "completion_tokens": generated,
+        "total_tokens": len(ids) + generated,
+    }
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": object_type,

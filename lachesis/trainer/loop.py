@@ -1,4 +1,6 @@
-"""The training loop: a batch of scored rollouts, one policy-gradient step, new weights for the environments."""
+"""The training loop: a batch of scored rollouts, one policy-gradient step, new weights for the
+environments.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.rollout_log import RolloutLog
-from lachesis.trainer.step_metrics import StepTimer, StepAccounting
-from lachesis.trainer.supervised import iterate_batches, read_examples
+from lachesis.trainer.sft_examples import iterate_batches, read_examples
+from lachesis.trainer.step_metrics import StepAccounting, StepTimer
 from lachesis.trainer.usage import compute_rollout_metrics
 from lachesis.trainer.weight_sync_check import MAX_TEXT_TOKENS, WeightSyncCheck
 
@@ -50,7 +52,13 @@ class Trainer:
         wandb: WandbSink | None,
         tokenizer: Any,
     ) -> None:
-        self.config, self.policy, self.rollout_client, self.checkpoint_manager, self.state = config, policy, rollout_client, checkpoint_manager, state
+        self.config, self.policy, self.rollout_client, self.checkpoint_manager, self.state = (
+            config,
+            policy,
+            rollout_client,
+            checkpoint_manager,
+            state,
+        )
         self.wandb, self.tokenizer, self.run_dir = wandb, tokenizer, run_dir
         self.metrics_file = MetricsFile(run_dir.metrics)
         self.weight_sync_check = WeightSyncCheck(policy)
@@ -61,7 +69,9 @@ class Trainer:
             eos_id=tokenizer.eos_token_id,
             advantage=config.tinker.advantage,
             loss_aggregation=config.tinker.weight_by,
-            was_truncated=state.usage.was_truncated if config.tinker.cut_rollouts == "leave_out" else None,
+            was_truncated=state.usage.was_truncated
+            if config.tinker.cut_rollouts == "leave_out"
+            else None,
             has_kl_penalty=config.tinker.kl_coefficient > 0,
         )
         self._prefetch_task: asyncio.Task[FetchedBatch | None] | None = None
@@ -72,15 +82,20 @@ class Trainer:
         state.get_spent = lambda: self.step_accounting.compute_spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Train until the last step, until a budget of tokens or money is used up, or until `stop`. A checkpoint is written at
-        the end in either case, and also when an error ends the loop, if the server still takes it."""
+        """Train until the last step, until a budget of tokens or money is used up, or until `stop`.
+        A checkpoint is written at the end in either case, and also when an error ends the loop, if
+        the server still takes it.
+        """
         self.state.phase = "training"
         try:
             if self.state.step == 0 and not self.checkpoint_manager.is_sft_done:
                 await self._run_sft_stage(stop)
             self._begin_evaluations()
             self._step_timer = StepTimer()
-            while self.state.step < self.config.env.total_steps and not self.state.describe_exceeded_budget(self.config.limits):
+            while (
+                self.state.step < self.config.env.total_steps
+                and not self.state.describe_exceeded_budget(self.config.limits)
+            ):
                 if not await self._run_step(stop):
                     break
         except Exception:
@@ -93,7 +108,9 @@ class Trainer:
         await self._save()
         await self._wait_for_evaluations(stop)
         self.step_accounting.write_spent(self.state.usage)
-        self.state.phase = "finished" if self.state.step >= self.config.env.total_steps else "stopped"
+        self.state.phase = (
+            "finished" if self.state.step >= self.config.env.total_steps else "stopped"
+        )
 
     async def _run_step(self, stop: asyncio.Event) -> bool:
         """False when told to stop while waiting for rollouts."""
@@ -105,8 +122,15 @@ class Trainer:
         groups, batch = fetched
         timer.lap("time/rollouts")
         self.checkpoint_manager.count_received_groups(groups)
-        self.state.groups, self.state.groups_by_environment = self.checkpoint_manager.groups, dict(self.checkpoint_manager.groups_by_environment)
-        groups = [group for group_index, group in enumerate(groups) if group_index not in batch.drop_reasons]
+        self.state.groups, self.state.groups_by_environment = (
+            self.checkpoint_manager.groups,
+            dict(self.checkpoint_manager.groups_by_environment),
+        )
+        groups = [
+            group
+            for group_index, group in enumerate(groups)
+            if group_index not in batch.drop_reasons
+        ]
         queue_counts_task = asyncio.ensure_future(self.rollout_client.read_queue_counts())
         kl_metrics = await self._apply_kl_penalty(batch)
         metrics = {**batch.compute_metrics(), **kl_metrics}
@@ -115,7 +139,8 @@ class Trainer:
             await asyncio.sleep(0)  # the server has its work before this process does its own
             metrics |= await asyncio.to_thread(compute_rollout_metrics, groups, self.state.usage)
         finally:
-            await asyncio.wait({update_task})  # a checkpoint during the update would hold it without counting it
+            # a checkpoint during the update would hold it without counting it
+            await asyncio.wait({update_task})
         await update_task
         timer.lap("time/train")
         metrics |= await queue_counts_task
@@ -128,41 +153,61 @@ class Trainer:
         return not stop.is_set()
 
     async def _next_batch(self, stop: asyncio.Event) -> FetchedBatch | None:
-        """The next batch; None when told to stop. Where several may wait, one of them waits here, fetched while the last one is
-        trained on."""
-        task = self._prefetch_task or asyncio.ensure_future(run_unless_stopped(stop, self._fetch_batch(self.state.step)))
+        """The next batch; None when told to stop. Where several may wait, one of them waits here,
+        fetched while the last one is trained on.
+        """
+        task = self._prefetch_task or asyncio.ensure_future(
+            run_unless_stopped(stop, self._fetch_batch(self.state.step))
+        )
         fetched = await task
         has_next_step = fetched is not None and self.state.step + 1 < self.config.env.total_steps
         self._prefetch_task = None
         if has_next_step and self.config.is_prefetching:
-            self._prefetch_task = asyncio.ensure_future(run_unless_stopped(stop, self._fetch_batch(self.state.step + 1)))
+            self._prefetch_task = asyncio.ensure_future(
+                run_unless_stopped(stop, self._fetch_batch(self.state.step + 1))
+            )
         return fetched
 
     async def _fetch_batch(self, step: int) -> FetchedBatch:
         groups = await self.rollout_client.next_batch(step)
         recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
         self.state.usage.prefill += recomputed.num_tokens
-        batch = await asyncio.to_thread(to_batch, groups, self.batch_settings, recomputed.refusal_reasons)
+        batch = await asyncio.to_thread(
+            to_batch, groups, self.batch_settings, recomputed.refusal_reasons
+        )
         batch.num_without_logprobs = recomputed.num_rollouts
         for group_index, reason in batch.drop_reasons.items():
-            log.warning("group %d of %d is left out of the batch of step %d: %s", group_index, len(groups), step + 1, reason)
+            log.warning(
+                "group %d of %d is left out of the batch of step %d: %s",
+                group_index,
+                len(groups),
+                step + 1,
+                reason,
+            )
         return groups, batch
 
-    async def _update_and_count(self, batch: Batch, groups: list[ScoredGroup], metrics: dict[str, float]) -> None:
-        """Train on a batch, add to its metrics, and count the step once the server has made the update, whatever fails after
-        that."""
+    async def _update_and_count(
+        self, batch: Batch, groups: list[ScoredGroup], metrics: dict[str, float]
+    ) -> None:
+        """Train on a batch, add to its metrics, and count the step once the server has made the
+        update, whatever fails after that.
+        """
         num_updates_before = self.policy.num_updates
         try:
             metrics |= await self._update(batch)
         finally:
             if self.policy.num_updates > num_updates_before or not batch.datums:
                 self.state.step += 1
-                self.checkpoint_manager.count_step(metrics["reward/mean"], _select_probe_tokens(groups))
+                self.checkpoint_manager.count_step(
+                    metrics["reward/mean"], _select_probe_tokens(groups)
+                )
                 self._unwritten_metrics = metrics
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch and publish the weights; what is known about it."""
-        probe_tokens = [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
+        probe_tokens = (
+            [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
+        )
         await self.weight_sync_check.take_reference(probe_tokens)
         tinker_config = self.config.tinker
         rate = compute_learning_rate(
@@ -185,7 +230,9 @@ class Trainer:
         return metrics if change is None else {**metrics, "weights/change": change}
 
     async def _apply_kl_penalty(self, batch: Batch) -> dict[str, float]:
-        """Add the penalty on the distance to the base model to the advantages, where one is asked for."""
+        """Add the penalty on the distance to the base model to the advantages, where one is asked
+        for.
+        """
         coefficient = self.config.tinker.kl_coefficient
         if not coefficient or not batch.datums:
             return {}
@@ -194,25 +241,48 @@ class Trainer:
         return {"kl/base": add_kl_penalty(batch, base_logprobs_D, coefficient, self.batch_settings)}
 
     async def _run_sft_stage(self, stop: asyncio.Event) -> None:
-        """Train on the examples of the supervised file, if there is one. A line per update goes to the log, and the loss of
-        the first and of the last into `supervised.json`."""
+        """Train on the examples of the supervised file, if there is one. A line per update goes to
+        the log, and the loss of the first and of the last into `supervised.json`.
+        """
         tinker_config = self.config.tinker
         if tinker_config.supervised_file is None:
             return
         self.state.phase = "imitating"
-        examples = read_examples(Path(tinker_config.supervised_file), self.tokenizer, max_tokens=tinker_config.max_token_trainer_length)
-        sft_batches = list(iterate_batches(examples, batch_size=tinker_config.supervised_batch_size, epochs=tinker_config.supervised_epochs, seed=tinker_config.seed))
+        examples = read_examples(
+            Path(tinker_config.supervised_file),
+            self.tokenizer,
+            max_tokens=tinker_config.max_token_trainer_length,
+        )
+        sft_batches = list(
+            iterate_batches(
+                examples,
+                batch_size=tinker_config.supervised_batch_size,
+                epochs=tinker_config.supervised_epochs,
+                seed=tinker_config.seed,
+            )
+        )
         losses: list[float] = []
         for update_number, batch in enumerate(sft_batches, 1):
             if stop.is_set():
                 return
             self.state.set_waiting_for("forward_backward")
-            losses.append(await self.policy.fine_tune_on_examples(batch, tinker_config.supervised_learning_rate))
+            losses.append(
+                await self.policy.fine_tune_on_examples(
+                    batch, tinker_config.supervised_learning_rate
+                )
+            )
             self.state.usage.trained += sum(len(example.tokens) for example in batch)
-            log.info("supervised update %d/%d loss %.4f", update_number, len(sft_batches), losses[-1])
+            log.info(
+                "supervised update %d/%d loss %.4f", update_number, len(sft_batches), losses[-1]
+            )
         await self.policy.publish()
         self.state.usage.version += 1
-        summary = {"examples": len(examples), "updates": len(losses), "first_loss": losses[0], "last_loss": losses[-1]}
+        summary = {
+            "examples": len(examples),
+            "updates": len(losses),
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+        }
         write_private(self.run_dir.path / "supervised.json", json.dumps(summary))
         self.state.set_waiting_for("checkpoint")
         await self.checkpoint_manager.save(0)
@@ -248,34 +318,56 @@ class Trainer:
         if point is None:
             return
         self.checkpoint_manager.note_held_out(point)
-        point_metrics = {f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()}
-        self._add_to_last_step({**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **point_metrics})
+        point_metrics = {
+            f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()
+        }
+        self._add_to_last_step(
+            {**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **point_metrics}
+        )
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
         if metrics and self.metrics_file.add_evaluation(metrics) and self.wandb:
-            self.wandb.log(self.state.step + 1, metrics)  # W&B would replace another result of the last step
+            # W&B would replace another result of the last step
+            self.wandb.log(self.state.step + 1, metrics)
 
     def _write_step_metrics(self, metrics: dict[str, float], timer: StepTimer) -> None:
-        metrics = {**metrics, **self.step_accounting.compute_step_metrics(self.state.usage, timer.measure_elapsed_s()), **timer.to_metrics()}
+        metrics = {
+            **metrics,
+            **self.step_accounting.compute_step_metrics(
+                self.state.usage, timer.measure_elapsed_s()
+            ),
+            **timer.to_metrics(),
+        }
         metrics |= self._take_evaluations()
         self.metrics_file.append(self.state.step, metrics)
         self._unwritten_metrics = None
         if self.wandb:
             self.wandb.log(self.state.step, metrics)
             self.state.wandb_url, self.state.wandb_error = self.wandb.url, self.wandb.error
-        log.info("step %d/%d reward %.3f", self.state.step, self.config.env.total_steps, metrics["reward/mean"])
+        log.info(
+            "step %d/%d reward %.3f",
+            self.state.step,
+            self.config.env.total_steps,
+            metrics["reward/mean"],
+        )
 
     async def _save(self) -> None:
         if self.state.step > self.checkpoint_manager.step:
             self.state.set_waiting_for("checkpoint")
             self.step_accounting.write_spent(self.state.usage)
-            await self.checkpoint_manager.save(self.state.step, is_final=self.state.step >= self.config.env.total_steps)
+            await self.checkpoint_manager.save(
+                self.state.step, is_final=self.state.step >= self.config.env.total_steps
+            )
 
     async def _save_after_error(self) -> None:
-        """Save the steps that were counted, with the line of the last one. After an error in the middle of an update nothing
-        is saved, because the weights may hold a part of it."""
+        """Save the steps that were counted, with the line of the last one. After an error in the
+        middle of an update nothing is saved, because the weights may hold a part of it.
+        """
         if self.policy.is_update_under_way:
-            log.warning("no checkpoint after an error in the middle of an update; the last one is of step %d", self.checkpoint_manager.step)
+            log.warning(
+                "no checkpoint after an error in the middle of an update; the last one is of step %d",
+                self.checkpoint_manager.step,
+            )
             return
         try:
             if self._unwritten_metrics is not None:
@@ -286,12 +378,20 @@ class Trainer:
             async with asyncio.timeout(15):
                 await self._save()
         except Exception as error:
-            log.warning("no checkpoint after the error: %s; the last one is of step %d", error, self.checkpoint_manager.step)
+            log.warning(
+                "no checkpoint after the error: %s; the last one is of step %d",
+                error,
+                self.checkpoint_manager.step,
+            )
 
 
 def _select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
     """The beginnings of one rollout each of a few groups."""
-    return [[int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]] for group in groups[:NUM_PROBE_TEXTS] if group["tokens"]]
+    return [
+        [int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]]
+        for group in groups[:NUM_PROBE_TEXTS]
+        if group["tokens"]
+    ]
 
 
 async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

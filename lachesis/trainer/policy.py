@@ -20,27 +20,40 @@ from lachesis.base.errors import CheckpointError, MissingKeyError, ServerDownErr
 from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import Array, Batch, Datum, summarize_distribution
-from lachesis.trainer.supervised import SftExample
+from lachesis.trainer.sft_examples import SftExample
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
 """The bounds of the ratio in the losses that have some, where the configuration names none."""
 DISCARD_TIMEOUT_S = 5.0
-"""How long to try to delete the parts of a failed save: the reason for the failure may be a server that is gone."""
+"""How long to try to delete the parts of a failed save: the reason for the failure may be a server
+that is gone.
+"""
 
 
 class Policy:
     """Make one with `create`."""
 
-    def __init__(self, service_client: tinker.ServiceClient, training_client: tinker.TrainingClient | None, config: RunConfig) -> None:
-        self.service_client, self._training_client, self.config = service_client, training_client, config
+    def __init__(
+        self,
+        service_client: tinker.ServiceClient,
+        training_client: tinker.TrainingClient | None,
+        config: RunConfig,
+    ) -> None:
+        self.service_client, self._training_client, self.config = (
+            service_client,
+            training_client,
+            config,
+        )
         self.sampler: tinker.SamplingClient | None = None
         self.base_sampler: tinker.SamplingClient | None = None
         self.num_updates = 0
         """Updates of the weights that `train` has made."""
         self.is_update_under_way = False
-        """Whether an update was begun whose outcome is unknown: also after an error of the server in the middle of it."""
+        """Whether an update was begun whose outcome is unknown: also after an error of the server
+        in the middle of it.
+        """
         self._rest_client: tinker.RestClient | None = None
         self._session_file: Path | None = None
 
@@ -51,24 +64,41 @@ class Policy:
         Raises MissingKeyError, ServerDownError, or CheckpointError when the state cannot be loaded.
         """
         with _translate_sdk_errors(resume_from):
-            service_client = tinker.ServiceClient(user_metadata={"run": config.env.wandb_name or ""})
+            service_client = tinker.ServiceClient(
+                user_metadata={"run": config.env.wandb_name or ""}
+            )
             if resume_from:
-                training_client = await service_client.create_training_client_from_state_with_optimizer_async(resume_from)
+                training_client = (
+                    await service_client.create_training_client_from_state_with_optimizer_async(
+                        resume_from
+                    )
+                )
             else:
                 training_client = await service_client.create_lora_training_client_async(
-                    base_model=config.openai.model_name, rank=config.tinker.lora_rank, seed=config.tinker.seed
+                    base_model=config.openai.model_name,
+                    rank=config.tinker.lora_rank,
+                    seed=config.tinker.seed,
                 )
             policy = cls(service_client, training_client, config)
-            policy.base_sampler = await service_client.create_sampling_client_async(base_model=config.openai.model_name)
-            policy._rest_client = await asyncio.to_thread(tinker.RestClient, base_url=resolve_base_url())  # asks, and blocks meanwhile
+            policy.base_sampler = await service_client.create_sampling_client_async(
+                base_model=config.openai.model_name
+            )
+            # asks, and blocks meanwhile
+            policy._rest_client = await asyncio.to_thread(
+                tinker.RestClient, base_url=resolve_base_url()
+            )
         return policy
 
     @classmethod
     async def from_base_model(cls, config: RunConfig) -> Policy:
-        """The base model for sampling alone; there is nothing to train or save. Raises as `create` does."""
+        """The base model for sampling alone; there is nothing to train or save. Raises as `create`
+        does.
+        """
         with _translate_sdk_errors():
             service_client = tinker.ServiceClient()
-            base_sampler = await service_client.create_sampling_client_async(base_model=config.openai.model_name)
+            base_sampler = await service_client.create_sampling_client_async(
+                base_model=config.openai.model_name
+            )
         policy = cls(service_client, None, config)
         policy.base_sampler = policy.sampler = base_sampler
         return policy
@@ -79,11 +109,15 @@ class Policy:
         return self._training_client
 
     async def train(
-        self, batch: Batch, learning_rate: float, set_waiting_for: Callable[[str], None] = lambda what: None
+        self,
+        batch: Batch,
+        learning_rate: float,
+        set_waiting_for: Callable[[str], None] = lambda what: None,
     ) -> dict[str, float]:
-        """One step on the batch, and new weights for the environments: all requests are queued before the first is waited for.
-        Returns the contract's metrics; the weights stay when the batch holds no datum. `waiting_for` is told what is waited
-        for."""
+        """One step on the batch, and new weights for the environments: all requests are queued
+        before the first is waited for. Returns the contract's metrics; the weights stay when the
+        batch holds no datum. `waiting_for` is told what is waited for.
+        """
         metrics = {"train/learning_rate": learning_rate}
         if not batch.datums:
             return metrics
@@ -91,9 +125,13 @@ class Policy:
         set_waiting_for("forward_backward")
         started_at = time.monotonic()
         self.is_update_under_way = True
-        forward_future = await self.training_client.forward_backward_async(data, self.loss_fn, self._build_loss_config())
+        forward_future = await self.training_client.forward_backward_async(
+            data, self.loss_fn, self._build_loss_config()
+        )
         optim_future = await self._queue_optim_step(learning_rate)
-        publish_task = asyncio.ensure_future(self.training_client.save_weights_and_get_sampling_client_async())
+        publish_task = asyncio.ensure_future(
+            self.training_client.save_weights_and_get_sampling_client_async()
+        )
         try:
             output = await forward_future.result_async()
             set_waiting_for("optim_step")
@@ -102,7 +140,8 @@ class Policy:
             self.num_updates, self.is_update_under_way = self.num_updates + 1, False
             set_waiting_for("sampler")
             optim_done_at = time.monotonic()
-            # From here environments sample the new weights; requests in flight end on those they began with.
+            # From here environments sample the new weights; requests in flight end on those they
+            # began with.
             self.sampler = await publish_task
         finally:
             publish_task.cancel()
@@ -111,9 +150,19 @@ class Policy:
             "time/optim_step": optim_done_at - forward_done_at,
             "time/publish": time.monotonic() - optim_done_at,
         }
-        training_logprobs_D = [np.asarray(loss_output["logprobs"].to_numpy(), np.float64) for loss_output in output.loss_fn_outputs]
-        logprob_metrics = compute_loss_metrics(batch, training_logprobs_D, float(output.metrics["loss:sum"]), self.config)
-        return {**metrics, **logprob_metrics, **_rename_optimizer_metrics(optim_output.metrics), **timing}
+        training_logprobs_D = [
+            np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
+            for loss_output in output.loss_fn_outputs
+        ]
+        logprob_metrics = compute_loss_metrics(
+            batch, training_logprobs_D, float(output.metrics["loss:sum"]), self.config
+        )
+        return {
+            **metrics,
+            **logprob_metrics,
+            **_rename_optimizer_metrics(optim_output.metrics),
+            **timing,
+        }
 
     @property
     def loss_fn(self) -> str:
@@ -121,17 +170,28 @@ class Policy:
 
     def _build_loss_config(self) -> dict[str, float] | None:
         tinker_config = self.config.tinker
-        bounds = {"clip_low_threshold": tinker_config.clip_low_threshold, "clip_high_threshold": tinker_config.clip_high_threshold}
+        bounds = {
+            "clip_low_threshold": tinker_config.clip_low_threshold,
+            "clip_high_threshold": tinker_config.clip_high_threshold,
+        }
         if self.loss_fn not in RATIO_BOUNDS:
             return None
         return {name: value for name, value in bounds.items() if value is not None} or None
 
-    async def _queue_optim_step(self, learning_rate: float) -> tinker.APIFuture[tinker.OptimStepResponse]:
+    async def _queue_optim_step(
+        self, learning_rate: float
+    ) -> tinker.APIFuture[tinker.OptimStepResponse]:
         clip = self.config.tinker.grad_clip_norm
-        return await self.training_client.optim_step_async(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip, **ADAM))
+        return await self.training_client.optim_step_async(
+            tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip, **ADAM)
+        )
 
-    async def fine_tune_on_examples(self, examples: Sequence[SftExample], learning_rate: float) -> float:
-        """One supervised step; the mean loss of a token before it, in nats. Every token of the batch counts the same."""
+    async def fine_tune_on_examples(
+        self, examples: Sequence[SftExample], learning_rate: float
+    ) -> float:
+        """One supervised step; the mean loss of a token before it, in nats. Every token of the
+        batch counts the same.
+        """
         data = await asyncio.to_thread(_to_sft_data, examples)
         forward_future = await self.training_client.forward_backward_async(data, "cross_entropy")
         optim_future = await self._queue_optim_step(learning_rate)
@@ -143,14 +203,26 @@ class Policy:
         """Of the trained tokens of each datum, under the base model."""
         assert self.base_sampler is not None
         prompts = await asyncio.to_thread(_to_prompts, batch)
-        logprob_lists = await asyncio.gather(*(self.base_sampler.compute_logprobs_async(prompt) for prompt in prompts))
-        return [np.asarray(logprobs[1:], np.float64)[datum.loss_mask] for logprobs, datum in zip(logprob_lists, batch.datums, strict=True)]
+        logprob_lists = await asyncio.gather(
+            *(self.base_sampler.compute_logprobs_async(prompt) for prompt in prompts)
+        )
+        return [
+            np.asarray(logprobs[1:], np.float64)[datum.loss_mask]
+            for logprobs, datum in zip(logprob_lists, batch.datums, strict=True)
+        ]
 
     async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
         """Of each token but the first, by the model in training."""
-        datum = _make_datum(np.asarray(tokens[:-1]), targets=np.asarray(tokens[1:]), weights=np.zeros(len(tokens) - 1, np.float32))
+        datum = _make_datum(
+            np.asarray(tokens[:-1]),
+            targets=np.asarray(tokens[1:]),
+            weights=np.zeros(len(tokens) - 1, np.float32),
+        )
         forward_future = await self.training_client.forward_async([datum], "cross_entropy")
-        return np.asarray((await forward_future.result_async()).loss_fn_outputs[0]["logprobs"].to_numpy(), np.float64)
+        return np.asarray(
+            (await forward_future.result_async()).loss_fn_outputs[0]["logprobs"].to_numpy(),
+            np.float64,
+        )
 
     async def publish(self) -> None:
         """Weights that no step has published: the first ones, or those of a resume."""
@@ -159,22 +231,31 @@ class Policy:
     async def save(self, name: str) -> dict[str, str]:
         """Write state (weights and optimizer) and sampler weights, and return their typed paths.
 
-        Every call uses names of its own, because a server refuses the names of a save that failed half-way. If one of the
-        two parts fails, the other one is deleted, and the error of the server is raised.
+        Every call uses names of its own, because a server refuses the names of a save that failed
+        half-way. If one of the two parts fails, the other one is deleted, and the error of the
+        server is raised.
         """
         name = f"{name}-{secrets.token_hex(3)}"
         state_future = await self.training_client.save_state_async(f"{name}-state", overwrite=True)
-        weights_future = await self.training_client.save_weights_for_sampler_async(f"{name}-sampler")
-        results = await asyncio.gather(state_future.result_async(), weights_future.result_async(), return_exceptions=True)
+        weights_future = await self.training_client.save_weights_for_sampler_async(
+            f"{name}-sampler"
+        )
+        results = await asyncio.gather(
+            state_future.result_async(), weights_future.result_async(), return_exceptions=True
+        )
         outcomes: list[Any] = list(results)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
-            await self.discard([outcome.path for outcome in outcomes if not isinstance(outcome, BaseException)])
+            await self.discard(
+                [outcome.path for outcome in outcomes if not isinstance(outcome, BaseException)]
+            )
             raise failures[0]
         return {"state": outcomes[0].path, "sampler_weights": outcomes[1].path}
 
     async def discard(self, paths: Iterable[str], timeout_s: float = DISCARD_TIMEOUT_S) -> None:
-        """Delete checkpoints from the server. What cannot be deleted costs space there and is logged."""
+        """Delete checkpoints from the server. What cannot be deleted costs space there and is
+        logged.
+        """
         for path in paths:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -188,13 +269,21 @@ class Policy:
         await self._rest_client.delete_checkpoint_from_tinker_path(path)
 
     def write_session_file(self, file: Path) -> None:
-        """Keep where the session is, so that it can be ended when this process cannot do it. Raises StorageError."""
-        write_private(file, json.dumps({"id": self.service_client.holder.get_session_id(), "url": resolve_base_url()}))
+        """Keep where the session is, so that it can be ended when this process cannot do it. Raises
+        StorageError.
+        """
+        write_private(
+            file,
+            json.dumps(
+                {"id": self.service_client.holder.get_session_id(), "url": resolve_base_url()}
+            ),
+        )
         self._session_file = file
 
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees what it holds on the server."""
-        with contextlib.suppress(TimeoutError, tinker.TinkerError):  # a server that is gone has freed everything
+        # a server that is gone has freed everything
+        with contextlib.suppress(TimeoutError, tinker.TinkerError):
             async with asyncio.timeout(5):
                 await self.service_client.close(status)
             if self._session_file is not None:
@@ -202,17 +291,21 @@ class Policy:
 
 
 def choose_loss(config: RunConfig) -> str:
-    """Return the name of the loss. Batches that may wait are off-policy by several updates; then the ratio is bounded."""
+    """Return the name of the loss. Batches that may wait are off-policy by several updates; then
+    the ratio is bounded.
+    """
     if config.tinker.loss_fn != "auto":
         return config.tinker.loss_fn
     return "ppo" if config.env.max_batches_offpolicy > 1 else "importance_sampling"
 
 
-def compute_loss_metrics(batch: Batch, training_logprobs_D: list[Array], loss_sum: float, config: RunConfig) -> dict[str, float]:
+def compute_loss_metrics(
+    batch: Batch, training_logprobs_D: list[Array], loss_sum: float, config: RunConfig
+) -> dict[str, float]:
     """Return the metrics of one step.
 
-    They come from the log-probabilities lp of each datum's targets under the weights that were trained, and q of the sampling
-    side:
+    They come from the log-probabilities lp of each datum's targets under the weights that were
+    trained, and q of the sampling side:
 
     train/loss           sum of the loss / trained tokens
     logprobs/diff, gap   mean of q - lp, of |q - lp|
@@ -223,10 +316,19 @@ def compute_loss_metrics(batch: Batch, training_logprobs_D: list[Array], loss_su
     loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss; absent where it has no bounds
     """
     log_ratios_D = [
-        np.clip(logprobs_N[datum.loss_mask] - datum.logprobs[datum.loss_mask].astype(np.float64), -20.0, 20.0)
+        np.clip(
+            logprobs_N[datum.loss_mask] - datum.logprobs[datum.loss_mask].astype(np.float64),
+            -20.0,
+            20.0,
+        )
         for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
     ]
-    training_logprobs = np.concatenate([logprobs_N[datum.loss_mask] for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)])
+    training_logprobs = np.concatenate(
+        [
+            logprobs_N[datum.loss_mask]
+            for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
+        ]
+    )
     sampling_logprobs = batch.collect_trained_values("logprobs").astype(np.float64)
     log_ratios = np.concatenate(log_ratios_D)
     ratios = np.exp(log_ratios)
@@ -259,22 +361,37 @@ def _compute_clipped_share(log_ratios_D: Sequence[Array], config: RunConfig) -> 
 
 def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
     """Return the batch as the SDK takes it; for a million tokens that takes a fifth of a second."""
-    data = [_make_datum(datum.tokens, targets=datum.targets, **_get_sampling_inputs(datum)) for datum in batch.datums]
+    data = [
+        _make_datum(datum.tokens, targets=datum.targets, **_get_sampling_inputs(datum))
+        for datum in batch.datums
+    ]
     if loss_fn == "gspo":
         for datum, source_datum in zip(data, batch.datums, strict=True):
-            datum.loss_fn_inputs["sequence_ratio_mask"] = _to_tensor(source_datum.loss_mask.astype(np.float32))
+            datum.loss_fn_inputs["sequence_ratio_mask"] = _to_tensor(
+                source_datum.loss_mask.astype(np.float32)
+            )
     return data
 
 
 def _to_sft_data(examples: Sequence[SftExample]) -> list[tinker.Datum]:
     """Return the examples for one supervised step, in which every trained token counts the same."""
     num_trained_tokens = sum(int(example.loss_mask.sum()) for example in examples)
-    return [_make_datum(example.tokens, targets=example.targets, weights=(example.loss_mask / num_trained_tokens).astype(np.float32)) for example in examples]
+    return [
+        _make_datum(
+            example.tokens,
+            targets=example.targets,
+            weights=(example.loss_mask / num_trained_tokens).astype(np.float32),
+        )
+        for example in examples
+    ]
 
 
 def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:
     """Return the whole sequence of each datum."""
-    return [tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])]) for datum in batch.datums]
+    return [
+        tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])])
+        for datum in batch.datums
+    ]
 
 
 def _get_sampling_inputs(datum: Datum) -> dict[str, Array]:
@@ -282,8 +399,13 @@ def _get_sampling_inputs(datum: Datum) -> dict[str, Array]:
 
 
 def _make_datum(tokens: Array, *, targets: Array, **inputs: Array) -> tinker.Datum:
-    tensors = {"target_tokens": _to_tensor(targets), **{name: _to_tensor(value) for name, value in inputs.items()}}
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors)
+    tensors = {
+        "target_tokens": _to_tensor(targets),
+        **{name: _to_tensor(value) for name, value in inputs.items()},
+    }
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors
+    )
 
 
 def _to_tensor(values: Array) -> tinker.TensorData:
@@ -301,7 +423,9 @@ def _translate_sdk_errors(resume_from: str | None = None) -> Iterator[None]:
         if type(error) is tinker.TinkerError:  # the SDK's own subclasses come from the server
             raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
         if resume_from:
-            raise CheckpointError(f"training cannot continue from {resume_from}: {error}") from error
+            raise CheckpointError(
+                f"training cannot continue from {resume_from}: {error}"
+            ) from error
         raise
 
 

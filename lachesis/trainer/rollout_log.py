@@ -1,4 +1,6 @@
-"""Some rollouts of a run in words, for people to read: what was asked, what was said, what it was worth."""
+"""Some rollouts of a run in words, for people to read: what was asked, what was said, what it was
+worth.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,18 @@ MAX_TEXT_CHARACTERS = 4000
 
 
 class RolloutLog:
-    """`rollouts.jsonl`: one group per line, with `step`, `environment` where there are several, `prompt`, `responses` and
-    `scores`."""
+    """`rollouts.jsonl`: one group per line, with `step`, `environment` where there are several,
+    `prompt`, `responses` and `scores`.
+    """
 
     def __init__(self, path: Path, tokenizer: Any, total_steps: int) -> None:
         self.path, self.tokenizer = path, tokenizer
         self.every_steps = max(1, total_steps // NUM_LOGGED_GROUPS)
 
     def write_group(self, step: int, groups_P: Sequence[Mapping[str, Any]]) -> None:
-        """Write one group of the first step and of each twentieth of the run. What goes wrong costs the text, not the run."""
+        """Write one group of the first step and of each twentieth of the run. What goes wrong costs
+        the text, not the run.
+        """
         if step != 1 and step % self.every_steps:
             return
         group = next((candidate for candidate in groups_P if candidate.get("tokens")), None)
@@ -36,19 +41,38 @@ class RolloutLog:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                environment_field = {"environment": environment} if (environment := get_environment(group)) else {}
-                file.write(json.dumps({"step": step, **environment_field, **self._decode_group(group)}, ensure_ascii=False) + "\n")
+                environment_field = (
+                    {"environment": environment} if (environment := get_environment(group)) else {}
+                )
+                file.write(
+                    json.dumps(
+                        {"step": step, **environment_field, **self._decode_group(group)},
+                        ensure_ascii=False,
+                    )
+                    + "\n"
+                )
         except Exception as error:
             log.warning("no rollouts kept at step %d: %s", step, error)
 
     def _decode_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         responses, prompt = [], ""
-        for tokens_T, masks_T in list(zip(group["tokens"], group["masks"], strict=True))[:MAX_ROLLOUTS]:
+        for tokens_T, masks_T in list(zip(group["tokens"], group["masks"], strict=True))[
+            :MAX_ROLLOUTS
+        ]:
             loss_mask_T = np.asarray(masks_T) != -100
-            num_prompt_tokens = int(np.argmax(loss_mask_T)) if loss_mask_T.any() else len(loss_mask_T)
+            num_prompt_tokens = (
+                int(np.argmax(loss_mask_T)) if loss_mask_T.any() else len(loss_mask_T)
+            )
             prompt = prompt or self._decode_tokens(tokens_T[:num_prompt_tokens])
-            responses.append(self._decode_tokens(tokens_T[num_prompt_tokens:]))  # with the environment's own turns, where there are several
-        return {"prompt": prompt, "responses": responses, "scores": [float(score) for score in group["scores"][:MAX_ROLLOUTS]]}
+            # with the environment's own turns, where there are several
+            responses.append(self._decode_tokens(tokens_T[num_prompt_tokens:]))
+        return {
+            "prompt": prompt,
+            "responses": responses,
+            "scores": [float(score) for score in group["scores"][:MAX_ROLLOUTS]],
+        }
 
     def _decode_tokens(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))[:MAX_TEXT_CHARACTERS]
+        return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))[
+            :MAX_TEXT_CHARACTERS
+        ]

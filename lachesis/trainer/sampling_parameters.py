@@ -1,8 +1,8 @@
 """Bodies of requests for samples, and which of their parameters are honoured.
 
 A parameter that would change the samples and that this server cannot honour is refused, except with
-the value that turns it off, which many clients send. The names are those of OpenAI, vLLM and SGLang.
-null always means that a parameter is not set.
+the value that turns it off, which many clients send. The names are those of OpenAI, vLLM and
+SGLang. null always means that a parameter is not set.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class BadRequestError(Exception):
     """The client's fault; answered with 400."""
 
 
-def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = NEUTRAL_VALUES) -> None:
+def refuse_unsupported(
+    parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = NEUTRAL_VALUES
+) -> None:
     """Raise BadRequest for a parameter that would be ignored.
 
     Args:
@@ -96,7 +98,9 @@ def refuse_unsupported(parameters: Mapping[str, Any], allowed: Mapping[str, tupl
         if value is None or name in IGNORED_PARAMETERS or value in allowed.get(name, ()):
             continue
         if name not in allowed:
-            raise BadRequestError(f"{shorten(name, 60)} is not a parameter of this request; leave it out")
+            raise BadRequestError(
+                f"{shorten(name, 60)} is not a parameter of this request; leave it out"
+            )
         choices = " or ".join(map(json.dumps, (*allowed[name], None)))
         text = shorten(repr(value), 60)
         raise BadRequestError(f"{name} is {text}, which is not supported here; allowed: {choices}")
@@ -125,7 +129,9 @@ class SamplingSettings(BaseModel):
         refuse_unsupported(extra_body if isinstance(extra_body, dict) else {})
         refuse_unsupported(parameters)
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadRequestError(f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer")
+            raise BadRequestError(
+                f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer"
+            )
 
     @property
     def stop_texts(self) -> list[str]:
@@ -154,7 +160,9 @@ class ChatRequest(SamplingSettings):
     logprobs: bool | None = None
 
     def to_settings(self) -> SamplingSettings:
-        """Return the settings with the limit under its general name. Raises BadRequest for two different limits."""
+        """Return the settings with the limit under its general name. Raises BadRequest for two
+        different limits.
+        """
         both = (self.max_tokens, self.max_completion_tokens)
         limits = {limit for limit in both if limit is not None}
         if len(limits) > 1:
@@ -176,7 +184,10 @@ class GenerateRequest(BaseModel):
 
     def to_vllm_settings(self) -> SamplingSettings:
         """Return the settings, which stand beside the prompt."""
-        other_parameters = {"sampling_params": self.sampling_params, "prompt_logprobs": self.prompt_logprobs}
+        other_parameters = {
+            "sampling_params": self.sampling_params,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
         refuse_unsupported(other_parameters, {"sampling_params": ({},), "prompt_logprobs": (0, 1)})
         return SamplingSettings.model_validate(self.model_extra or {})
 
@@ -184,10 +195,15 @@ class GenerateRequest(BaseModel):
         """Return the settings, which stand in `sampling_params`."""
         other_parameters = {"prompt": self.prompt, "prompt_logprobs": self.prompt_logprobs}
         prompt_logprobs_off = {"logprob_start_len": (-1, len(self.input_ids or ()))}
-        refuse_unsupported({**(self.model_extra or {}), **other_parameters}, {**NEUTRAL_VALUES, **prompt_logprobs_off})
+        refuse_unsupported(
+            {**(self.model_extra or {}), **other_parameters},
+            {**NEUTRAL_VALUES, **prompt_logprobs_off},
+        )
         settings = dict(self.sampling_params)
         limit = settings.pop("max_new_tokens", None)
-        return SamplingSettings.model_validate(settings if limit is None else {**settings, "max_tokens": limit})
+        return SamplingSettings.model_validate(
+            settings if limit is None else {**settings, "max_tokens": limit}
+        )
 
 
 class LogprobsRequest(BaseModel, extra="allow"):

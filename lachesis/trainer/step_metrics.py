@@ -15,9 +15,14 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir
 from lachesis.trainer.usage import Usage
 
-COUNTER_METRICS = {"rollouts/invalid": "invalid", "rollouts/raised": "raised", "rollouts/dropped": "dropped"}
-"""Of the environment's own counts, per step: rollouts without a usable score, groups that raised, and rollouts that it made and
-did not send, for their length, their size, or equal scores."""
+COUNTER_METRICS = {
+    "rollouts/invalid": "invalid",
+    "rollouts/raised": "raised",
+    "rollouts/dropped": "dropped",
+}
+"""Of the environment's own counts, per step: rollouts without a usable score, groups that raised,
+and rollouts that it made and did not send, for their length, their size, or equal scores.
+"""
 
 
 class StepTimer:
@@ -35,7 +40,10 @@ class StepTimer:
         return time.monotonic() - self._start
 
     def to_metrics(self) -> dict[str, float]:
-        return {**{name: round(value, 4) for name, value in self._laps.items()}, "time/step": round(self.measure_elapsed_s(), 4)}
+        return {
+            **{name: round(value, 4) for name, value in self._laps.items()},
+            "time/step": round(self.measure_elapsed_s(), 4),
+        }
 
 
 class StepAccounting:
@@ -43,52 +51,99 @@ class StepAccounting:
 
     def __init__(self, run_dir: RunDir, prices: Prices | None) -> None:
         self.prices, self._spent_file, self._run_dir = prices, run_dir.spent, run_dir
-        last_line = (MetricsFile(run_dir.metrics).tail(3) or [{}])[-1]  # the very last line may be cut off
+        # the very last line may be cut off
+        last_line = (MetricsFile(run_dir.metrics).tail(3) or [{}])[-1]
         saved_spent = read_spent_file(self._spent_file)
-        self.total_tokens = TokenCounts(**{kind: max(last_line.get(f"tokens/{kind}_total") or 0, saved_spent.get(kind) or 0) for kind in TOKEN_KINDS})
-        self.total_cost_usd = max(float(last_line.get("cost/total") or 0.0), float(saved_spent.get("cost") or 0.0))
+        self.total_tokens = TokenCounts(
+            **{
+                kind: max(last_line.get(f"tokens/{kind}_total") or 0, saved_spent.get(kind) or 0)
+                for kind in TOKEN_KINDS
+            }
+        )
+        self.total_cost_usd = max(
+            float(last_line.get("cost/total") or 0.0), float(saved_spent.get("cost") or 0.0)
+        )
         self._tokens_at_last_step = TokenCounts()
         self._completions_at_last_step = self._truncated_at_last_step = 0
         self._environment_counts = self._read_environment_counts()
 
     def compute_step_metrics(self, usage: Usage, duration_s: float) -> dict[str, float]:
-        """The metrics of one step, whose requests and updates `usage` has counted since the step before."""
+        """The metrics of one step, whose requests and updates `usage` has counted since the step
+        before.
+        """
         tokens = usage.count_tokens()
         new_tokens = self._compute_new_tokens(tokens)
         self._tokens_at_last_step = tokens
-        self.total_tokens = TokenCounts(**{kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind) for kind in TOKEN_KINDS})
+        self.total_tokens = TokenCounts(
+            **{
+                kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind)
+                for kind in TOKEN_KINDS
+            }
+        )
         metrics = {f"tokens/{kind}": getattr(new_tokens, kind) for kind in TOKEN_KINDS}
-        metrics |= {f"tokens/{kind}_total": getattr(self.total_tokens, kind) for kind in TOKEN_KINDS}
+        metrics |= {
+            f"tokens/{kind}_total": getattr(self.total_tokens, kind) for kind in TOKEN_KINDS
+        }
         if duration_s > 0:
-            metrics |= {f"tokens_per_second/{kind}": round(getattr(new_tokens, kind) / duration_s, 1) for kind in ("sampled", "trained")}
+            metrics |= {
+                f"tokens_per_second/{kind}": round(getattr(new_tokens, kind) / duration_s, 1)
+                for kind in ("sampled", "trained")
+            }
         if usage.completions > self._completions_at_last_step:
-            truncated_share = (usage.truncated - self._truncated_at_last_step) / (usage.completions - self._completions_at_last_step)
+            truncated_share = (usage.truncated - self._truncated_at_last_step) / (
+                usage.completions - self._completions_at_last_step
+            )
             metrics["rollouts/truncated_share"] = round(truncated_share, 4)
-            self._completions_at_last_step, self._truncated_at_last_step = usage.completions, usage.truncated
+            self._completions_at_last_step, self._truncated_at_last_step = (
+                usage.completions,
+                usage.truncated,
+            )
         if self.prices is not None:
             step_cost_usd = self.prices.compute_cost(new_tokens)
             self.total_cost_usd += step_cost_usd
-            metrics |= {"cost/step": round(step_cost_usd, 6), "cost/total": round(self.total_cost_usd, 6)}
+            metrics |= {
+                "cost/step": round(step_cost_usd, 6),
+                "cost/total": round(self.total_cost_usd, 6),
+            }
         return {**metrics, **self._compute_environment_metrics()}
 
     def compute_spent(self, usage: Usage) -> dict[str, float | None]:
-        """Tokens of all kinds together and US dollars until now, over all attempts, also those since the last step, which may
-        never end; money is null without a price."""
+        """Tokens of all kinds together and US dollars until now, over all attempts, also those
+        since the last step, which may never end; money is null without a price.
+        """
         new_tokens = self._compute_new_tokens(usage.count_tokens())
-        cost_usd = None if self.prices is None else round(self.total_cost_usd + self.prices.compute_cost(new_tokens), 6)
+        cost_usd = (
+            None
+            if self.prices is None
+            else round(self.total_cost_usd + self.prices.compute_cost(new_tokens), 6)
+        )
         return {"tokens": self.total_tokens.total + new_tokens.total, "cost_usd": cost_usd}
 
     def write_spent(self, usage: Usage) -> None:
         """Write what was spent until now, for the next attempt. Raises StorageError."""
         new_tokens = self._compute_new_tokens(usage.count_tokens())
-        tokens_by_kind = {kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind) for kind in TOKEN_KINDS}
-        write_private(self._spent_file, json.dumps({**tokens_by_kind, "cost": self.compute_spent(usage)["cost_usd"]}))
+        tokens_by_kind = {
+            kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind)
+            for kind in TOKEN_KINDS
+        }
+        write_private(
+            self._spent_file,
+            json.dumps({**tokens_by_kind, "cost": self.compute_spent(usage)["cost_usd"]}),
+        )
 
     def _compute_new_tokens(self, tokens: TokenCounts) -> TokenCounts:
-        return TokenCounts(**{kind: getattr(tokens, kind) - getattr(self._tokens_at_last_step, kind) for kind in TOKEN_KINDS})
+        return TokenCounts(
+            **{
+                kind: getattr(tokens, kind) - getattr(self._tokens_at_last_step, kind)
+                for kind in TOKEN_KINDS
+            }
+        )
 
     def _compute_environment_metrics(self) -> dict[str, float]:
-        counts_before, self._environment_counts = self._environment_counts, self._read_environment_counts()
+        counts_before, self._environment_counts = (
+            self._environment_counts,
+            self._read_environment_counts(),
+        )
         metrics = dict.fromkeys(COUNTER_METRICS, 0.0) if self._environment_counts else {}
         for file, counts in self._environment_counts.items():
             earlier_counts = counts_before.get(file, {})
@@ -99,4 +154,8 @@ class StepAccounting:
         return metrics
 
     def _read_environment_counts(self) -> dict[Path, dict[str, Any]]:
-        return {file: counts for file in self._run_dir.counters_files if (counts := read_counts(file)) is not None}
+        return {
+            file: counts
+            for file in self._run_dir.counters_files
+            if (counts := read_counts(file)) is not None
+        }

@@ -18,7 +18,9 @@ Json = dict[str, Any]
 
 
 class Usage:
-    """Counts since the start of this process. Evaluations of the base model count as well: they are paid too."""
+    """Counts since the start of this process. Evaluations of the base model count as well: they are
+    paid too.
+    """
 
     def __init__(self) -> None:
         self.prefill = self.sampled = self.trained = 0
@@ -46,49 +48,72 @@ class Usage:
         finally:
             del self._request_starts[id(request_key)]
 
-    def record_sequence(self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int) -> None:
-        """Count one completion, and keep which weights it came from, and whether the limit cut it, until it is trained on."""
+    def record_sequence(
+        self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int
+    ) -> None:
+        """Count one completion, and keep which weights it came from, and whether the limit cut it,
+        until it is trained on.
+        """
         self.completions += 1
         self.sampled += len(tokens)
         self.truncated += stop_reason == "length"
-        self._sampled_sequences[_hash_sequence(tokens, logprobs)] = (version, stop_reason == "length")
+        self._sampled_sequences[_hash_sequence(tokens, logprobs)] = (
+            version,
+            stop_reason == "length",
+        )
         if len(self._sampled_sequences) > MAX_SEQUENCES:
             self._sampled_sequences.popitem(last=False)
 
     def record_evaluation_tokens(self, prompt_tokens: int, sampled_tokens: int) -> None:
         """Count the tokens of one answered request of an evaluation during training.
 
-        They are paid for like all others. Requests, completions and those that the limit cut stay what training
-        itself has asked for.
+        They are paid for like all others. Requests, completions and those that the limit cut stay
+        what training itself has asked for.
         """
         self.prefill += prompt_tokens
         self.sampled += sampled_tokens
 
     def find_staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
-        """How many updates ago the weights were made that sampled this; None when it did not come from here token by token."""
+        """How many updates ago the weights were made that sampled this; None when it did not come
+        from here token by token.
+        """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return None if sampled_sequence is None else self.version - sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
-        """Whether the length limit cut this completion; false when it did not come from here token by token."""
+        """Whether the length limit cut this completion; false when it did not come from here token
+        by token.
+        """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return sampled_sequence is not None and sampled_sequence[1]
 
     def to_json(self) -> Json:
-        """For the health of the server. `request_since` is when the oldest request under way began (seconds since 1970)."""
-        counts = {name: getattr(self, name) for name in ("requests", "failed", "completions", "truncated", "version")}
-        return {**counts, "in_request": len(self._request_starts), "request_since": min(self._request_starts.values(), default=None)}
+        """For the health of the server. `request_since` is when the oldest request under way began
+        (seconds since 1970).
+        """
+        counts = {
+            name: getattr(self, name)
+            for name in ("requests", "failed", "completions", "truncated", "version")
+        }
+        return {
+            **counts,
+            "in_request": len(self._request_starts),
+            "request_since": min(self._request_starts.values(), default=None),
+        }
 
 
 def _hash_sequence(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
     """Return the key of a completion, which is over all of its tokens: many answers begin alike.
 
-    The log-probabilities come back from the environment digit by digit, and tell two samplings of one text apart.
+    The log-probabilities come back from the environment digit by digit, and tell two samplings of
+    one text apart.
     """
     return hash((tuple(tokens), tuple(logprobs)))
 
 
-def compute_rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage) -> dict[str, float]:
+def compute_rollout_metrics(
+    groups_P: Sequence[Mapping[str, Any]], usage: Usage
+) -> dict[str, float]:
     """Return what a batch as it came tells of sampling, also of groups that carry no gradient:
 
     entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the policy, estimated on its
@@ -108,24 +133,36 @@ def compute_rollout_metrics(groups_P: Sequence[Mapping[str, Any]], usage: Usage)
             lengths.append(int(loss_mask_T.sum()))
             if len(logprobs_G):
                 logprobs_T = np.asarray(logprobs_G[index], np.float64)
-                sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]  # nothing predicts the first token
-                logprobs.append(sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)])
-                staleness_values += _find_span_staleness(np.asarray(group["tokens"][index]), logprobs_T, loss_mask_T, usage)
+                # nothing predicts the first token
+                sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]
+                logprobs.append(
+                    sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)]
+                )
+                staleness_values += _find_span_staleness(
+                    np.asarray(group["tokens"][index]), logprobs_T, loss_mask_T, usage
+                )
     metrics: dict[str, float] = {}
     if lengths:
         metrics |= {"length/mean": float(np.mean(lengths)), "length/max": float(max(lengths))}
     if sum(map(len, logprobs)):
         metrics["entropy/sampling"] = -float(np.concatenate(logprobs).mean())
     if staleness_values:
-        metrics |= {"staleness/mean": float(np.mean(staleness_values)), "staleness/max": float(max(staleness_values))}
+        metrics |= {
+            "staleness/mean": float(np.mean(staleness_values)),
+            "staleness/max": float(max(staleness_values)),
+        }
     return metrics
 
 
-def _find_span_staleness(tokens_T: Any, logprobs_T: Any, loss_mask_T: Any, usage: Usage) -> list[int]:
+def _find_span_staleness(
+    tokens_T: Any, logprobs_T: Any, loss_mask_T: Any, usage: Usage
+) -> list[int]:
     """Return the staleness of each of a rollout's sampled pieces that is known."""
     staleness_values = []
     for start, end in find_sampled_spans(loss_mask_T):
-        staleness = usage.find_staleness(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
+        staleness = usage.find_staleness(
+            tokens_T[start:end].tolist(), logprobs_T[start:end].tolist()
+        )
         if staleness is not None:
             staleness_values.append(staleness)
     return staleness_values

@@ -1,9 +1,9 @@
 """Check that environments sample from the weights that are trained.
 
-One fixed text is asked of both sides, the sampler of the published version and the model in training. Their
-log-probabilities of it must agree, and when training has moved them measurably, the sampler's must have moved too; else the run
-fails, as it would learn from samples of another model. No change is demanded of a single update: at a small learning rate there
-may be none.
+One fixed text is asked of both sides, the sampler of the published version and the model in
+training. Their log-probabilities of it must agree, and when training has moved them measurably, the
+sampler's must have moved too; else the run fails, as it would learn from samples of another model.
+No change is demanded of a single update: at a small learning rate there may be none.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from lachesis.trainer.policy import Policy
 log = logging.getLogger(__name__)
 MAX_TEXT_TOKENS = 64
 MIN_MEASURABLE_CHANGE = 0.02
-"""Nats per token that training must have moved the text by before the sampler is expected to have moved: above what rounding to
-bfloat16 does to either side."""
+"""Nats per token that training must have moved the text by before the sampler is expected to have
+moved: above what rounding to bfloat16 does to either side.
+"""
 MIN_FOLLOWED_SHARE = 0.1
 """The share of that movement by which the sampler must have moved."""
 MAX_GAP_GROWTH = 3.0
@@ -50,11 +51,15 @@ class WeightSample:
 
     def measure_change(self, earlier: WeightSample) -> tuple[float, float]:
         """Return by how many nats per token the trainer and the sampler have moved."""
-        return _mean_abs_difference(self.trainer_logprobs, earlier.trainer_logprobs), _mean_abs_difference(self.sampler_logprobs, earlier.sampler_logprobs)
+        return _mean_abs_difference(
+            self.trainer_logprobs, earlier.trainer_logprobs
+        ), _mean_abs_difference(self.sampler_logprobs, earlier.sampler_logprobs)
 
 
 class WeightSyncCheck:
-    """Looks at the weights after some updates (`check`), and beside training after each (`ask` and `change`)."""
+    """Looks at the weights after some updates (`check`), and beside training after each (`ask` and
+    `change`).
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -77,7 +82,8 @@ class WeightSyncCheck:
                 self._reference, self._last_sampler_logprobs = sample, sample.sampler_logprobs
 
     async def check(self) -> float | None:
-        """Compare sampler and trainer, if it is time for it; call after each update and its publication.
+        """Compare sampler and trainer, if it is time for it; call after each update and its
+        publication.
 
         Returns:
             By how many nats per token the two differ on average; None if they were not compared.
@@ -122,8 +128,13 @@ class WeightSyncCheck:
 
     def _find_fault(self, sample: WeightSample) -> str | None:
         """Return how a look shows that the sampler has not the weights in training, or None."""
-        trainer_change, sampler_change = sample.measure_change(self._reference) if self._reference else (0.0, 0.0)
-        if trainer_change >= MIN_MEASURABLE_CHANGE and sampler_change < MIN_FOLLOWED_SHARE * trainer_change:
+        trainer_change, sampler_change = (
+            sample.measure_change(self._reference) if self._reference else (0.0, 0.0)
+        )
+        if (
+            trainer_change >= MIN_MEASURABLE_CHANGE
+            and sampler_change < MIN_FOLLOWED_SHARE * trainer_change
+        ):
             return (
                 f"the weights that environments sample from do not follow training: after {self._num_updates} updates training "
                 f"has moved the log-probabilities of a text by {trainer_change:.3g} nats per token, the sampler by {sampler_change:.3g}"
@@ -143,21 +154,33 @@ class WeightSyncCheck:
         prompt = tinker.ModelInput.from_ints(self._text_tokens)
         try:
             async with asyncio.timeout(COMPARE_TIMEOUT_S):
-                sampler_logprobs, trainer_logprobs = await asyncio.gather(_compute_logprobs(self.policy.sampler, prompt), self.policy.compute_logprobs(self._text_tokens))
+                sampler_logprobs, trainer_logprobs = await asyncio.gather(
+                    _compute_logprobs(self.policy.sampler, prompt),
+                    self.policy.compute_logprobs(self._text_tokens),
+                )
             return WeightSample(np.asarray(sampler_logprobs[1:], np.float64), trainer_logprobs)
         except Exception as error:  # a look at the weights is not worth a run
             log.warning("the published weights were not compared with those in training: %r", error)
             return None
 
     def start_change_measurement(self, tokens: Iterable[int]) -> None:
-        """Look at the version that was just published. The first text of at least two tokens that is given stays."""
-        if self._ensure_text(tokens) and self._sampler_task is None and self.policy.sampler is not None:
+        """Look at the version that was just published. The first text of at least two tokens that
+        is given stays.
+        """
+        if (
+            self._ensure_text(tokens)
+            and self._sampler_task is None
+            and self.policy.sampler is not None
+        ):
             prompt = tinker.ModelInput.from_ints(self._text_tokens)
-            self._sampler_task = asyncio.ensure_future(_compute_logprobs(self.policy.sampler, prompt))
+            self._sampler_task = asyncio.ensure_future(
+                _compute_logprobs(self.policy.sampler, prompt)
+            )
 
     async def finish_change_measurement(self) -> float | None:
-        """Mean absolute change of a token's log-probability, in nats, between the last two versions looked at; None when there
-        is nothing to compare yet, or the server did not answer."""
+        """Mean absolute change of a token's log-probability, in nats, between the last two versions
+        looked at; None when there is nothing to compare yet, or the server did not answer.
+        """
         if self._sampler_task is None:
             return None
         task, self._sampler_task = self._sampler_task, None
@@ -175,7 +198,9 @@ class WeightSyncCheck:
             self._sampler_task.cancel()
 
     def _ensure_text(self, tokens: Iterable[int]) -> bool:
-        """Keep the text unless there is one already, and return whether there is one. A single token predicts nothing."""
+        """Keep the text unless there is one already, and return whether there is one. A single
+        token predicts nothing.
+        """
         if self._text_tokens is None:
             text_tokens = [int(token) for token in itertools.islice(tokens, MAX_TEXT_TOKENS)]
             self._text_tokens = text_tokens if len(text_tokens) > 1 else None
@@ -186,5 +211,7 @@ def _mean_abs_difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(first - second).mean())
 
 
-async def _compute_logprobs(sampler: tinker.SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:
+async def _compute_logprobs(
+    sampler: tinker.SamplingClient, prompt: tinker.ModelInput
+) -> list[float | None]:
     return list(await sampler.compute_logprobs_async(prompt))

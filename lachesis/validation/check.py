@@ -1,4 +1,5 @@
-"""`lachesis env check`: everything about an environment that can be known in half a minute, without a Prefect server.
+"""`lachesis env check`: everything about an environment that can be known in half a minute, without
+a Prefect server.
 
 import, config, dataset, model-free check
                as in a validation; see `lachesis.env_process.stages`
@@ -54,9 +55,15 @@ class CheckResult:
 ResultCallback = Callable[[CheckResult], None]
 
 
-def run_environment_checks(environment: Environment, config: RunConfig, folder: Path, on_result: ResultCallback = lambda line: None) -> list[CheckResult]:
-    """Go through all checks, until one fails after which the others make no sense. Each is told as soon as it is known.
-    `folder` is empty, and holds the logs afterwards."""
+def run_environment_checks(
+    environment: Environment,
+    config: RunConfig,
+    folder: Path,
+    on_result: ResultCallback = lambda line: None,
+) -> list[CheckResult]:
+    """Go through all checks, until one fails after which the others make no sense. Each is told as
+    soon as it is known. `folder` is empty, and holds the logs afterwards.
+    """
     results: list[CheckResult] = []
 
     def add(result: CheckResult) -> bool:
@@ -73,10 +80,14 @@ def run_environment_checks(environment: Environment, config: RunConfig, folder: 
             groups, counts = _sample_group(environment, config, folder)
         except LachesisError as error:
             errors = _format_errors(read_counts(folder / "tally.json") or {})
-            message = f"{errors}; the traceback is in {folder / 'rollout.log'}" if errors else str(error)
+            message = (
+                f"{errors}; the traceback is in {folder / 'rollout.log'}" if errors else str(error)
+            )
             add(CheckResult("rollout", "failed", message, time.monotonic() - started))
             return results
-        for result in _check_rollouts(groups, counts, config.openai.model_name, time.monotonic() - started):
+        for result in _check_rollouts(
+            groups, counts, config.openai.model_name, time.monotonic() - started
+        ):
             add(result)
     return results
 
@@ -91,22 +102,45 @@ def _check_stage(child: StageChild, name: str) -> CheckResult:
     if detail.get("faults"):
         return CheckResult(name, "failed", "; ".join(detail["faults"]), seconds)
     if detail.get("offered") is False:
-        return CheckResult(name, "not offered", f"the class has no {', '.join(detail['missing'])}", seconds)
+        return CheckResult(
+            name, "not offered", f"the class has no {', '.join(detail['missing'])}", seconds
+        )
     return CheckResult(name, "passed", PASSED_MESSAGES.get(name, "").format(**detail), seconds)
 
 
-def _sample_group(environment: Environment, config: RunConfig, folder: Path) -> tuple[list[Json], Json]:
-    """One group of the model's answers, as the environment would send it, and what was counted meanwhile."""
+def _sample_group(
+    environment: Environment, config: RunConfig, folder: Path
+) -> tuple[list[Json], Json]:
+    """One group of the model's answers, as the environment would send it, and what was counted
+    meanwhile.
+    """
     output = folder / "rollout.jsonl"
     request = InferenceRequest(
-        environment=environment.name, environment_file=environment.file_path, models=[], num_steps=1, group_size=GROUP_SIZE
+        environment=environment.name,
+        environment_file=environment.file_path,
+        models=[],
+        num_steps=1,
+        group_size=GROUP_SIZE,
     )
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
-        content = make_process_config(plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check")
-        output_files = {"out": output, "tally": folder / "tally.json", "samples": folder / "samples.jsonl"}
+        content = make_process_config(
+            plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check"
+        )
+        output_files = {
+            "out": output,
+            "tally": folder / "tally.json",
+            "samples": folder / "samples.jsonl",
+        }
         spec = {**{name: str(file) for name, file in output_files.items()}, "wandb_run": "check"}
-        service, files = make_inference_test_spec(environment.file_path, content, output, spec, client_env=plan.client_env, timeout_s=ROLLOUT_TIMEOUT_S)
+        service, files = make_inference_test_spec(
+            environment.file_path,
+            content,
+            output,
+            spec,
+            client_env=plan.client_env,
+            timeout_s=ROLLOUT_TIMEOUT_S,
+        )
         for path, text in files.items():
             write_private(path, text)
         group.start(service)
@@ -114,10 +148,19 @@ def _sample_group(environment: Environment, config: RunConfig, folder: Path) -> 
     return read_json_lines(output), read_counts(folder / "tally.json") or {}
 
 
-def _check_rollouts(groups: list[Json], counts: Json, model: str, seconds: float) -> list[CheckResult]:
+def _check_rollouts(
+    groups: list[Json], counts: Json, model: str, seconds: float
+) -> list[CheckResult]:
     errors = _format_errors(counts)
     if not groups:
-        return [CheckResult("rollout", "failed", f"no group came: {errors or 'the environment left it out'}", seconds)]
+        return [
+            CheckResult(
+                "rollout",
+                "failed",
+                f"no group came: {errors or 'the environment left it out'}",
+                seconds,
+            )
+        ]
     from transformers import AutoTokenizer
 
     group, tokenizer = groups[0], AutoTokenizer.from_pretrained(model)
@@ -129,12 +172,17 @@ def _check_rollouts(groups: list[Json], counts: Json, model: str, seconds: float
     tokens = _check_tokens(group)
     results = [CheckResult("rollout", "warned" if invalid else "passed", message, seconds), tokens]
     if tokens.status != "failed":
-        results += [_check_round_trip(group, tokenizer), _check_stop_tokens(group, tokenizer.eos_token_id)]
+        results += [
+            _check_round_trip(group, tokenizer),
+            _check_stop_tokens(group, tokenizer.eos_token_id),
+        ]
     return [*results, _check_truncation(counts)]
 
 
 def _format_errors(counts: Json) -> str:
-    return "; ".join(f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items())
+    return "; ".join(
+        f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items()
+    )
 
 
 def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
@@ -143,27 +191,38 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
     if not logprobs_G:
         logprobs_G = [[0.0] * len(tokens) for tokens in group["tokens"]]
     num_trained = 0
-    for index, (tokens, masks, logprobs) in enumerate(zip(group["tokens"], group["masks"], logprobs_G, strict=False)):
+    for index, (tokens, masks, logprobs) in enumerate(
+        zip(group["tokens"], group["masks"], logprobs_G, strict=False)
+    ):
         if not len(tokens) == len(masks) == len(logprobs):
             lengths = f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs"
-            return CheckResult("tokens", "failed", f"rollout {index} has {lengths}; the three must have one length")
-        for position, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
+            return CheckResult(
+                "tokens", "failed", f"rollout {index} has {lengths}; the three must have one length"
+            )
+        for position, (token, mask, logprob) in enumerate(
+            zip(tokens, masks, logprobs, strict=True)
+        ):
             if mask not in (-100, token):
                 return CheckResult(
-                    "tokens", "failed", f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token"
+                    "tokens",
+                    "failed",
+                    f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token",
                 )
-            if position and mask != -100 and not logprob <= 0.01:  # nothing comes before the first token
+            # nothing comes before the first token
+            if position and mask != -100 and not logprob <= 0.01:
                 return CheckResult(
-                    "tokens", "failed", f"rollout {index} has a log-probability of {logprob} at a token to be trained on"
+                    "tokens",
+                    "failed",
+                    f"rollout {index} has a log-probability of {logprob} at a token to be trained on",
                 )
             num_trained += mask != -100
     if not num_trained:
-        return CheckResult("tokens", "failed", "every token is masked with -100: nothing would be trained on")
+        return CheckResult(
+            "tokens", "failed", "every token is masked with -100: nothing would be trained on"
+        )
     message = f"{num_trained} of {sum(map(len, group['tokens']))} would be trained on: those that the model has said"
     if not group.get("inference_logprobs"):
-        remark = (
-            "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"
-        )
+        remark = "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"
         return CheckResult("tokens", "warned", f"{message}; {remark}")
     return CheckResult("tokens", "passed", message)
 
@@ -171,13 +230,19 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
 def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
     """The first prompt's ids, against those of its text."""
     masks = group["masks"][0]
-    prompt = group["tokens"][0][: next((position for position, mask in enumerate(masks) if mask != -100), len(masks))]
+    prompt = group["tokens"][0][
+        : next((position for position, mask in enumerate(masks) if mask != -100), len(masks))
+    ]
     reencoded = tokenizer.encode(tokenizer.decode(prompt), add_special_tokens=False)
     if prompt != reencoded:
         return CheckResult(
-            "round trip", "warned", f"the prompt has {len(prompt)} ids; its text, tokenised again, has {len(reencoded)}, or others"
+            "round trip",
+            "warned",
+            f"the prompt has {len(prompt)} ids; its text, tokenised again, has {len(reencoded)}, or others",
         )
-    return CheckResult("round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text")
+    return CheckResult(
+        "round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text"
+    )
 
 
 def _check_stop_tokens(group: Mapping[str, Any], eos_id: int | None) -> CheckResult:
@@ -185,12 +250,16 @@ def _check_stop_tokens(group: Mapping[str, Any], eos_id: int | None) -> CheckRes
     num_doubled = sum(
         token == next_token == eos_id and (mask, next_mask) == (eos_id, -100)
         for tokens, masks in zip(group["tokens"], group["masks"], strict=True)
-        for token, next_token, mask, next_mask in zip(tokens, tokens[1:], masks, masks[1:], strict=False)
+        for token, next_token, mask, next_mask in zip(
+            tokens, tokens[1:], masks, masks[1:], strict=False
+        )
     )
     message = f"{num_ended} of {len(group['masks'])} answers end with the end-of-turn token, which is trained on"
     if num_doubled:
         return CheckResult(
-            "stop tokens", "warned", f"{message}; {num_doubled} turns end twice, which the trainer mends (take ConversationEnv)"
+            "stop tokens",
+            "warned",
+            f"{message}; {num_doubled} turns end twice, which the trainer mends (take ConversationEnv)",
         )
     return CheckResult("stop tokens", "passed" if num_ended else "warned", message)
 
@@ -200,6 +269,15 @@ def _find_last_trained_token(masks: list[int]) -> int | None:
 
 
 def _check_truncation(counts: Json) -> CheckResult:
-    num_truncated, num_completions = int(counts.get("truncated", 0)), int(counts.get("completions", 0))
+    num_truncated, num_completions = (
+        int(counts.get("truncated", 0)),
+        int(counts.get("completions", 0)),
+    )
     message = f"{num_truncated} of {num_completions} answers were cut off at their limit of tokens"
-    return CheckResult("truncation", "warned" if num_completions and num_truncated / num_completions >= MAX_TRUNCATED_SHARE else "passed", message)
+    return CheckResult(
+        "truncation",
+        "warned"
+        if num_completions and num_truncated / num_completions >= MAX_TRUNCATED_SHARE
+        else "passed",
+        message,
+    )

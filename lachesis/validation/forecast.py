@@ -1,4 +1,5 @@
-"""What a whole run will take: tokens, time and money as ranges, from what an inference test measured; and what it took.
+"""What a whole run will take: tokens, time and money as ranges, from what an inference test
+measured; and what it took.
 
     tokens  = tokens per rollout x planned rollouts (training steps x rollouts per step)
     trained = prompt and completion of every rollout in a group with a signal; at most, of all rollouts
@@ -6,11 +7,12 @@
     time    = measured seconds per training step of an earlier run of the same kind, when there is one; else the measured
               seconds of sampling, group after group
 
-A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side: a test has few groups, and
-lengths drift while a model learns.
+A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side:
+a test has few groups, and lengths drift while a model learns.
 
-Held-out evaluations are sampled and not trained on: their tokens are answers per evaluation x evaluations x tokens per answer.
-They are part of it where the environment says how many answers an evaluation has. They take no time of a step.
+Held-out evaluations are sampled and not trained on: their tokens are answers per evaluation x
+evaluations x tokens per answer. They are part of it where the environment says how many answers an
+evaluation has. They take no time of a step.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from lachesis.config.prices import Prices, TokenCounts
 MIN_RELATIVE_WIDTH = 0.2
 MIN_COMPARED_STEPS = 5
 MAX_SAMPLING_SPEEDUP = 8.0
-"""A run samples many groups at once; a test one after the other. The lower end of a guessed time assumes this speed-up."""
+"""A run samples many groups at once; a test one after the other. The lower end of a guessed time
+assumes this speed-up.
+"""
 TRAINING_TIME_FACTOR = 2.0
-"""The upper end of a guessed time assumes that training takes as long as the sampling of the test."""
+"""The upper end of a guessed time assumes that training takes as long as the sampling of the test.
+"""
 
 
 class Range(BaseModel):
@@ -38,8 +43,9 @@ class Range(BaseModel):
 
 
 class GroupUsage(BaseModel):
-    """Of one group: rollouts, prompt and sampled tokens, and seconds of sampling. `copies` is how many completions were drawn
-    from each prompt that was sent."""
+    """Of one group: rollouts, prompt and sampled tokens, and seconds of sampling. `copies` is how
+    many completions were drawn from each prompt that was sent.
+    """
 
     rollouts: int
     completions_per_prompt: float = 1.0
@@ -102,44 +108,98 @@ class ActualUsage(BaseModel):
 
 
 def make_forecast(
-    groups: Sequence[GroupUsage], planned: PlannedRun, prices: Prices | None, *, step_seconds: float | None = None
+    groups: Sequence[GroupUsage],
+    planned: PlannedRun,
+    prices: Prices | None,
+    *,
+    step_seconds: float | None = None,
 ) -> Forecast | None:
     """None without a measured group. `step_seconds` is the pace of an earlier run of the same kind."""
     measured_groups = [group for group in groups if group.rollouts]
     if not measured_groups:
         return None
     num_rollouts = sum(group.rollouts for group in measured_groups)
-    # A prompt that several completions share is paid once for all of them, and the run may have other groups than the test.
-    prefill = sum(group.prefill * _compute_prompt_sharing(group, planned) for group in measured_groups) / num_rollouts
+    # A prompt that several completions share is paid once for all of them, and the run may have
+    # other groups than the test.
+    prefill = (
+        sum(group.prefill * _compute_prompt_sharing(group, planned) for group in measured_groups)
+        / num_rollouts
+    )
     sampled = sum(group.sampled for group in measured_groups) / num_rollouts
-    signal_share = sum(group.rollouts for group in measured_groups if group.has_signal) / num_rollouts
-    width = _compute_relative_width([(group.prefill + group.sampled) / group.rollouts for group in measured_groups])
-    sequence_length = sum(group.prefill * group.completions_per_prompt + group.sampled for group in measured_groups) / num_rollouts
-    low = TokenCounts(prefill=prefill * (1 - width), sampled=sampled * (1 - width), trained=sequence_length * (1 - width) * signal_share)
-    expected = TokenCounts(prefill=prefill, sampled=sampled, trained=sequence_length * max(signal_share, MIN_RELATIVE_WIDTH))
-    high = TokenCounts(prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=sequence_length * (1 + width))
-    token_bounds = [_add_evaluation_tokens(_scale_tokens(per_rollout, planned.num_rollouts), per_rollout, planned.num_evaluation_answers) for per_rollout in (low, expected, high)]
+    signal_share = (
+        sum(group.rollouts for group in measured_groups if group.has_signal) / num_rollouts
+    )
+    width = _compute_relative_width(
+        [(group.prefill + group.sampled) / group.rollouts for group in measured_groups]
+    )
+    sequence_length = (
+        sum(
+            group.prefill * group.completions_per_prompt + group.sampled
+            for group in measured_groups
+        )
+        / num_rollouts
+    )
+    low = TokenCounts(
+        prefill=prefill * (1 - width),
+        sampled=sampled * (1 - width),
+        trained=sequence_length * (1 - width) * signal_share,
+    )
+    expected = TokenCounts(
+        prefill=prefill,
+        sampled=sampled,
+        trained=sequence_length * max(signal_share, MIN_RELATIVE_WIDTH),
+    )
+    high = TokenCounts(
+        prefill=prefill * (1 + width),
+        sampled=sampled * (1 + width),
+        trained=sequence_length * (1 + width),
+    )
+    token_bounds = [
+        _add_evaluation_tokens(
+            _scale_tokens(per_rollout, planned.num_rollouts),
+            per_rollout,
+            planned.num_evaluation_answers,
+        )
+        for per_rollout in (low, expected, high)
+    ]
     measured_text = f"{num_rollouts} rollouts in {len(measured_groups)} groups"
-    pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)" if step_seconds else "the speed of that sampling"
+    pace_text = (
+        f"the pace of an earlier run ({step_seconds:.2f} s a step)"
+        if step_seconds
+        else "the speed of that sampling"
+    )
     return Forecast(
         planned=planned,
         tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
         prompt_is_shared=any(group.completions_per_prompt > 1 for group in measured_groups),
         tokens=_make_range([tokens.total for tokens in token_bounds], digits=0),
         hours=_estimate_hours(measured_groups, num_rollouts, planned, step_seconds),
-        cost_usd=_make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4) if prices else None,
+        cost_usd=_make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
+        if prices
+        else None,
         basis=f"{measured_text}, {pace_text}{_describe_missing_evaluations(planned)}"
         + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
     )
 
 
-def compare_with_forecast(forecast: Forecast, *, steps: int, tokens: TokenCounts, training_hours: float, cost_usd: float | None) -> dict[str, float]:
-    """What `steps` training steps took, divided by the same share of the forecast. Nothing for a few steps, of which the first
-    one waits for the environment."""
+def compare_with_forecast(
+    forecast: Forecast,
+    *,
+    steps: int,
+    tokens: TokenCounts,
+    training_hours: float,
+    cost_usd: float | None,
+) -> dict[str, float]:
+    """What `steps` training steps took, divided by the same share of the forecast. Nothing for a
+    few steps, of which the first one waits for the environment.
+    """
     if steps < MIN_COMPARED_STEPS:
         return {}
     share = steps / forecast.planned.total_steps
-    expected = {"tokens": forecast.tokens.expected * share, "hours": forecast.hours.expected * share}
+    expected = {
+        "tokens": forecast.tokens.expected * share,
+        "hours": forecast.hours.expected * share,
+    }
     actual = {"tokens": tokens.total, "hours": training_hours}
     if forecast.cost_usd is not None and cost_usd is not None:
         expected["cost_usd"], actual["cost_usd"] = forecast.cost_usd.expected * share, cost_usd
@@ -147,15 +207,30 @@ def compare_with_forecast(forecast: Forecast, *, steps: int, tokens: TokenCounts
 
 
 def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
-    """The same forecast for a run with other numbers of steps and rollouts, and other groups, whose rollouts share a prompt."""
+    """The same forecast for a run with other numbers of steps and rollouts, and other groups, whose
+    rollouts share a prompt.
+    """
     old_tokens = forecast.tokens_per_rollout
-    prefill = old_tokens.prefill * (forecast.planned.group_size / planned.group_size if forecast.prompt_is_shared else 1.0)
+    prefill = old_tokens.prefill * (
+        forecast.planned.group_size / planned.group_size if forecast.prompt_is_shared else 1.0
+    )
     tokens = old_tokens.model_copy(update={"prefill": round(prefill, 2)})
     rollout_factor = planned.num_rollouts / forecast.planned.num_rollouts
-    token_factor = _count_total_tokens(tokens, planned) / max(_count_total_tokens(old_tokens, forecast.planned), 1e-9)
+    token_factor = _count_total_tokens(tokens, planned) / max(
+        _count_total_tokens(old_tokens, forecast.planned), 1e-9
+    )
     ranges = {
-        name: Range(**{key: round(getattr(old_range, key) * factor, 4) for key in ("low", "expected", "high")})
-        for name, factor in (("tokens", token_factor), ("hours", rollout_factor), ("cost_usd", token_factor))
+        name: Range(
+            **{
+                key: round(getattr(old_range, key) * factor, 4)
+                for key in ("low", "expected", "high")
+            }
+        )
+        for name, factor in (
+            ("tokens", token_factor),
+            ("hours", rollout_factor),
+            ("cost_usd", token_factor),
+        )
         if (old_range := getattr(forecast, name)) is not None
     }
     return forecast.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
@@ -164,19 +239,32 @@ def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
 def _describe_missing_evaluations(planned: PlannedRun) -> str:
     """Return what a forecast leaves out, in words."""
     unknown = planned.evaluations and planned.evaluation_answers is None
-    return f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
+    return (
+        f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
+    )
 
 
 def _count_total_tokens(per_rollout: TokenCounts, planned: PlannedRun) -> float:
     """Return the tokens of all rollouts and of all evaluations, which train on nothing."""
-    return planned.num_rollouts * per_rollout.total + planned.num_evaluation_answers * (per_rollout.prefill + per_rollout.sampled)
+    return planned.num_rollouts * per_rollout.total + planned.num_evaluation_answers * (
+        per_rollout.prefill + per_rollout.sampled
+    )
 
 
-def _estimate_hours(measured: Sequence[GroupUsage], num_rollouts: int, planned: PlannedRun, step_seconds: float | None) -> Range:
+def _estimate_hours(
+    measured: Sequence[GroupUsage],
+    num_rollouts: int,
+    planned: PlannedRun,
+    step_seconds: float | None,
+) -> Range:
     if step_seconds:
         hours = planned.total_steps * step_seconds / 3600
-        return _make_range([hours * (1 - MIN_RELATIVE_WIDTH), hours, hours * (1 + MIN_RELATIVE_WIDTH)], digits=4)
-    sequential_hours = planned.num_rollouts * sum(group.seconds for group in measured) / num_rollouts / 3600
+        return _make_range(
+            [hours * (1 - MIN_RELATIVE_WIDTH), hours, hours * (1 + MIN_RELATIVE_WIDTH)], digits=4
+        )
+    sequential_hours = (
+        planned.num_rollouts * sum(group.seconds for group in measured) / num_rollouts / 3600
+    )
     low, high = sequential_hours / MAX_SAMPLING_SPEEDUP, sequential_hours * TRAINING_TIME_FACTOR
     return _make_range([low, math.sqrt(low * high), high], digits=4)
 
@@ -190,17 +278,28 @@ def _compute_relative_width(values: Sequence[float]) -> float:
     mean = statistics.fmean(values)
     if len(values) < 2 or mean <= 0:
         return 2 * MIN_RELATIVE_WIDTH
-    return min(0.9, max(MIN_RELATIVE_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean))
+    return min(
+        0.9, max(MIN_RELATIVE_WIDTH, 2 * statistics.stdev(values) / math.sqrt(len(values)) / mean)
+    )
 
 
-def _add_evaluation_tokens(tokens: TokenCounts, per_answer: TokenCounts, answers: int) -> TokenCounts:
+def _add_evaluation_tokens(
+    tokens: TokenCounts, per_answer: TokenCounts, answers: int
+) -> TokenCounts:
     """Add what evaluations take, which train on nothing."""
     prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
-    return tokens.model_copy(update={"prefill": round(tokens.prefill + prefill), "sampled": round(tokens.sampled + sampled)})
+    return tokens.model_copy(
+        update={
+            "prefill": round(tokens.prefill + prefill),
+            "sampled": round(tokens.sampled + sampled),
+        }
+    )
 
 
 def _scale_tokens(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenCounts:
-    return TokenCounts(**{key: round(value * factor, digits) for key, value in tokens.model_dump().items()})
+    return TokenCounts(
+        **{key: round(value * factor, digits) for key, value in tokens.model_dump().items()}
+    )
 
 
 def _make_range(values: Sequence[float], digits: int) -> Range:

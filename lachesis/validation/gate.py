@@ -1,4 +1,6 @@
-"""Whether an environment, as its code and fields are now, has a fresh validation that says it can be learned from."""
+"""Whether an environment, as its code and fields are now, has a fresh validation that says it can
+be learned from.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +32,42 @@ def make_planned_run(config: RunConfig) -> PlannedRun:
 
 
 def _count_evaluations(config: RunConfig) -> int:
-    """Return how often the run evaluates: at step 0, at each multiple of `steps_per_eval`, and before and after training."""
-    every, steps, final = config.env.steps_per_eval, config.env.total_steps, config.tinker.final_evaluation
+    """Return how often the run evaluates: at step 0, at each multiple of `steps_per_eval`, and
+    before and after training.
+    """
+    every, steps, final = (
+        config.env.steps_per_eval,
+        config.env.total_steps,
+        config.tinker.final_evaluation,
+    )
     scheduled = steps // every + 1 if every > 0 else 0
     if not final:
         return scheduled
-    return scheduled + 2 - int(every > 0 and steps % every == 0)  # the last one is the one after training
+    # the last one is the one after training
+    return scheduled + 2 - int(every > 0 and steps % every == 0)
 
 
-def require_validation(tests: InferenceTestStore, config: RunConfig, files: Mapping[str, str]) -> list[InferenceTest]:
-    """For each environment of the run, whose files are given by name, the newest test that allows it: of the same code and the
-    same values of the environment's own fields, at most seven days old, with the verdict `learnable`. Raises
-    ValidationMissingError that says what is missing."""
-    return [_find_valid_test(tests, part, files[name]) for name, part in config.build_environment_configs().items()]
+def require_validation(
+    tests: InferenceTestStore, config: RunConfig, files: Mapping[str, str]
+) -> list[InferenceTest]:
+    """For each environment of the run, whose files are given by name, the newest test that allows
+    it: of the same code and the same values of the environment's own fields, at most seven days
+    old, with the verdict `learnable`. Raises ValidationMissingError that says what is missing.
+    """
+    return [
+        _find_valid_test(tests, part, files[name])
+        for name, part in config.build_environment_configs().items()
+    ]
 
 
-def _find_valid_test(tests: InferenceTestStore, config: RunConfig, environment_file: str) -> InferenceTest:
-    environment_tests = [test for test in tests.all() if test.request.environment == config.environment and test.request.prompts is None]
+def _find_valid_test(
+    tests: InferenceTestStore, config: RunConfig, environment_file: str
+) -> InferenceTest:
+    environment_tests = [
+        test
+        for test in tests.all()
+        if test.request.environment == config.environment and test.request.prompts is None
+    ]
     own_values = config.env.model_extra or {}
     code_fingerprint = compute_fingerprint(Path(environment_file), own_values)
     reasons = []
@@ -64,30 +85,51 @@ def _find_valid_test(tests: InferenceTestStore, config: RunConfig, environment_f
     )
 
 
-def _find_objection(test: InferenceTest, code_fingerprint: str, own_values: dict[str, object]) -> str | None:
+def _find_objection(
+    test: InferenceTest, code_fingerprint: str, own_values: dict[str, object]
+) -> str | None:
     """Why this test does not allow the run, or None when it does."""
     if test.status != "completed":
-        return f"is {test.status}" + (f": {(test.error or '').splitlines()[0][:200]}" if test.error else "")
+        return f"is {test.status}" + (
+            f": {(test.error or '').splitlines()[0][:200]}" if test.error else ""
+        )
     if test.verdict is None:
         return "has no verdict, as no model could be asked"
     if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
-    changed = sorted(key for key in {*own_values, *test.own_values} if own_values.get(key) != test.own_values.get(key))
+    changed = sorted(
+        key
+        for key in {*own_values, *test.own_values}
+        if own_values.get(key) != test.own_values.get(key)
+    )
     if changed:
         return f"was made with other values of {', '.join(changed[:5])}"
     if test.verdict != "learnable":
         return f"found it {test.verdict}: {_summarize_evidence(test)}"
     age = seconds_between(test.ended_at or test.created_at)
-    return f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}" if age > MAX_VALIDATION_AGE_S else None
+    return (
+        f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}"
+        if age > MAX_VALIDATION_AGE_S
+        else None
+    )
 
 
 def _summarize_evidence(test: InferenceTest) -> str:
-    verdicts = [model_result.get("verdict") or {} for model_result in (test.result or {}).get("models_tested", [])]
-    return "; ".join(sentence for verdict in verdicts for sentence in verdict.get("evidence", [])[:1])[:300]
+    verdicts = [
+        model_result.get("verdict") or {}
+        for model_result in (test.result or {}).get("models_tested", [])
+    ]
+    return "; ".join(
+        sentence for verdict in verdicts for sentence in verdict.get("evidence", [])[:1]
+    )[:300]
 
 
-def find_forecast(tests: InferenceTestStore, config: RunConfig, code_fingerprint: str) -> Forecast | None:
-    """What the newest test of this code on the run's model expects of such a run, scaled to its steps and rollouts."""
+def find_forecast(
+    tests: InferenceTestStore, config: RunConfig, code_fingerprint: str
+) -> Forecast | None:
+    """What the newest test of this code on the run's model expects of such a run, scaled to its
+    steps and rollouts.
+    """
     planned_run = make_planned_run(config)
     for test in tests.all():
         saved_forecast = ((test.result or {}).get("summary") or {}).get("forecast")
@@ -97,6 +139,14 @@ def find_forecast(tests: InferenceTestStore, config: RunConfig, code_fingerprint
             forecast = Forecast.model_validate(saved_forecast)
         except ValidationError:
             continue
-        if (forecast.planned.base_model, forecast.planned.profile) == (planned_run.base_model, planned_run.profile):
-            return rescale_forecast(forecast, planned_run.model_copy(update={"evaluation_answers": forecast.planned.evaluation_answers}))
+        if (forecast.planned.base_model, forecast.planned.profile) == (
+            planned_run.base_model,
+            planned_run.profile,
+        ):
+            return rescale_forecast(
+                forecast,
+                planned_run.model_copy(
+                    update={"evaluation_answers": forecast.planned.evaluation_answers}
+                ),
+            )
     return None

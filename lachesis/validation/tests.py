@@ -1,9 +1,11 @@
-"""Inference tests on disk: a model answers a few items of an environment, and the environment scores the answers.
+"""Inference tests on disk: a model answers a few items of an environment, and the environment
+scores the answers.
 
 inference_tests/{test_id}/test.json  config.yaml  stages.jsonl  test_{env}_{model}.jsonl  test_{env}_{model}.log
     and beside them per model  .tally.json (what was counted)  .samples.jsonl (what was said)
 
-A score above 0 is correct. A step is one group; it succeeds with at least one correct completion. Accuracies have three digits.
+A score above 0 is correct. A step is one group; it succeeds with at least one correct completion.
+Accuracies have three digits.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lachesis.base.numbers import is_score
 from lachesis.config.run_config import RunConfig, dump_yaml
 from lachesis.runs.held_out import compute_interval
 from lachesis.runs.store import RunDir, now_iso
-from lachesis.validation.forecast import Forecast, PlannedRun, GroupUsage
+from lachesis.validation.forecast import Forecast, GroupUsage, PlannedRun
 from lachesis.validation.verdict import InferenceCounts, Verdict
 from lachesis.validation.verdict import choose_best_word as best_word
 
@@ -40,7 +42,9 @@ DEFAULT_MODELS = (
 
 
 class TestOptions(BaseModel):
-    """What may be chosen of a test. Without `models` the launch's own is tested, or at a paid profile the default three."""
+    """What may be chosen of a test. Without `models` the launch's own is tested, or at a paid
+    profile the default three.
+    """
 
     __test__ = False  # no test class of pytest
 
@@ -53,7 +57,9 @@ class TestOptions(BaseModel):
 
 
 class InferenceRequest(TestOptions):
-    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint."""
+    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other
+    name by the endpoint.
+    """
 
     environment: str
     environment_file: str
@@ -97,13 +103,24 @@ class InferenceTest(BaseModel):
 
     @property
     def verdict(self) -> str | None:
-        """The word for the environment as a whole; None before the end, and with prompts of somebody's own."""
+        """The word for the environment as a whole; None before the end, and with prompts of
+        somebody's own.
+        """
         summary = (self.result or {}).get("summary")
         word = summary.get("verdict") if isinstance(summary, dict) else None
         return word if isinstance(word, str) else None
 
 
-OUTPUT_SUFFIXES = (".jsonl", ".html", ".json", ".log", ".proxy.log", ".yaml", ".tally.json", ".samples.jsonl")
+OUTPUT_SUFFIXES = (
+    ".jsonl",
+    ".html",
+    ".json",
+    ".log",
+    ".proxy.log",
+    ".yaml",
+    ".tally.json",
+    ".samples.jsonl",
+)
 
 
 class InferenceTestStore:
@@ -148,7 +165,8 @@ class InferenceTestStore:
         if not re.fullmatch(r"[0-9a-f]{8}", test_id) or not file.is_file():
             test_ids = sorted(path.parent.name for path in self.root.glob("*/test.json"))
             raise UnknownTestError(
-                f"there is no inference test {test_id[:40]!r}; known: {', '.join(test_ids[:10]) or 'none'}", available=test_ids
+                f"there is no inference test {test_id[:40]!r}; known: {', '.join(test_ids[:10]) or 'none'}",
+                available=test_ids,
             )
         with storage_errors(file):
             try:
@@ -165,10 +183,14 @@ class InferenceTestStore:
         return sorted(tests, key=lambda test: test.created_at, reverse=True)
 
     def load_and_fail_if_dead(self, test_id: str) -> InferenceTest:
-        """The test; ended as failed when its flow is gone, which the file that a living one holds tells."""
+        """The test; ended as failed when its flow is gone, which the file that a living one holds
+        tells.
+        """
         test = self.load(test_id)
         if test.status == "running" and not self.get_run_dir(test_id).is_alive():
-            return self.fail(test_id, "its flow is gone: the runner or the machine was stopped; start it again")
+            return self.fail(
+                test_id, "its flow is gone: the runner or the machine was stopped; start it again"
+            )
         return test
 
     def get_run_dir(self, test_id: str) -> RunDir:
@@ -180,22 +202,33 @@ class InferenceTestStore:
         fresh = self.load(test_id)
         if fresh.has_ended:
             return fresh
-        failed = fresh.model_copy(update={"status": "failed", "error": reason, "ended_at": now_iso()})
+        failed = fresh.model_copy(
+            update={"status": "failed", "error": reason, "ended_at": now_iso()}
+        )
         self.save(failed)
         return failed
 
     def get_output_file(self, record: InferenceTest, model: str) -> Path:
-        """Where this model's groups go; its other files lie beside it. A model that would have the file of an earlier one has
-        its number in the name."""
-        model_names = [re.sub(r"[^A-Za-z0-9._-]", "_", _shorten_model_name(model_name)) for model_name in record.request.models]
+        """Where this model's groups go; its other files lie beside it. A model that would have the
+        file of an earlier one has its number in the name.
+        """
+        model_names = [
+            re.sub(r"[^A-Za-z0-9._-]", "_", _shorten_model_name(model_name))
+            for model_name in record.request.models
+        ]
         index = record.request.models.index(model)
         name_suffix = f"-{index + 1}" if model_names[index] in model_names[:index] else ""
-        return self.dir(record.test_id) / f"test_{record.request.environment}_{model_names[index]}{name_suffix}.jsonl"
+        return (
+            self.dir(record.test_id)
+            / f"test_{record.request.environment}_{model_names[index]}{name_suffix}.jsonl"
+        )
 
     def get_output_files(self, record: InferenceTest, model: str) -> list[Path]:
         """Every file that a test of this model writes."""
         output = self.get_output_file(record, model)
-        stems = [output, _get_environment_groups_file(output)] if record.request.prompts else [output]
+        stems = (
+            [output, _get_environment_groups_file(output)] if record.request.prompts else [output]
+        )
         return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUT_SUFFIXES]
 
     def get_counters_file(self, record: InferenceTest, model: str) -> Path:
@@ -206,19 +239,32 @@ class InferenceTestStore:
 
     def count_finished_groups(self, record: InferenceTest) -> int:
         """Groups that all models have answered until now."""
-        return sum(len(_read_groups(self.get_output_file(record, model))) for model in record.request.models)
+        return sum(
+            len(_read_groups(self.get_output_file(record, model)))
+            for model in record.request.models
+        )
 
 
 def make_model_result(
     output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
     forecast: Forecast | None = None,
 ) -> Json:  # fmt: skip
-    """What one model's file says, in the keys of the contract, with the verdict and the forecast beside them."""
+    """What one model's file says, in the keys of the contract, with the verdict and the forecast
+    beside them.
+    """
     lines = _read_groups(output)
     model_labels = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
-    title, scale = model_labels.get(model, (_shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom"))
-    steps = [_make_step(index, [float(score) for score in line["scores"] if is_score(score)]) for index, line in enumerate(lines, 1)]
-    num_completions, num_correct = sum(step["completions"] for step in steps), sum(step["correct"] for step in steps)
+    title, scale = model_labels.get(
+        model, (_shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom")
+    )
+    steps = [
+        _make_step(index, [float(score) for score in line["scores"] if is_score(score)])
+        for index, line in enumerate(lines, 1)
+    ]
+    num_completions, num_correct = (
+        sum(step["completions"] for step in steps),
+        sum(step["correct"] for step in steps),
+    )
     num_successful_steps = sum(step["correct"] > 0 for step in steps)
     result: Json = {
         "model": model,
@@ -234,20 +280,28 @@ def make_model_result(
         "accuracy": round(num_correct / num_completions, 3) if num_completions else 0.0,
         "steps_with_correct": num_successful_steps,
         "step_success_rate": round(num_successful_steps / len(steps), 3) if steps else 0.0,
-        "accuracy_interval": _make_group_interval(sum(step["correct"] / step["completions"] for step in steps if step["completions"]), steps),
+        "accuracy_interval": _make_group_interval(
+            sum(step["correct"] / step["completions"] for step in steps if step["completions"]),
+            steps,
+        ),
         "step_success_interval": _make_group_interval(num_successful_steps, steps),
     }
     if prompts:
         result["prompts"] = [_make_answered_prompt(line) for line in lines]
     reports = {"verdict": verdict, "forecast": forecast}
-    result |= {key: report.model_dump(mode="json") for key, report in reports.items() if report is not None}
+    result |= {
+        key: report.model_dump(mode="json") for key, report in reports.items() if report is not None
+    }
     return {**result, **({"error": error} if error else {})}
 
 
 def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:
     """What one model's test has counted."""
     counts = environment_counts or {}
-    scores = [[float(score) for score in line["scores"] if is_score(score)] for line in _read_groups(output)]
+    scores = [
+        [float(score) for score in line["scores"] if is_score(score)]
+        for line in _read_groups(output)
+    ]
     return InferenceCounts(
         scores_P=scores,
         empty=int(counts.get("empty", 0)),
@@ -264,9 +318,22 @@ def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupU
     usages = []
     for index, group_counts in enumerate((environment_counts or {}).get("per_group") or []):
         has_signal = index < len(scores) and len(set(scores[index])) > 1
-        completions_per_prompt = max(1.0, group_counts["completions"] / max(1, group_counts["requests"]))
-        numbers = {"prefill": group_counts["prompt_tokens"], "sampled": group_counts["sampled_tokens"], "seconds": group_counts["seconds"]}
-        usages.append(GroupUsage(rollouts=int(group_counts["rollouts"]), completions_per_prompt=completions_per_prompt, has_signal=has_signal, **numbers))
+        completions_per_prompt = max(
+            1.0, group_counts["completions"] / max(1, group_counts["requests"])
+        )
+        numbers = {
+            "prefill": group_counts["prompt_tokens"],
+            "sampled": group_counts["sampled_tokens"],
+            "seconds": group_counts["seconds"],
+        }
+        usages.append(
+            GroupUsage(
+                rollouts=int(group_counts["rollouts"]),
+                completions_per_prompt=completions_per_prompt,
+                has_signal=has_signal,
+                **numbers,
+            )
+        )
     return usages
 
 
@@ -299,7 +366,11 @@ def make_test_result(record: InferenceTest, models: list[Json], folder: Path) ->
             "models_tested": len(models),
             "models_succeeded": len(succeeded),
             "best_model": best_result["model"] if best_result else None,
-            "avg_accuracy": round(sum(result["accuracy"] for result in succeeded) / len(succeeded), 3) if succeeded else 0.0,
+            "avg_accuracy": round(
+                sum(result["accuracy"] for result in succeeded) / len(succeeded), 3
+            )
+            if succeeded
+            else 0.0,
             "environment_working": bool(succeeded),
             "output_directory": str(folder),
             **verdict_entry,
@@ -315,7 +386,12 @@ def _shorten_model_name(model: str) -> str:
 
 
 def _make_step(number: int, scores: list[float]) -> Json:
-    return {"step": number, "completions": len(scores), "correct": sum(score > 0 for score in scores), "scores": scores}
+    return {
+        "step": number,
+        "completions": len(scores),
+        "correct": sum(score > 0 for score in scores),
+        "scores": scores,
+    }
 
 
 def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
@@ -328,8 +404,15 @@ def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
 
 
 def _make_answered_prompt(line: Json) -> Json:
-    responses = [{"text": text, "score": score} for text, score in zip(line["responses"], line["scores"], strict=True)]
-    return {"prompt": line["prompt"], "responses": responses, **({"note": line["note"]} if line.get("note") else {})}
+    responses = [
+        {"text": text, "score": score}
+        for text, score in zip(line["responses"], line["scores"], strict=True)
+    ]
+    return {
+        "prompt": line["prompt"],
+        "responses": responses,
+        **({"note": line["note"]} if line.get("note") else {}),
+    }
 
 
 def _read_groups(output: Path) -> list[Json]:
@@ -338,15 +421,25 @@ def _read_groups(output: Path) -> list[Json]:
 
 
 def _get_environment_groups_file(output: Path) -> Path:
-    """Where the environment's own groups go while somebody's prompts are answered: `output` is for the answers to these."""
+    """Where the environment's own groups go while somebody's prompts are answered: `output` is for
+    the answers to these.
+    """
     return output.with_name(f"groups_{output.name}")
 
 
 def make_process_config(
-    config: RunConfig, request: InferenceRequest, output: Path, endpoint: Json, wandb_run: str, *, use_wandb: bool = False
+    config: RunConfig,
+    request: InferenceRequest,
+    output: Path,
+    endpoint: Json,
+    wandb_run: str,
+    *,
+    use_wandb: bool = False,
 ) -> str:
-    """Return the YAML of the environment's `process` command for one model. `endpoint` holds the fields of Atropos' server
-    section. With `use_wandb` the environment logs to W&B, which is offline in a test."""
+    """Return the YAML of the environment's `process` command for one model. `endpoint` holds the
+    fields of Atropos' server section. With `use_wandb` the environment logs to W&B, which is
+    offline in a test.
+    """
     content = yaml.safe_load(config.to_yaml())
     groups = _get_environment_groups_file(output) if request.prompts else output
     content["env"].update(

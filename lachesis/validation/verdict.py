@@ -1,11 +1,13 @@
-"""Whether an environment can be learned from with a model: one word, with its evidence. Pure functions on what a test has seen.
+"""Whether an environment can be learned from with a model: one word, with its evidence. Pure
+functions on what a test has seen.
 
     learnable   rewards differ inside enough groups, so there is a gradient
     too easy    nearly every group is solved as a whole
     too hard    nearly every group fails as a whole
     broken      scores say nothing about answers, or many rollouts have none
 
-A group whose rewards are all equal has no advantage, and so no gradient (Shao et al. 2024, arXiv:2402.03300, eq. 3).
+A group whose rewards are all equal has no advantage, and so no gradient (Shao et al. 2024,
+arXiv:2402.03300, eq. 3).
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ class InferenceCounts(BaseModel):
 
     scores_P: list[list[float]] = []
     empty: int = 0
-    """Groups that the environment left out itself, without an error, as many do with equal rewards."""
+    """Groups that the environment left out itself, without an error, as many do with equal rewards.
+    """
     invalid: int = 0
-    """Rollouts without a usable score: the environment raised, or gave a score that is no finite number."""
+    """Rollouts without a usable score: the environment raised, or gave a score that is no finite
+    number.
+    """
     completions: int = 0
     truncated: int = 0
     """Completions that were cut off at their limit of tokens."""
@@ -47,7 +52,9 @@ class InferenceCounts(BaseModel):
 
 
 class Verdict(BaseModel):
-    """`evidence` holds the sentences that led to the word, the strongest first. Shares are from 0 to 1."""
+    """`evidence` holds the sentences that led to the word, the strongest first. Shares are from 0
+    to 1.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -59,7 +66,9 @@ class Verdict(BaseModel):
     reward_std: float | None
     """Over all rollouts."""
     reward_spread: float | None
-    """Mean of the groups' own standard deviations: what is left after the difficulty of items is taken out."""
+    """Mean of the groups' own standard deviations: what is left after the difficulty of items is
+    taken out.
+    """
     zero_signal_share: float | None
     """Share of groups whose rewards are all equal, or that the environment left out."""
     truncation_rate: float | None
@@ -68,21 +77,34 @@ class Verdict(BaseModel):
     """The 95 % interval of each share, by its name; none for a share of nothing."""
 
 
-def judge_learnability(inference_counts: InferenceCounts, *, error: str | None = None, model_free: Mapping[str, Any] | None = None) -> Verdict:
-    """The verdict on one model. `error` is why the test could not be made; `model_free` the result of the check without a
-    model, if the environment offers one."""
+def judge_learnability(
+    inference_counts: InferenceCounts,
+    *,
+    error: str | None = None,
+    model_free: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """The verdict on one model. `error` is why the test could not be made; `model_free` the result
+    of the check without a model, if the environment offers one.
+    """
     scores = [score for group in inference_counts.scores_P for score in group]
     groups = [group for group in inference_counts.scores_P if group]
     rollouts = len(scores) + inference_counts.invalid
-    num_without_signal = sum(max(group) - min(group) <= SCORE_TOLERANCE * max(map(abs, group)) for group in groups) + inference_counts.empty
+    num_without_signal = (
+        sum(max(group) - min(group) <= SCORE_TOLERANCE * max(map(abs, group)) for group in groups)
+        + inference_counts.empty
+    )
     num_tried = len(groups) + inference_counts.empty
     numbers = {
         "groups": len(groups),
         "reward_mean": _round(statistics.fmean(scores)) if scores else None,
         "reward_std": _round(statistics.pstdev(scores)) if scores else None,
-        "reward_spread": _round(statistics.fmean(map(statistics.pstdev, groups))) if groups else None,
+        "reward_spread": _round(statistics.fmean(map(statistics.pstdev, groups)))
+        if groups
+        else None,
         "zero_signal_share": _round(num_without_signal / num_tried) if num_tried else None,
-        "truncation_rate": _round(inference_counts.truncated / inference_counts.completions) if inference_counts.completions else None,
+        "truncation_rate": _round(inference_counts.truncated / inference_counts.completions)
+        if inference_counts.completions
+        else None,
         "invalid_rate": _round(inference_counts.invalid / rollouts) if rollouts else 0.0,
     }
     counts = {
@@ -100,26 +122,47 @@ def judge_learnability(inference_counts: InferenceCounts, *, error: str | None =
 
 
 def _find_faults(
-    inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int, error: str | None, model_free: Mapping[str, Any]
+    inference_counts: InferenceCounts,
+    groups: Sequence[list[float]],
+    rollouts: int,
+    error: str | None,
+    model_free: Mapping[str, Any],
 ) -> list[str]:
     """Why nothing could be learned whatever the model does."""
     faults = list(model_free.get("faults", []))
     if error:
         faults.append(error)
     if rollouts and inference_counts.invalid / rollouts > MAX_INVALID_SHARE:
-        frequent_errors = "; ".join(f"{text} ({count} times)" for text, count in sorted(inference_counts.errors.items(), key=lambda item: -item[1])[:3])
-        faults.append(f"{inference_counts.invalid} of {rollouts} rollouts have no usable score{f': {frequent_errors}' if frequent_errors else ''}")
+        frequent_errors = "; ".join(
+            f"{text} ({count} times)"
+            for text, count in sorted(inference_counts.errors.items(), key=lambda item: -item[1])[
+                :3
+            ]
+        )
+        faults.append(
+            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score{f': {frequent_errors}' if frequent_errors else ''}"
+        )
     if not groups and not faults:
-        faults.append(f"no group came in {inference_counts.empty} tries: {EMPTY_GROUP_MESSAGE}" if inference_counts.empty else "no group came")
+        faults.append(
+            f"no group came in {inference_counts.empty} tries: {EMPTY_GROUP_MESSAGE}"
+            if inference_counts.empty
+            else "no group came"
+        )
     values = {score for group in groups for score in group}
     if len(values) == 1 and 0 < (single_score := values.pop()) < 1 and rollouts > 1:
-        faults.append(f"every one of {rollouts} rollouts got the score {single_score:g}, whatever it said: the verifier does not tell")
+        faults.append(
+            f"every one of {rollouts} rollouts got the score {single_score:g}, whatever it said: the verifier does not tell"
+        )
     return faults
 
 
-def _choose_word(num_groups: int, scores: list[float], signal_share: float) -> tuple[VerdictWord, list[str]]:
+def _choose_word(
+    num_groups: int, scores: list[float], signal_share: float
+) -> tuple[VerdictWord, list[str]]:
     num_correct = sum(score > 0 for score in scores)
-    signal_text = f"{round(signal_share * num_groups)} of {num_groups} groups have rewards that differ"
+    signal_text = (
+        f"{round(signal_share * num_groups)} of {num_groups} groups have rewards that differ"
+    )
     correct_text = f"{num_correct} of {len(scores)} rollouts score above 0"
     if signal_share >= MIN_SIGNAL_SHARE:
         return "learnable", [f"{signal_text}; {correct_text}"]
@@ -128,17 +171,30 @@ def _choose_word(num_groups: int, scores: list[float], signal_share: float) -> t
     return "too hard", [f"{correct_text}; {signal_text}: there is almost no reward to learn from"]
 
 
-def _collect_remarks(inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int) -> list[str]:
+def _collect_remarks(
+    inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int
+) -> list[str]:
     """What is worth knowing beside the word."""
     remarks = []
-    if inference_counts.completions and inference_counts.truncated / inference_counts.completions >= MAX_TRUNCATED_SHARE:
-        remarks.append(f"{inference_counts.truncated} of {inference_counts.completions} completions were cut off at their limit of tokens; raise it")
+    if (
+        inference_counts.completions
+        and inference_counts.truncated / inference_counts.completions >= MAX_TRUNCATED_SHARE
+    ):
+        remarks.append(
+            f"{inference_counts.truncated} of {inference_counts.completions} completions were cut off at their limit of tokens; raise it"
+        )
     if inference_counts.invalid:
-        remarks.append(f"{inference_counts.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(inference_counts.errors)[:3])}")
+        remarks.append(
+            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(inference_counts.errors)[:3])}"
+        )
     if inference_counts.empty:
-        remarks.append(f"{inference_counts.empty} groups were left out by the environment itself; they count as groups without a signal")
+        remarks.append(
+            f"{inference_counts.empty} groups were left out by the environment itself; they count as groups without a signal"
+        )
     if rollouts > 1 and len({score for group in groups for score in group}) == 1:
-        remarks.append(f"every one of the {rollouts} scores is {groups[0][0]:g}; look whether the verifier tells answers apart")
+        remarks.append(
+            f"every one of the {rollouts} scores is {groups[0][0]:g}; look whether the verifier tells answers apart"
+        )
     if len(groups) < MIN_GROUPS:
         remarks.append(f"from {len(groups)} groups only; more of them make it surer")
     return remarks

@@ -1,4 +1,6 @@
-"""Fixtures: a desk whose environment schemas are known already, so that no test imports an environment again."""
+"""Fixtures: a desk whose environment schemas are known already, so that no test imports an
+environment again.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
             "wandb_run_name": f"arithmetic-{run_id}",
         }
         record = RunRecord.model_validate({**known, **changes})
-        store.create(record, run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml())
+        store.create(
+            record,
+            run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml(),
+        )
         return record
 
     return make

@@ -24,7 +24,17 @@ RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
 
 @pytest.mark.parametrize(
     "line",
-    ["{}", "[]", "5", "null", '{"step": "a"}', '{"step": 3, "reward/mean": NaN}', '{"step": 3, "time": "x"}', DEEP, "\x00\xff"],
+    [
+        "{}",
+        "[]",
+        "5",
+        "null",
+        '{"step": "a"}',
+        '{"step": 3, "reward/mean": NaN}',
+        '{"step": 3, "time": "x"}',
+        DEEP,
+        "\x00\xff",
+    ],
 )
 def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line: str) -> None:
     run_id = make_run(status="completed").run_id
@@ -37,7 +47,10 @@ def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line
     assert ask("rl_get_results", run_id=run_id)["reward"]["first"] == 0.5
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "5", DEEP, '{"api_url": 5, "keys": [], "max_runs": 4}', '{"max_runs": "x"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", "5", DEEP, '{"api_url": 5, "keys": [], "max_runs": 4}', '{"max_runs": "x"}'],
+)
 def test_what_the_launcher_has_written(ask: Ask, home: Path, content: str) -> None:
     (home / "server.json").write_text(content)
     assert ask("rl_health_check")["status"] == "degraded"
@@ -64,8 +77,12 @@ def test_a_kept_schema_is_learnt_again(home: Path, content: str) -> None:
     assert AgentSession("test").select("arithmetic").config["largest"] == 9
 
 
-@pytest.mark.parametrize("change", [{"created_at": "x"}, {"started_at": "2026-01-01T00:00:00"}, {"status": "lost"}])
-def test_a_run_whose_record_is_damaged_is_named(ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json) -> None:
+@pytest.mark.parametrize(
+    "change", [{"created_at": "x"}, {"started_at": "2026-01-01T00:00:00"}, {"status": "lost"}]
+)
+def test_a_run_whose_record_is_damaged_is_named(
+    ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json
+) -> None:
     run_id, other = make_run().run_id, make_run(status="completed").run_id
     file = desk.service.store.dir(run_id).record
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -76,12 +93,17 @@ def test_a_run_whose_record_is_damaged_is_named(ask: Ask, desk: AgentSession, ma
 
 
 def test_an_error_without_words(ask: Ask, make_run: MakeRun) -> None:
-    assert ask("rl_check_status", run_id=make_run(status="failed", error="").run_id)["status"] == "failed"
+    assert (
+        ask("rl_check_status", run_id=make_run(status="failed", error="").run_id)["status"]
+        == "failed"
+    )
 
 
 def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSession) -> None:
     ask("rl_select_environment", name="arithmetic")
-    desk.session_file.file.write_text(desk.session_file.file.read_text().replace('"embedded"', '"nix"'))
+    desk.session_file.file.write_text(
+        desk.session_file.file.read_text().replace('"embedded"', '"nix"')
+    )
     for tool, arguments in (
         ("rl_edit_config", {"field": "seed", "value": 1}),
         ("rl_test_inference", {}),
@@ -93,7 +115,10 @@ def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSessi
 
 @pytest.mark.parametrize("model", ["~nosuchuser/x", "/nowhere", "a\x00b"])
 def test_a_model_that_is_no_place(ask: Ask, model: str) -> None:
-    assert ask("rl_select_environment", name="arithmetic", model=model)["code"] in ("model_not_found", "arguments")
+    assert ask("rl_select_environment", name="arithmetic", model=model)["code"] in (
+        "model_not_found",
+        "arguments",
+    )
 
 
 def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
@@ -101,11 +126,15 @@ def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
     for _ in range(900):
         value = [value]
     desk.select("arithmetic")
-    answer, _ = TOOLS["rl_edit_config"].run_safely(CallContext(desk), {"field": "wandb_name", "value": value})
+    answer, _ = TOOLS["rl_edit_config"].run_safely(
+        CallContext(desk), {"field": "wandb_name", "value": value}
+    )
     assert answer["code"] == "arguments"
 
 
-def test_a_run_that_was_never_submitted_ends_and_is_in_nobodys_way(ask: Ask, make_run: MakeRun) -> None:
+def test_a_run_that_was_never_submitted_ends_and_is_in_nobodys_way(
+    ask: Ask, make_run: MakeRun
+) -> None:
     """Its starter was killed between the folder and the server."""
     long_ago = (datetime.now(UTC) - timedelta(minutes=10)).isoformat()
     answer = ask("rl_check_status", run_id=make_run(status="pending", queued_at=long_ago).run_id)
@@ -117,7 +146,9 @@ def test_a_run_that_was_never_submitted_ends_and_is_in_nobodys_way(ask: Ask, mak
 def make_test(home: Path) -> Callable[..., InferenceTest]:
     def make(**changes: Any) -> InferenceTest:
         tests = InferenceTestStore(home)
-        request = InferenceRequest(environment="arithmetic", environment_file="a.py", models=["embedded:tiny"])
+        request = InferenceRequest(
+            environment="arithmetic", environment_file="a.py", models=["embedded:tiny"]
+        )
         test = tests.create(request, "").model_copy(update=changes)
         tests.save(test)
         return test
@@ -125,7 +156,9 @@ def make_test(home: Path) -> Callable[..., InferenceTest]:
     return make
 
 
-def test_a_test_that_nobody_runs_any_more_has_failed(ask: Ask, make_test: Callable[..., InferenceTest]) -> None:
+def test_a_test_that_nobody_runs_any_more_has_failed(
+    ask: Ask, make_test: Callable[..., InferenceTest]
+) -> None:
     dead = ask("rl_test_inference", test_id=make_test(status="running").test_id)
     assert dead["status"] == "failed"
     assert "flow is gone" in dead["error"]
@@ -134,8 +167,12 @@ def test_a_test_that_nobody_runs_any_more_has_failed(ask: Ask, make_test: Callab
     assert "never submitted" in lost["error"]
 
 
-@pytest.mark.parametrize("result", [{"summary": 5}, {"models_tested": 5}, {"test_id": 5, "status": 5}])
-def test_the_result_of_a_test(ask: Ask, make_test: Callable[..., InferenceTest], result: Json) -> None:
+@pytest.mark.parametrize(
+    "result", [{"summary": 5}, {"models_tested": 5}, {"test_id": 5, "status": 5}]
+)
+def test_the_result_of_a_test(
+    ask: Ask, make_test: Callable[..., InferenceTest], result: Json
+) -> None:
     answer = ask("rl_test_inference", test_id=make_test(status="completed", result=result).test_id)
     assert answer["code"] == "storage"
     assert "test.json" in answer["error"]

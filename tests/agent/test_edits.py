@@ -1,4 +1,6 @@
-"""Whatever is said to rl_edit_config: the draft is what was accepted, and what was accepted can be configured."""
+"""Whatever is said to rl_edit_config: the draft is what was accepted, and what was accepted can be
+configured.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,15 @@ values = st.recursive(
 
 
 @given(field=st.sampled_from(NAMES) | st.text(), value=values)
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_edit_is_kept_whole_or_refused_whole(ask: Callable[..., Json], desk: AgentSession, field: str, value: Any) -> None:
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_an_edit_is_kept_whole_or_refused_whole(
+    ask: Callable[..., Json], desk: AgentSession, field: str, value: Any
+) -> None:
     ask("rl_select_environment", name="arithmetic")
     before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)

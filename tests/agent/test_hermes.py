@@ -1,5 +1,6 @@
-"""The plugin in a loader that follows what Hermes documents: entry point, module with `register`, schemas that are checked,
-handlers called with keywords of which a plugin knows nothing."""
+"""The plugin in a loader that follows what Hermes documents: entry point, module with `register`,
+schemas that are checked, handlers called with keywords of which a plugin knows nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ class Loader:
     ) -> None:
         if not isinstance(schema, dict) or not isinstance(schema.get("parameters"), dict):
             raise ValueError("schema")
-        self.registry[name] = {"toolset": toolset, "schema": schema, "handler": handler, "check": check_fn, "env": requires_env}
+        self.registry[name] = {
+            "toolset": toolset,
+            "schema": schema,
+            "handler": handler,
+            "check": check_fn,
+            "env": requires_env,
+        }
 
     def register_skill(self, name: str, path: Path, description: str = "") -> None:
         if not path.exists():
@@ -54,7 +61,9 @@ class Loader:
         return [name for name, one in self.registry.items() if one["check"]()]
 
     def dispatch(self, name: str, arguments: Any, **context: Any) -> Json:
-        text = self.registry[name]["handler"](arguments, **{"task_id": "t", "user_task": None, **context})
+        text = self.registry[name]["handler"](
+            arguments, **{"task_id": "t", "user_task": None, **context}
+        )
         assert isinstance(text, str)
         answer: Json = json.loads(text)
         return answer
@@ -67,11 +76,15 @@ def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> Non
     for name, one in loader.registry.items():
         assert one["schema"]["name"] == name
         assert one["schema"]["parameters"]["type"] == "object"
-        assert "type" not in one["schema"]["parameters"].get("properties", {}).get("value", {}), "a value is not coerced"
+        assert "type" not in one["schema"]["parameters"].get("properties", {}).get("value", {}), (
+            "a value is not coerced"
+        )
     assert loader.skills["rl-training"].name == "SKILL.md"
 
 
-def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = Loader()
     assert loader.offered() == list(TOOLS)
     assert loader.registry["rl_start_training"]["env"] == []
@@ -85,7 +98,10 @@ def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(home: P
 def test_two_sessions_of_hermes_have_two_drafts(home: Path) -> None:
     loader = Loader()
     loader.dispatch("rl_select_environment", {"name": "arithmetic"}, session_id="20261121_abc")
-    assert loader.dispatch("rl_get_current_config", {}, session_id="20261121_abc")["environment"] == "arithmetic"
+    assert (
+        loader.dispatch("rl_get_current_config", {}, session_id="20261121_abc")["environment"]
+        == "arithmetic"
+    )
     assert loader.dispatch("rl_get_current_config", {}, session_id="../../x")["code"] == "run_state"
     assert loader.dispatch("rl_get_current_config", {}, session_id=None)["code"] == "run_state"
 

@@ -46,19 +46,36 @@ async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> No
         jsonschema.Draft202012Validator.check_schema(tool.output_schema or {})
         hints = tool.annotations
         assert hints is not None
-        assert None not in (hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint, hints.open_world_hint)
+        assert None not in (
+            hints.read_only_hint,
+            hints.destructive_hint,
+            hints.idempotent_hint,
+            hints.open_world_hint,
+        )
     by_name = {tool.name: tool for tool in listed}
     assert by_name["rl_stop_training"].annotations.destructive_hint  # type: ignore[union-attr]
     assert by_name["rl_check_status"].annotations.read_only_hint  # type: ignore[union-attr]
-    confirmed = {name for name, tool in by_name.items() if "confirm" in tool.input_schema.get("properties", {})}
+    confirmed = {
+        name
+        for name, tool in by_name.items()
+        if "confirm" in tool.input_schema.get("properties", {})
+    }
     assert confirmed == {"rl_start_training", "rl_stop_training"}
 
 
-async def test_what_an_agent_must_read_is_short(home: Path, make_run: Callable[..., RunRecord]) -> None:
+async def test_what_an_agent_must_read_is_short(
+    home: Path, make_run: Callable[..., RunRecord]
+) -> None:
     run = make_run(status="completed")
     metrics = MetricsFile(RunStore(home).dir(run.run_id).metrics)
     for step in range(1, 101):
-        metrics.append(step, {name: 0.123456 for name in (*KEY_METRICS, *(f"other/{number}" for number in range(45)))})
+        metrics.append(
+            step,
+            {
+                name: 0.123456
+                for name in (*KEY_METRICS, *(f"other/{number}" for number in range(45)))
+            },
+        )
     async with connected() as client:
         listed = await client.list_tools()
         await ask(client, "rl_select_environment", name="arithmetic")
@@ -85,7 +102,10 @@ def test_an_outline_takes_every_answer_of_its_schema() -> None:
         score: float | None = Field(description="Of the best part.")
 
     outline = outline_schema(Answer.model_json_schema(mode="serialization"))
-    part = {"type": "object", "properties": {"name": {"type": "string"}, "words": {"type": ["array", "null"]}}}
+    part = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "words": {"type": ["array", "null"]}},
+    }
     assert outline == {
         "type": "object",
         "properties": {
@@ -95,7 +115,10 @@ def test_an_outline_takes_every_answer_of_its_schema() -> None:
         },
         "required": ["parts", "best", "score"],
     }
-    for answer in ({"parts": [], "best": None, "score": None}, {"parts": [{"name": "x"}], "best": {"name": "y"}, "score": 1.5}):
+    for answer in (
+        {"parts": [], "best": None, "score": None},
+        {"parts": [{"name": "x"}], "best": {"name": "y"}, "score": 1.5},
+    ):
         jsonschema.validate(answer, outline)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"parts": [{"name": 1}], "best": None, "score": None}, outline)
@@ -108,7 +131,9 @@ async def test_a_client_of_the_older_protocol_is_served_too(home: Path) -> None:
         assert (await ask(client, "rl_list_environments"))[0]["count"] >= 1
 
 
-async def test_answers_are_structured_and_errors_can_be_mended(home: Path, make_run: Callable[..., RunRecord]) -> None:
+async def test_answers_are_structured_and_errors_can_be_mended(
+    home: Path, make_run: Callable[..., RunRecord]
+) -> None:
     """The client checks each answer against its schema."""
     run_id = make_run().run_id
     async with connected() as client:
@@ -142,7 +167,9 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-1")
     async with connected() as client:
-        await ask(client, "rl_select_environment", name="arithmetic", profile="tinker", model=random_model)
+        await ask(
+            client, "rl_select_environment", name="arithmetic", profile="tinker", model=random_model
+        )
         preview, failed = await ask(client, "rl_start_training")
         assert not failed
         assert preview["confirmation_required"] is True
@@ -154,7 +181,9 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
         wrong, failed = await ask(client, "rl_start_training", confirm="yes")
         assert (wrong["code"], failed) == ("arguments", True)
         await ask(client, "rl_select_environment", name="arithmetic")
-        assert (await ask(client, "rl_start_training"))[0]["code"] == "server_down", "nothing to confirm without cost"
+        assert (await ask(client, "rl_start_training"))[0]["code"] == "server_down", (
+            "nothing to confirm without cost"
+        )
 
 
 async def test_a_stop_that_may_have_cost_money_is_a_preview_until_it_is_confirmed(
@@ -171,10 +200,14 @@ async def test_a_stop_that_may_have_cost_money_is_a_preview_until_it_is_confirme
         assert stopped["status"] == "stopped"
         again, _ = await ask(client, "rl_stop_training", run_id=run_id)
         assert "is not running" in again["message"]
-        assert (await ask(client, "rl_stop_training", run_id="ffffffff"))[0]["code"] == "unknown_run"
+        assert (await ask(client, "rl_stop_training", run_id="ffffffff"))[0][
+            "code"
+        ] == "unknown_run"
 
 
-async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_run: Callable[..., RunRecord]) -> None:
+async def test_resources_are_the_skill_the_draft_and_the_runs(
+    home: Path, make_run: Callable[..., RunRecord]
+) -> None:
     run = make_run()
     desk = AgentSession("test")
     desk.select("arithmetic")
@@ -183,7 +216,9 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_r
     folder.config.write_text("env: {}\n")
     async with connected() as client:
         uris = [one.uri for one in (await client.list_resources()).resources]
-        templates = [one.uri_template for one in (await client.list_resource_templates()).resource_templates]
+        templates = [
+            one.uri_template for one in (await client.list_resource_templates()).resource_templates
+        ]
         assert "lachesis://runs/{run_id}/logs/{service}" in templates
         texts = {}
         for uri in uris:
@@ -192,7 +227,12 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(home: Path, make_r
         assert json.loads(texts["lachesis://config"])["environment"] == "arithmetic"
         assert texts[f"lachesis://runs/{run.run_id}/logs/trainer"] == "one\ntwo"
         assert texts[f"lachesis://runs/{run.run_id}/config"] == "env: {}\n"
-        for bad in ("lachesis://runs/../../x/config", "lachesis://runs/ffffffff/config", "file:///etc/passwd", "lachesis://x"):
+        for bad in (
+            "lachesis://runs/../../x/config",
+            "lachesis://runs/ffffffff/config",
+            "file:///etc/passwd",
+            "lachesis://x",
+        ):
             with pytest.raises(MCPError):
                 await client.read_resource(bad)
         with pytest.raises(MCPError, match="trainer"):

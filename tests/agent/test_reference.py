@@ -23,7 +23,9 @@ def test_the_reference_is_made_from_the_code() -> None:
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_every_tool_has_a_test_of_its_name_and_stands_in_the_skill(name: str) -> None:
-    tests = "".join((ROOT / "tests" / "agent" / f"test_{part}.py").read_text() for part in ("tools", "checks"))
+    tests = "".join(
+        (ROOT / "tests" / "agent" / f"test_{part}.py").read_text() for part in ("tools", "checks")
+    )
     assert f"def test_{name}(" in tests
     assert name in SKILL.read_text() + (ROOT / "docs" / "clients.md").read_text()
 
@@ -34,7 +36,14 @@ def test_the_skill_follows_the_specification() -> None:
     assert front["name"] == SKILL.parent.name
     assert len(front["description"]) <= 1024
     assert len(front["compatibility"]) <= 500
-    assert set(front) <= {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
+    assert set(front) <= {
+        "name",
+        "description",
+        "license",
+        "compatibility",
+        "metadata",
+        "allowed-tools",
+    }
     assert len(body.splitlines()) < 500
 
 
@@ -43,10 +52,16 @@ def test_the_skill_calls_only_what_there_is() -> None:
     text = SKILL.read_text()
     for tool, arguments in re.findall(r"(rl_\w+)\(([^)]*)\)", text):
         for argument in re.findall(r"(?:^|, )(\w+)=", arguments):
-            assert argument in TOOLS[tool].arguments.model_fields or (argument == "confirm" and TOOLS[tool].preview)
+            assert argument in TOOLS[tool].arguments.model_fields or (
+                argument == "confirm" and TOOLS[tool].preview
+            )
     codes = {kind.code for kind in _all(LachesisError)}
     errors = text.split("## Errors")[1].split("Calling again")[0]
-    assert set(re.findall(r"`([a-z]+_[a-z]+|arguments|storage)`", errors)) - {"available_fields", "active_runs"} <= codes
+    assert (
+        set(re.findall(r"`([a-z]+_[a-z]+|arguments|storage)`", errors))
+        - {"available_fields", "active_runs"}
+        <= codes
+    )
 
 
 def _all(kind: type[LachesisError]) -> list[type[LachesisError]]:

@@ -32,7 +32,9 @@ def client(home: Path) -> Iterator[TestClient]:
 def test_get_health(client: TestClient) -> None:
     answer = client.get("/health")
     assert answer.status_code == 200
-    assert {"status", "environments_discovered", "current_environment", "active_runs"} <= set(answer.json())
+    assert {"status", "environments_discovered", "current_environment", "active_runs"} <= set(
+        answer.json()
+    )
 
 
 def test_get_environments(client: TestClient) -> None:
@@ -62,8 +64,14 @@ def test_an_environment_that_cannot_be_imported_is_told(
         assert answer.status_code == 409
         assert answer.json()["code"] == "environment_load"
         assert said in answer.json()["error"]
-    assert client.post("/environments/arithmetic/select", json={"model": "/nowhere"}).json()["code"] == "model_not_found"
-    assert client.post("/environments/arithmetic/select", json={"profile": "tinker"}).json()["profile"] == "tinker"
+    assert (
+        client.post("/environments/arithmetic/select", json={"model": "/nowhere"}).json()["code"]
+        == "model_not_found"
+    )
+    assert (
+        client.post("/environments/arithmetic/select", json={"profile": "tinker"}).json()["profile"]
+        == "tinker"
+    )
 
 
 def test_get_config(client: TestClient) -> None:
@@ -78,7 +86,12 @@ def test_post_config(client: TestClient) -> None:
     assert client.post("/config", json={"field": "group_size", "value": "x"}).status_code == 400
     assert client.post("/config", json={"field": "max_num_workers", "value": 1}).status_code == 403
     assert client.post("/config", json={"field": "group_size"}).json()["code"] == "arguments"
-    assert client.post("/config", content=b'{"field": NaN', headers={"content-type": "application/json"}).status_code == 422
+    assert (
+        client.post(
+            "/config", content=b'{"field": NaN', headers={"content-type": "application/json"}
+        ).status_code
+        == 422
+    )
 
 
 def test_get_runs(client: TestClient, make_run: Callable[..., RunRecord]) -> None:
@@ -118,7 +131,9 @@ def test_get_runs_id_metrics(client: TestClient, make_run: Callable[..., RunReco
 
 def test_post_test_inference(client: TestClient) -> None:
     client.post("/environments/arithmetic/select")
-    answer = client.post("/test/inference", json={"prompts": ["1+1="], "max_tokens": 4, "temperature": 0.0})
+    answer = client.post(
+        "/test/inference", json={"prompts": ["1+1="], "max_tokens": 4, "temperature": 0.0}
+    )
     assert answer.status_code == 503
     assert answer.json()["code"] == "server_down"
 
@@ -144,8 +159,15 @@ def test_beyond_loopback_a_token_is_needed(home: Path, monkeypatch: pytest.Monke
     app = rest.create_app(host="0.0.0.0", token=token, allowed_hosts=["gpu-box"])
     with TestClient(app, base_url="http://gpu-box:8080") as client:
         assert client.get("/health").status_code == 401
-        assert client.get("/").json() == {"name": "lachesis", "version": __version__, "docs": "/docs", "health": "/health"}
-        assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 200, "a browser needs the page"
+        assert client.get("/").json() == {
+            "name": "lachesis",
+            "version": __version__,
+            "docs": "/docs",
+            "health": "/health",
+        }
+        assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 200, (
+            "a browser needs the page"
+        )
         assert client.get("/health", headers={"Authorization": "Bearer wrong"}).status_code == 401
         good = {"Authorization": f"Bearer {token}"}
         assert client.get("/health", headers=good).status_code == 200
@@ -167,12 +189,17 @@ def test_beyond_loopback_a_token_is_needed(home: Path, monkeypatch: pytest.Monke
         ({"Host": "127.0.0.1:9"}, 200),
     ],
 )
-def test_foreign_pages_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
+def test_foreign_pages_are_refused(
+    client: TestClient, headers: dict[str, str], status: int
+) -> None:
     assert client.get("/environments", headers=headers).status_code == status
 
 
 def test_a_server_on_another_loopback_address_serves_itself(home: Path) -> None:
-    with TestClient(rest.create_app(host="127.0.0.2", allowed_hosts=["GPU-Box"]), base_url="http://127.0.0.2:8080") as client:
+    with TestClient(
+        rest.create_app(host="127.0.0.2", allowed_hosts=["GPU-Box"]),
+        base_url="http://127.0.0.2:8080",
+    ) as client:
         assert client.get("/environments").status_code == 200
         assert client.get("/environments", headers={"Host": "gpu-box:8080"}).status_code == 200
 
@@ -183,7 +210,10 @@ def test_a_body_beyond_a_megabyte_is_refused(client: TestClient) -> None:
     assert client.post("/config", content=chunks).status_code == 413
     bomb = gzip.compress(b" " * 50_000_000)
     assert len(bomb) < 1_000_000
-    assert client.post("/config", content=bomb, headers={"content-encoding": "gzip"}).status_code == 413
+    assert (
+        client.post("/config", content=bomb, headers={"content-encoding": "gzip"}).status_code
+        == 413
+    )
     assert client.post("/config", json={"field": "x", "value": "x" * 1_000_001}).status_code == 413
 
 
@@ -196,7 +226,12 @@ def fuzzed(home: Path, make_run: Callable[..., RunRecord]) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
-STRANGERS: list[dict[str, str]] = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic run"}, {"X-API-Key": "run"}]
+STRANGERS: list[dict[str, str]] = [
+    {},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Basic run"},
+    {"X-API-Key": "run"},
+]
 
 
 @pytest.mark.parametrize("headers", STRANGERS)
@@ -210,17 +245,31 @@ def test_without_the_token_nothing_is_told_or_done(home: Path, headers: dict[str
     assert not (home / "sessions").exists()
 
 
-ROUTES = [(method, path) for path, methods in rest.create_routes().openapi()["paths"].items() for method in methods]
+ROUTES = [
+    (method, path)
+    for path, methods in rest.create_routes().openapi()["paths"].items()
+    for method in methods
+]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_request_is_answered_with_a_fault(fuzzed: Any, method: str, path: str) -> None:
     @hypothesis.given(case=fuzzed[path][method.upper()].as_strategy())
     @hypothesis.settings(
-        max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck), database=None
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        database=None,
     )
     def check(case: schemathesis.Case) -> None:
-        case.call_and_validate(checks=[not_a_server_error_but_down, response_schema_conformance, status_code_conformance])
+        case.call_and_validate(
+            checks=[
+                not_a_server_error_but_down,
+                response_schema_conformance,
+                status_code_conformance,
+            ]
+        )
 
     check()
 

@@ -26,15 +26,23 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def submit(store: RunStore, record: RunRecord) -> RunRecord:
         ids.append(record.run_id)
-        return store.update(record.run_id, flow_run_id=f"flow-{record.run_id}", prefect_api_url="http://127.0.0.1:9/api")
+        return store.update(
+            record.run_id,
+            flow_run_id=f"flow-{record.run_id}",
+            prefect_api_url="http://127.0.0.1:9/api",
+        )
 
     monkeypatch.setattr(launcher, "submit_run", submit)
-    monkeypatch.setattr("lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr(
+        "lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None
+    )
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return ids
 
 
-def test_the_same_draft_is_started_once_unless_told_otherwise(ask: Ask, submitted: list[str]) -> None:
+def test_the_same_draft_is_started_once_unless_told_otherwise(
+    ask: Ask, submitted: list[str]
+) -> None:
     ask("rl_select_environment", name="arithmetic")
     first = ask("rl_start_training")
     assert {
@@ -78,7 +86,9 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     desk.select("arithmetic")
     with monkeypatch.context() as patched:
         patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
-        patched.setattr(launcher, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            launcher, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             desk.start()
     (left,) = desk.service.store.all()
@@ -87,7 +97,9 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     assert submitted == [left.run_id]
 
 
-def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: AgentSession, make_run: MakeRun, submitted: list[str]) -> None:
+def test_a_run_is_resumed_by_the_same_tool(
+    ask: Ask, desk: AgentSession, make_run: MakeRun, submitted: list[str]
+) -> None:
     run_id = make_run().run_id
     ask("rl_check_status", run_id=run_id)
     desk.service.store.update(run_id, status="failed", error="boom")
@@ -98,9 +110,13 @@ def test_a_run_is_resumed_by_the_same_tool(ask: Ask, desk: AgentSession, make_ru
     assert ask("rl_start_training", resume=run_id)["run_id"] == run_id
     assert submitted == [run_id]
     report = ask("rl_check_status", run_id=run_id)
-    assert "rate_limited" not in report, "what was said of the run before it ended is no report of it now"
+    assert "rate_limited" not in report, (
+        "what was said of the run before it ended is no report of it now"
+    )
     assert report["processes"] == {"api": "pending", "trainer": "pending", "env": "pending"}
-    assert ask("rl_start_training", resume=make_run(status="completed").run_id)["code"] == "run_state"
+    assert (
+        ask("rl_start_training", resume=make_run(status="completed").run_id)["code"] == "run_state"
+    )
 
 
 def test_a_run_without_a_free_place_has_its_place_in_the_queue(
@@ -118,7 +134,9 @@ def test_a_run_without_a_free_place_has_its_place_in_the_queue(
     assert "LACHESIS_MAX_RUNS" in ask("rl_health_check")["error"]
 
 
-def test_a_start_whose_environment_file_is_gone_is_refused(ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_environment_file_is_gone_is_refused(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = Path(ask("rl_list_environments")["environments"][0]["file_path"]).read_text()
     folder = home / "envs"
     folder.mkdir()
@@ -129,7 +147,9 @@ def test_a_start_whose_environment_file_is_gone_is_refused(ask: Ask, home: Path,
     assert ask("rl_start_training")["code"] == "unknown_environment"
 
 
-def test_a_server_that_hangs_is_told_as_one_that_is_down(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_told_as_one_that_is_down(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefect_api, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")

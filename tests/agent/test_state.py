@@ -29,18 +29,32 @@ def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: 
 
 def test_two_edits_at_once_are_both_kept(home: Path) -> None:
     AgentSession("one").select("arithmetic")
-    edits = {"group_size": 8, "batch_size": 64, "total_steps": 7, "largest": 5, "seed": 3, "data_seed": 4}
-    threads = [threading.Thread(target=AgentSession("one").edit, args=edit) for edit in edits.items()]
+    edits = {
+        "group_size": 8,
+        "batch_size": 64,
+        "total_steps": 7,
+        "largest": 5,
+        "seed": 3,
+        "data_seed": 4,
+    }
+    threads = [
+        threading.Thread(target=AgentSession("one").edit, args=edit) for edit in edits.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kept = {name.split(".")[1]: value for name, value in AgentSession("one").session_file.read().draft.edits.items()}  # type: ignore[union-attr]
+    kept = {
+        name.split(".")[1]: value
+        for name, value in AgentSession("one").session_file.read().draft.edits.items()
+    }  # type: ignore[union-attr]
     assert kept == edits
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"starts": 7}', b"\xff\xfe\x00"])
-def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(desk: AgentSession, ask: Ask, content: bytes) -> None:
+def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
+    desk: AgentSession, ask: Ask, content: bytes
+) -> None:
     desk.select("arithmetic")
     desk.session_file.file.write_bytes(content)
     answer = ask("rl_edit_config", field="group_size", value=8)

@@ -39,7 +39,9 @@ def test_rl_select_environment(ask: Ask) -> None:
     unknown = ask("rl_select_environment", name="../../etc/passwd")
     assert unknown["code"] == "unknown_environment"
     assert "arithmetic" in unknown["available"]
-    assert ask("rl_get_current_config")["environment"] == "arithmetic", "a failed selection changes nothing"
+    assert ask("rl_get_current_config")["environment"] == "arithmetic", (
+        "a failed selection changes nothing"
+    )
 
 
 def test_rl_get_current_config(ask: Ask) -> None:
@@ -75,7 +77,10 @@ def test_rl_edit_config(ask: Ask) -> None:
 def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> None:
     """Only the dialect differs: vllm, which fails loudly where sglang gives an empty completion."""
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    locked = {(one["section"], one["name"]): one["locked_value"] for one in ask("rl_get_current_config")["locked_fields"]}
+    locked = {
+        (one["section"], one["name"]): one["locked_value"]
+        for one in ask("rl_get_current_config")["locked_fields"]
+    }
     contract: dict[str, Json] = {
         "env": {
             "tokenizer_name": "Qwen/Qwen3-8B",
@@ -127,7 +132,9 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
         ("use_wandb", "maybe", "boolean"),
     ],
 )
-def test_a_wrong_value_is_refused_and_nothing_changes(ask: Ask, desk: AgentSession, field: str, value: Any, allowed: str) -> None:
+def test_a_wrong_value_is_refused_and_nothing_changes(
+    ask: Ask, desk: AgentSession, field: str, value: Any, allowed: str
+) -> None:
     ask("rl_select_environment", name="arithmetic")
     before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)
@@ -153,7 +160,9 @@ def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) ->
     assert ask("rl_start_training", dry_run=True)["config"]["batch_size"] == 132
 
 
-def test_validators_of_the_environment_itself_count_at_edit_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validators_of_the_environment_itself_count_at_edit_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What its JSON schema cannot say is asked in its own process."""
     folder = home / "envs"
     folder.mkdir()
@@ -204,7 +213,11 @@ def test_rl_start_training(ask: Ask) -> None:
     assert [one["name"] for one in plan["services"]] == ["engine", "api", "trainer", "environment"]
     ports = {one["port"] for one in plan["services"]} - {None}
     assert len(ports) == 3
-    assert all(f":{one['port']}" in plan["config_yaml"] for one in plan["services"] if one["name"] in ("api", "trainer"))
+    assert all(
+        f":{one['port']}" in plan["config_yaml"]
+        for one in plan["services"]
+        if one["name"] in ("api", "trainer")
+    )
     shown = json.dumps([plan["services"], plan["config_yaml"].replace("api_key: x", "")])
     assert not re.search(r"tml-|_TOKEN\b|api_key", shown)
     down = ask("rl_start_training")
@@ -225,11 +238,24 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
     assert unknown["code"] == "unknown_run"
     assert unknown["active_runs"] == [run.run_id]
     first = ask("rl_check_status", run_id=run.run_id)
-    assert {"run_id", "status", "environment", "running_time_minutes", "processes", "wandb_project", "wandb_run_name"} <= set(
-        first
-    )
+    assert {
+        "run_id",
+        "status",
+        "environment",
+        "running_time_minutes",
+        "processes",
+        "wandb_project",
+        "wandb_run_name",
+    } <= set(first)
     assert set(first["logs"]) == {"api", "trainer", "env", "engine"}
-    assert set(first["metrics"]) == {"step", "reward_mean", "percent_correct", "eval_percent_correct", "loss", "state"}
+    assert set(first["metrics"]) == {
+        "step",
+        "reward_mean",
+        "percent_correct",
+        "eval_percent_correct",
+        "loss",
+        "state",
+    }
     assert first["metrics"]["reward_mean"] == 0.25
     assert {"phase", "progress", "health", "next_steps"} <= set(first)
     assert "rate_limited" not in first
@@ -238,7 +264,9 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
     assert 1700 < limited["next_check_in_seconds"] <= 1800
     assert limited["message"]
     assert limited["metrics"]["reward_mean"] == 0.25, "the last report is still there"
-    desk.service.store.update(run.run_id, status="failed", error="trainer exited with code 1", failed_service="trainer")
+    desk.service.store.update(
+        run.run_id, status="failed", error="trainer exited with code 1", failed_service="trainer"
+    )
     desk.service.store.dir(run.run_id).get_log_file("trainer").write_text("Traceback\nboom\n")
     ended = ask("rl_check_status", run_id=run.run_id)
     assert "rate_limited" not in ended
@@ -248,20 +276,31 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
     assert ended["last_error"]["log_tail"].endswith("boom")
 
 
-def test_the_limit_of_status_reports_is_a_setting(ask: Ask, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_status_reports_is_a_setting(
+    ask: Ask, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_id = make_run().run_id
     monkeypatch.setenv("LACHESIS_STATUS_INTERVAL_S", "0")
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
 
 
-def test_the_time_that_is_left_comes_from_the_last_steps(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
+def test_the_time_that_is_left_comes_from_the_last_steps(
+    ask: Ask, desk: AgentSession, make_run: MakeRun
+) -> None:
     run = make_run()
     begun = time.time() + 1
     lines = [{"step": step, "time": begun + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
-    lines.insert(0, {"step": 0, "time": begun - 3600, "reward/mean": 0.5})  # before a resume: no part of the pace
-    desk.service.store.dir(run.run_id).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ask("rl_check_status", run_id=run.run_id)["progress"] == {"step": 4, "total": 10, "eta_seconds": 12.0}
+    # before a resume: no part of the pace
+    lines.insert(0, {"step": 0, "time": begun - 3600, "reward/mean": 0.5})
+    desk.service.store.dir(run.run_id).metrics.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    assert ask("rl_check_status", run_id=run.run_id)["progress"] == {
+        "step": 4,
+        "total": 10,
+        "eta_seconds": 12.0,
+    }
 
 
 def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
@@ -282,7 +321,15 @@ def test_rl_get_results(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None
     for step in range(1, 31):
         metrics.append(step, {"reward/mean": step / 30})
     answer = ask("rl_get_results", run_id=run.run_id)
-    assert {"run_id", "status", "environment", "wandb_project", "wandb_run_name", "final_metrics", "history"} <= set(answer)
+    assert {
+        "run_id",
+        "status",
+        "environment",
+        "wandb_project",
+        "wandb_run_name",
+        "final_metrics",
+        "history",
+    } <= set(answer)
     assert len(answer["history"]) == 10
     assert answer["final_metrics"]["step"] == 30
     assert answer["weights"] == {}, "this run has saved none"
@@ -332,12 +379,16 @@ def test_the_helpers_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     assert tools.check_rl_api_keys()
 
 
-async def test_a_tool_is_an_async_function_that_gives_json_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tool_is_an_async_function_that_gives_json_text(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As an agent's own loop calls it."""
     assert inspect.iscoroutinefunction(tools.rl_edit_config)
     assert list(inspect.signature(tools.rl_edit_config).parameters) == ["field", "value"]
     monkeypatch.setenv("LACHESIS_SESSION", "old-agent")
-    assert json.loads(await tools.rl_select_environment("arithmetic"))["environment"] == "arithmetic"
+    assert (
+        json.loads(await tools.rl_select_environment("arithmetic"))["environment"] == "arithmetic"
+    )
     text = await tools.rl_edit_config("group_size", 8)
     assert text.startswith('{"message":')
     assert json.loads(await tools.rl_edit_config(field="group_size", value=8))["value"] == 8
@@ -346,12 +397,28 @@ async def test_a_tool_is_an_async_function_that_gives_json_text(home: Path, monk
     assert json.loads(await tools.rl_list_runs())["code"] == "config"
 
 
-BAD: list[Any] = [None, 7, -1, 1.5, True, [], {}, "x" * 200_000, "../../x", "a\x00\x1b[31m", "\ud800", [[[]]], {"a": None}]
+BAD: list[Any] = [
+    None,
+    7,
+    -1,
+    1.5,
+    True,
+    [],
+    {},
+    "x" * 200_000,
+    "../../x",
+    "a\x00\x1b[31m",
+    "\ud800",
+    [[[]]],
+    {"a": None},
+]
 
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession) -> None:
-    """Each argument missing, null, of a wrong type, absurdly long, like a path, with control characters."""
+    """Each argument missing, null, of a wrong type, absurdly long, like a path, with control
+    characters.
+    """
     desk.select("arithmetic")
     tool = TOOLS[name]
     good: Json = {
@@ -364,7 +431,9 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession
     }
     known = {key: value for key, value in good.items() if key in tool.arguments.model_fields}
     for argument in [*tool.arguments.model_fields, "surplus"]:
-        cases = [{**known, argument: value} for value in BAD] + [{key: one for key, one in known.items() if key != argument}]
+        cases = [{**known, argument: value} for value in BAD] + [
+            {key: one for key, one in known.items() if key != argument}
+        ]
         for arguments in cases:
             if name == "rl_test_inference" and "test_id" not in arguments:
                 continue  # it would be a test of its own
@@ -376,4 +445,6 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession
             if "error" in answer and "status" not in answer:
                 assert answer["code"]
     for arguments in (None, "text", [1]):
-        assert "a fault of" not in tools.to_compact_json(tool.run_safely(CallContext(desk), arguments)[0])  # type: ignore[arg-type]
+        assert "a fault of" not in tools.to_compact_json(
+            tool.run_safely(CallContext(desk), arguments)[0]
+        )  # type: ignore[arg-type]

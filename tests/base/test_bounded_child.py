@@ -21,13 +21,19 @@ BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 
 def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[ChildResult, float]:
     started = time.monotonic()
-    ended = run_bounded([sys.executable, "-S", "-c", code], input_bytes=request, env=dict(os.environ), timeout_s=timeout_s)
+    ended = run_bounded(
+        [sys.executable, "-S", "-c", code],
+        input_bytes=request,
+        env=dict(os.environ),
+        timeout_s=timeout_s,
+    )
     return ended, time.monotonic() - started
 
 
 def test_a_child_that_ends_is_told_with_its_last_words() -> None:
     ended, _ = run(
-        "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); sys.exit(3)", request=b"ab"
+        "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); sys.exit(3)",
+        request=b"ab",
     )
     assert (ended.end_reason, ended.exit_code, ended.last_lines(5)) == ("exit", 3, "abab\n''")
 
@@ -51,17 +57,24 @@ def test_output_without_end_is_cut_off(code: str) -> None:
 
 def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    sleeps = f"import os, time\nif os.fork() == 0: open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+    sleeps = (
+        f"import os, time\nif os.fork() == 0: open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+    )
     ended, _ = run(sleeps + "os.close(1)\nos.close(2)\ntime.sleep(600)", timeout_s=2)
     assert (ended.end_reason, ended.exit_code) == ("time", -9)
     until = deadline(10)
-    while psutil.pid_exists(number := int(pid.read_text())) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+    while (
+        psutil.pid_exists(number := int(pid.read_text()))
+        and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    ):
         assert time.monotonic() < until
         time.sleep(0.05)
 
 
 def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
-    ended, took_s = run("import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', flush=True)\nos._exit(0)")
+    ended, took_s = run(
+        "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', flush=True)\nos._exit(0)"
+    )
     assert (ended.end_reason, ended.exit_code, ended.output) == ("exit", 0, "done\n")
     assert took_s < 30
 

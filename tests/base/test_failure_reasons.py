@@ -13,11 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.base.failure_reasons import MAX_REASON_LENGTH, OTHERS, count_reason, describe_exception, get_failure_kind, merge_counts
+from lachesis.base.failure_reasons import (
+    MAX_REASON_LENGTH,
+    OTHERS,
+    count_reason,
+    describe_exception,
+    get_failure_kind,
+    merge_counts,
+)
 
 TYPES = [ValueError, KeyError, ZeroDivisionError, RuntimeError]
 FILE = "/tmp/an environment.py"
-SOURCE = "def fail(error, line):\n" + "".join(f"    if line == {n}:\n        raise error\n" for n in range(5))
+SOURCE = "def fail(error, line):\n" + "".join(
+    f"    if line == {n}:\n        raise error\n" for n in range(5)
+)
 CODE: dict[str, Any] = {}
 exec(compile(SOURCE, FILE, "exec"), CODE)
 failures = st.tuples(st.sampled_from(TYPES), st.integers(0, 4), st.text(max_size=400))
@@ -35,7 +44,9 @@ def described(kind: type[Exception], line: int, message: str) -> str:
 
 @given(st.lists(failures, max_size=40))
 def test_one_entry_for_each_type_and_line(found: list[tuple[type[Exception], int, str]]) -> None:
-    """For any messages: the entries are the kinds, their counts those of the failures, their texts the first of each kind."""
+    """For any messages: the entries are the kinds, their counts those of the failures, their texts
+    the first of each kind.
+    """
     counts: dict[str, int] = {}
     first: dict[tuple[str, int], str] = {}
     for failure in found:
@@ -50,7 +61,9 @@ def test_one_entry_for_each_type_and_line(found: list[tuple[type[Exception], int
 
 
 @given(st.lists(st.text(max_size=30), max_size=60), st.integers(1, 6))
-def test_no_count_is_lost_and_the_number_of_entries_is_bounded(texts: list[str], max_kinds: int) -> None:
+def test_no_count_is_lost_and_the_number_of_entries_is_bounded(
+    texts: list[str], max_kinds: int
+) -> None:
     counts: dict[str, int] = {}
     for text in texts:
         count_reason(counts, text, max_kinds=max_kinds)
@@ -81,20 +94,36 @@ def test_two_processes_count_as_one(here: list[Any], there: list[Any]) -> None:
         ("the judge is away", "the judge is asleep", False),
         ("ValueError at a.py:1: x", "ValueError at a.py:2: x", False),
         ("ValueError at a.py:1: x", "ValueError at b.py:1: x", False),
-        ("the verifier raised ValueError at a.py:1: x", "the verifier raised ValueError at a.py:1", True),
-        ("the verifier raised ValueError at a.py:1: x", "play() raised ValueError at a.py:1: x", False),
+        (
+            "the verifier raised ValueError at a.py:1: x",
+            "the verifier raised ValueError at a.py:1",
+            True,
+        ),
+        (
+            "the verifier raised ValueError at a.py:1: x",
+            "play() raised ValueError at a.py:1: x",
+            False,
+        ),
     ],
 )
-def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(one: str, other: str, same: bool) -> None:
+def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(
+    one: str, other: str, same: bool
+) -> None:
     assert (get_failure_kind(one) == get_failure_kind(other)) is same
 
 
-def test_the_innermost_line_of_the_environments_own_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that of a library, nor that of a module beside it; without a line of its own, that of the module."""
+def test_the_innermost_line_of_the_environments_own_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of a library, nor that of a module beside it; without a line of its own, that of the
+    module.
+    """
     beside = tmp_path / "beside_scores.py"
     beside.write_text("import json\ndef parse(text):\n    return json.loads(text)\n")
     file = tmp_path / "own_scores.py"
-    file.write_text("import beside_scores\ndef score(text):\n    return beside_scores.parse(text)\n")
+    file.write_text(
+        "import beside_scores\ndef score(text):\n    return beside_scores.parse(text)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     own, other = (importlib.import_module(name) for name in ("own_scores", "beside_scores"))
     for name in ("own_scores", "beside_scores"):
@@ -112,14 +141,19 @@ def test_strange_exceptions_are_described() -> None:
 
     assert describe_exception(Mute()) == "Mute: its message cannot be made: KeyError"
     assert describe_exception(ValueError()) == "ValueError"
-    assert describe_exception(ExceptionGroup("two", [ValueError("a"), KeyError("b")])) == "ValueError: a"
+    assert (
+        describe_exception(ExceptionGroup("two", [ValueError("a"), KeyError("b")]))
+        == "ValueError: a"
+    )
     attempt: concurrent.futures.Future[None] = concurrent.futures.Future()
     attempt.set_exception(TimeoutError("the judge"))
     retry = RuntimeError("gave up")
     retry.last_attempt = attempt  # type: ignore[attr-defined]
     assert describe_exception(retry) == "TimeoutError: the judge"
     with_library_only = caught(Path("/no/such/file").read_text)
-    assert describe_exception(with_library_only, "/x.py").startswith("FileNotFoundError at test_failure_reasons.py:")
+    assert describe_exception(with_library_only, "/x.py").startswith(
+        "FileNotFoundError at test_failure_reasons.py:"
+    )
     counts = {OTHERS: 2}
     count_reason(counts, "a", max_kinds=1)
     count_reason(counts, "b", max_kinds=1)

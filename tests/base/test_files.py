@@ -23,7 +23,9 @@ def mode(path: Path) -> int:
 
 
 def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
-    """The umask belongs to the whole process: who changes it for a moment changes it for every thread."""
+    """The umask belongs to the whole process: who changes it for a moment changes it for every
+    thread.
+    """
     store = RunStore(tmp_path / "home")
     save(fork.Checkpoints(make(store, RUN).checkpoints), 4)
     origin = fork.find_source(store, RUN)
@@ -42,7 +44,9 @@ def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     planted = [path for folder in folders for path in (folder.path, *folder.path.rglob("*"))]
     assert {mode(path) for path in planted if path.is_dir()} == {0o700}
     assert {mode(path) for path in planted if path.is_file()} == {0o600}
-    assert sum(path.is_file() for path in planted) > len(folders), "each has files of the checkpoint and a manifest"
+    assert sum(path.is_file() for path in planted) > len(folders), (
+        "each has files of the checkpoint and a manifest"
+    )
 
 
 def test_the_folders_above_are_private_too(tmp_path: Path) -> None:
@@ -84,7 +88,9 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, exists: bool) -> Non
     assert list(tmp_path.rglob("*")) == [target] * exists
 
 
-def test_the_working_directory_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_can_be_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with create_folder_atomically(Path(".")) as place:
         (place / "file").write_text("content")

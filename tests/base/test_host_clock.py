@@ -19,7 +19,9 @@ def test_a_boot_keeps_its_identity() -> None:
     assert abs((datetime.now(UTC) - reading.now).total_seconds()) < 5
 
 
-def test_without_an_id_the_time_of_the_boot_tells_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_id_the_time_of_the_boot_tells_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It moves a little when the time is corrected."""
     with_id = host_clock.read_boot_id()
     monkeypatch.setattr(host_clock, "BOOT_ID_FILE", tmp_path / "none")

@@ -14,7 +14,9 @@ OWN = [(b"host", b"127.0.0.1:80"), (b"authorization", b"Bearer t")]
 Header = tuple[bytes, bytes]
 
 
-def ask(headers: list[Header], *chunks: bytes, path: str = "/x", **options: Any) -> tuple[int, list[bytes]]:
+def ask(
+    headers: list[Header], *chunks: bytes, path: str = "/x", **options: Any
+) -> tuple[int, list[bytes]]:
     """The status, and the bodies that the application was given."""
     seen: list[bytes] = []
     sent: list[dict[str, Any]] = []
@@ -41,7 +43,9 @@ def ask(headers: list[Header], *chunks: bytes, path: str = "/x", **options: Any)
     return sent[0]["status"], seen
 
 
-@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/docs", 200), ("/docs/x", 200), ("/runs", 401), ("", 401)])
+@pytest.mark.parametrize(
+    ("path", "status"), [("/", 200), ("/docs", 200), ("/docs/x", 200), ("/runs", 401), ("", 401)]
+)
 def test_an_open_entrance_does_not_open_what_is_behind_it(path: str, status: int) -> None:
     assert ask([(b"host", b"127.0.0.1:80")], path=path, open_paths=("/", "/docs"))[0] == status
 
@@ -65,7 +69,9 @@ def test_a_packed_body_arrives_unpacked() -> None:
         ([b""], 413),
     ],
 )
-def test_a_body_that_is_not_one_small_gzip_stream_is_refused(chunks: list[bytes], status: int) -> None:
+def test_a_body_that_is_not_one_small_gzip_stream_is_refused(
+    chunks: list[bytes], status: int
+) -> None:
     assert ask(PACKED, *chunks) == (status, [])
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from lachesis.base.intervals import wilson_interval
 
 
-@given(st.integers(1, 10_000).flatmap(lambda items: st.tuples(st.integers(0, items), st.just(items))))
+@given(
+    st.integers(1, 10_000).flatmap(lambda items: st.tuples(st.integers(0, items), st.just(items)))
+)
 def test_it_holds_the_share_and_stays_a_share(counts: tuple[int, int]) -> None:
     successes, items = counts
     low, high = wilson_interval(successes, items)
@@ -27,7 +29,9 @@ def test_failures_have_the_mirrored_interval(counts: tuple[int, int]) -> None:
 
 
 def test_published_values() -> None:
-    """From the worked example of 81 successes of 263 in R. G. Newcombe, Statistics in Medicine 17 (1998), table I."""
+    """From the worked example of 81 successes of 263 in R. G. Newcombe, Statistics in Medicine 17
+    (1998), table I.
+    """
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 
 from lachesis.base.json_lines import parse_json_lines, read_json_lines, split_lines
 from lachesis.runs.metrics import MetricsFile
-from lachesis.validation.tests import measure_groups, collect_inference_counts
+from lachesis.validation.tests import collect_inference_counts, measure_groups
 
 SEPARATORS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 """Everything at which `str.splitlines` ends a line."""
 texts = st.text(st.one_of(st.sampled_from(SEPARATORS), st.characters(exclude_categories=("Cs",))))
-records = st.lists(st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts)), max_size=4), max_size=6)
+records = st.lists(
+    st.dictionaries(texts, st.one_of(texts, st.integers(), st.none(), st.lists(texts)), max_size=4),
+    max_size=6,
+)
 
 
 @given(records, st.booleans(), st.sampled_from(["\n", "\r\n"]))
-def test_what_was_written_is_read(written: list[dict[str, object]], ascii_only: bool, end: str) -> None:
+def test_what_was_written_is_read(
+    written: list[dict[str, object]], ascii_only: bool, end: str
+) -> None:
     content = "".join(json.dumps(record, ensure_ascii=ascii_only) + end for record in written)
     assert parse_json_lines(content.encode()) == written
 
@@ -48,10 +53,22 @@ def test_scores_stay_with_their_own_group(tmp_path: Path, separator: str) -> Non
     """A first group that got lost gave its measures to the second one."""
     output = tmp_path / "test.jsonl"
     groups = [{"scores": [0.0, 0.0], "text": f"a{separator}b"}, {"scores": [0.0, 1.0], "text": "c"}]
-    output.write_text("".join(json.dumps(group, ensure_ascii=False) + "\n" for group in groups), encoding="utf-8")
-    one = {"rollouts": 2, "requests": 1, "completions": 2, "prompt_tokens": 3, "sampled_tokens": 4, "seconds": 1.0}
+    output.write_text(
+        "".join(json.dumps(group, ensure_ascii=False) + "\n" for group in groups), encoding="utf-8"
+    )
+    one = {
+        "rollouts": 2,
+        "requests": 1,
+        "completions": 2,
+        "prompt_tokens": 3,
+        "sampled_tokens": 4,
+        "seconds": 1.0,
+    }
     assert collect_inference_counts(output, None).scores_P == [[0.0, 0.0], [0.0, 1.0]]
-    assert [group.has_signal for group in measure_groups(output, {"per_group": [one, one]})] == [False, True]
+    assert [group.has_signal for group in measure_groups(output, {"per_group": [one, one]})] == [
+        False,
+        True,
+    ]
 
 
 def test_a_metric_with_such_a_name_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from lachesis.base.model_files import is_cached, require_model
 from lachesis.supervision.process import reserve_free_ports
 from tests.patience import POLL_S
 
-STATUSES = {"/open/model": 200, "/moved": 307, "/gated/model": 403, "/no/model": 401, "/old/model": 404, "/ill/model": 503}
+STATUSES = {
+    "/open/model": 200,
+    "/moved": 307,
+    "/gated/model": 403,
+    "/no/model": 401,
+    "/old/model": 404,
+    "/ill/model": 503,
+}
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -34,7 +41,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home of Hugging Face's libraries; none of their variables is set."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_TOKEN_PATH",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -69,7 +82,10 @@ def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gated/model", r"no model gated/model on the Hub \(http.*\), or it is not open to you \(HTTP 403\): .* HF_TOKEN"),
+        (
+            "gated/model",
+            r"no model gated/model on the Hub \(http.*\), or it is not open to you \(HTTP 403\): .* HF_TOKEN",
+        ),
         ("no/model", "or it is not open to you"),
         ("old/model", "there is no model old/model on the Hub .* --model FOLDER"),
         ("no model", "'?no model'? is neither a folder nor a name on the Hugging Face Hub"),
@@ -82,7 +98,9 @@ def test_what_the_hub_does_not_give_is_refused(hub: str, name: str, message: str
         require_model(name)
 
 
-def test_a_token_opens_what_is_gated(hub: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_opens_what_is_gated(
+    hub: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_model(cache).joinpath("token").write_text("hf_right\n")
     require_model("gated/model")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
@@ -90,7 +108,9 @@ def test_a_token_opens_what_is_gated(hub: str, cache: Path, monkeypatch: pytest.
         require_model("gated/model")
 
 
-def test_without_a_network_the_error_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_says_how_to_get_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{reserve_free_ports(1)[0]}")
     with pytest.raises(ModelNotFoundError) as caught:
         require_model("Qwen/DoesNotExist")
@@ -112,7 +132,9 @@ def test_the_cache_is_enough_when_it_is_whole(cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     place = cache / "hub" / "models--Qwen--Small"
     snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer.json")
-    assert not is_cached("Qwen/Small", needs_weights=False), "nothing says which snapshot is the newest"
+    assert not is_cached("Qwen/Small", needs_weights=False), (
+        "nothing says which snapshot is the newest"
+    )
     write_model(place / "refs").joinpath("main").write_text("abc")
     assert is_cached("Qwen/Small", needs_weights=False)
     assert not is_cached("Qwen/Small")

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRET = "marked-0a1b2c3d"
 CHATTY = """
 import os, sys
-from deployments.log_capture import capture_log
-capture_log("chatty", max_bytes=1_000_000)
+from deployments.log_capture import capture_output
+capture_output("chatty", max_bytes=1_000_000)
 os.write(1, b"half of it: marked-0a1b"); os.write(2, b"2c3d, and the rest\\n")
 for number in range(int(sys.argv[1])):
     print(f"line {number:05}", "-" * 50)
@@ -43,7 +43,13 @@ def chatter(home: Path, lines: int) -> tuple[str, str]:
     """The log, and what was before it, of a process that says this many lines and dies of an error."""
     (home / "logs").mkdir()
     env = {**os.environ, "LACHESIS_HOME": str(home), "CHATTY_TOKEN": SECRET}
-    ended = subprocess.run([sys.executable, "-c", CHATTY, str(lines)], cwd=ROOT, env=env, capture_output=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", CHATTY, str(lines)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        timeout=60,
+    )
     assert ended.returncode == 1
     assert ended.stdout + ended.stderr == b""
     log, before = home / "logs" / "chatty.log", home / "logs" / "chatty.log.1"

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from lachesis.base.typed_values import read_typed_value, read_untyped
 
-DEFINITIONS = {"Mode": {"enum": ["easy", "hard"], "type": "string"}, "Level": {"enum": [1, 2, True, None]}}
+DEFINITIONS = {
+    "Mode": {"enum": ["easy", "hard"], "type": "string"},
+    "Level": {"enum": [1, 2, True, None]},
+}
 
 
 @pytest.mark.parametrize(
@@ -27,17 +30,33 @@ DEFINITIONS = {"Mode": {"enum": ["easy", "hard"], "type": "string"}, "Level": {"
         ({"$ref": "#/$defs/Level"}, "True", True),
         ({"$ref": "#/$defs/Level"}, "null", None),
         ({"const": 3}, "3", 3),
-        ({"type": "array", "items": {"type": "string"}}, "[on, 1, 2026-01-01, 'x y']", ["on", "1", "2026-01-01", "x y"]),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            "[on, 1, 2026-01-01, 'x y']",
+            ["on", "1", "2026-01-01", "x y"],
+        ),
         ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
         ({"type": "array"}, '[1, "1", on, .5]', [1, "1", "on", 0.5]),
         ({"type": "array"}, '[1, "1", true]', [1, "1", True]),
         ({"type": "array"}, "a, b", "a, b"),
         ({"type": "array"}, "[", "["),
         ({"type": "array"}, "{a: 1}", "{a: 1}"),
-        ({"type": "object", "additionalProperties": {"type": "string"}}, "{a: 1, 2: null}", {"a": "1", "2": "null"}),
-        ({"type": "object", "properties": {"a": {"type": "integer"}}}, "{a: 1_000, b: no}", {"a": 1000, "b": "no"}),
+        (
+            {"type": "object", "additionalProperties": {"type": "string"}},
+            "{a: 1, 2: null}",
+            {"a": "1", "2": "null"},
+        ),
+        (
+            {"type": "object", "properties": {"a": {"type": "integer"}}},
+            "{a: 1_000, b: no}",
+            {"a": 1000, "b": "no"},
+        ),
         ({"type": "object", "additionalProperties": False}, "{b: 1}", {"b": 1}),
-        ({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, "[3]", [3]),
+        (
+            {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]},
+            "[3]",
+            [3],
+        ),
         ({}, "[1, NaN, {a: '2'}]", [1, "NaN", {"a": "2"}]),
         ({}, "[broken", "[broken"),
         ({}, "word", "word"),
@@ -63,7 +82,9 @@ def test_a_text_is_read_by_its_schema(schema: Any, text: str, value: Any) -> Non
         ({"type": "integer"}, ["1"], ["1"]),
     ],
 )
-def test_a_value_that_is_no_text_stays_and_its_texts_are_read(schema: Any, value: Any, read: Any) -> None:
+def test_a_value_that_is_no_text_stays_and_its_texts_are_read(
+    schema: Any, value: Any, read: Any
+) -> None:
     assert read_typed_value(schema, value, {}) == read
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.base.errors import EnvironmentLoadError, EnvironmentTimeoutError, UnknownEnvironmentError
+from lachesis.base.errors import (
+    EnvironmentLoadError,
+    EnvironmentTimeoutError,
+    UnknownEnvironmentError,
+)
 from lachesis.catalog import describe, fingerprint
 
 BASE = "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
@@ -28,14 +32,20 @@ def names(folder: Path) -> list[tuple[str, str]]:
 def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
     write(
         tmp_path,
-        direct=BASE + 'class A(BaseEnv):\n    """Does A.\n\n    More."""\n    name = "alpha"\n    env_config_cls = AConfig\n',
+        direct=BASE
+        + 'class A(BaseEnv):\n    """Does A.\n\n    More."""\n    name = "alpha"\n    env_config_cls = AConfig\n',
         indirect="from direct import A\nclass B(A):\n    pass\n",
         renamed="from atroposlib.envs.base import BaseEnv as Root\nclass C(Root):\n    pass\n",
         qualified="import atroposlib.envs.base as base\nclass D(base.BaseEnv):\n    pass\n",
         other="class E(Enum):\n    pass\n",
         _hidden=BASE + "class F(BaseEnv):\n    pass\n",
     )
-    assert sorted(names(tmp_path)) == [("alpha", "A"), ("indirect", "B"), ("qualified", "D"), ("renamed", "C")]
+    assert sorted(names(tmp_path)) == [
+        ("alpha", "A"),
+        ("indirect", "B"),
+        ("qualified", "D"),
+        ("renamed", "C"),
+    ]
     alpha = describe.find_environment("alpha", [tmp_path])
     assert (alpha.description, alpha.config_class) == ("Does A.", "AConfig")
 
@@ -57,28 +67,39 @@ def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path: Path) -> None:
     result = describe.scan_environments([tmp_path])
     assert [one.name for one in result.environments] == ["good"]
     assert result.problems[str(tmp_path / "broken.py")].startswith("SyntaxError, line 1")
-    with pytest.raises(EnvironmentLoadError, match=r"broken\.py does not parse: SyntaxError, line 1"):
+    with pytest.raises(
+        EnvironmentLoadError, match=r"broken\.py does not parse: SyntaxError, line 1"
+    ):
         describe.find_environment("broken", [tmp_path])
 
 
-def test_an_unknown_name_is_told_with_those_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_name_is_told_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    pass\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
-    with pytest.raises(UnknownEnvironmentError, match=r"no environment .gsm9k.; available: arithmetic, .*, mine") as caught:
+    with pytest.raises(
+        UnknownEnvironmentError, match=r"no environment .gsm9k.; available: arithmetic, .*, mine"
+    ) as caught:
         describe.find_environment("gsm9k")
     assert {"arithmetic", "mine"} <= set(caught.value.details["available"])
 
 
-def test_the_schema_comes_from_the_environment_itself_and_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schema_comes_from_the_environment_itself_and_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     environment = describe.find_environment("arithmetic")
     schema = describe.load_schema(environment)
     assert schema.warning is None
     assert schema.values["largest"] == 9
     assert schema.properties["largest"]["maximum"] == 999
     with monkeypatch.context() as patch:
-        patch.setattr(describe, "_run_child", lambda *values, **options: pytest.fail("it was learnt before"))
+        patch.setattr(
+            describe, "_run_child", lambda *values, **options: pytest.fail("it was learnt before")
+        )
         assert describe.load_schema(environment) == schema
-    assert describe.check_values(environment, schema, {"largest": 0}) == []  # its schema says that already
+    # its schema says that already
+    assert describe.check_values(environment, schema, {"largest": 0}) == []
     strict = replace(schema, checks=True)
     assert describe.check_values(environment, strict, {"largest": 5}) == []
     assert describe.check_values(environment, strict, {"largest": 0}) == [
@@ -87,27 +108,52 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached(monkeypatch:
 
 
 def test_an_import_that_raises_is_shown_with_its_traceback(tmp_path: Path) -> None:
-    write(tmp_path, bad="print('noise')\nraise RuntimeError('no data')\n" + BASE + "class A(BaseEnv):\n    pass\n")
-    with pytest.raises(EnvironmentLoadError, match=r"(?s)cannot be imported: RuntimeError: no data.*line 2, in <module>"):
+    write(
+        tmp_path,
+        bad="print('noise')\nraise RuntimeError('no data')\n"
+        + BASE
+        + "class A(BaseEnv):\n    pass\n",
+    )
+    with pytest.raises(
+        EnvironmentLoadError,
+        match=r"(?s)cannot be imported: RuntimeError: no data.*line 2, in <module>",
+    ):
         describe.load_schema(describe.find_environment("bad", [tmp_path]))
 
 
 def test_an_import_that_ends_the_process_is_told(tmp_path: Path) -> None:
-    write(tmp_path, bad="import os\nprint('last words', flush=True)\nos._exit(7)\n" + BASE + "class A(BaseEnv):\n    pass\n")
-    with pytest.raises(EnvironmentLoadError, match=r"(?s)ended the process \(exit code 7\).*last words"):
+    write(
+        tmp_path,
+        bad="import os\nprint('last words', flush=True)\nos._exit(7)\n"
+        + BASE
+        + "class A(BaseEnv):\n    pass\n",
+    )
+    with pytest.raises(
+        EnvironmentLoadError, match=r"(?s)ended the process \(exit code 7\).*last words"
+    ):
         describe.load_schema(describe.find_environment("bad", [tmp_path]))
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
-    write(tmp_path, slow="import time\nprint('loading', flush=True)\ntime.sleep(60)\n" + BASE + "class A(BaseEnv):\n    pass\n")
+    write(
+        tmp_path,
+        slow="import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
+        + BASE
+        + "class A(BaseEnv):\n    pass\n",
+    )
     started = time.monotonic()
-    with pytest.raises(EnvironmentTimeoutError, match=r"(?s)still being imported after 2 s.*loading"):
+    with pytest.raises(
+        EnvironmentTimeoutError, match=r"(?s)still being imported after 2 s.*loading"
+    ):
         describe.load_schema(describe.find_environment("slow", [tmp_path]), timeout_s=2)
     assert time.monotonic() - started < 10
 
 
 def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path: Path) -> None:
-    text = BASE + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise ValueError('needs a key')\n"
+    text = (
+        BASE
+        + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise ValueError('needs a key')\n"
+    )
     write(tmp_path, fallback=text)
     schema = describe.load_schema(describe.find_environment("fallback", [tmp_path]))
     assert "needs a key" in (schema.warning or "")
@@ -127,7 +173,12 @@ def test_a_base_of_this_project_is_a_base_environment(tmp_path: Path) -> None:
 
 
 def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'arithmetic'\n", empty="x = 1\n", broken="class A(:\n")
+    write(
+        tmp_path,
+        mine=BASE + "class A(BaseEnv):\n    name = 'arithmetic'\n",
+        empty="x = 1\n",
+        broken="class A(:\n",
+    )
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", "")
     assert describe.register_environment("arithmetic") == "arithmetic"
     name = describe.register_environment(str(tmp_path / "mine.py"))
@@ -139,14 +190,19 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
         describe.register_environment("empty")
     with pytest.raises(UnknownEnvironmentError, match="there is no file"):
         describe.register_environment(str(tmp_path / "gone.py"))
-    with pytest.raises(UnknownEnvironmentError, match="holds no class that inherits from one of BaseEnv, ConversationEnv"):
+    with pytest.raises(
+        UnknownEnvironmentError,
+        match="holds no class that inherits from one of BaseEnv, ConversationEnv",
+    ):
         describe.register_environment(str(tmp_path / "empty.py"))
     with pytest.raises(EnvironmentLoadError, match="does not parse"):
         describe.register_environment(str(tmp_path / "broken.py"))
 
 
 def test_an_environment_without_examples_says_what_is_missing() -> None:
-    with pytest.raises(EnvironmentLoadError, match=r"ArithmeticEnv offers no example\(item, right=…\)"):
+    with pytest.raises(
+        EnvironmentLoadError, match=r"ArithmeticEnv offers no example\(item, right=…\)"
+    ):
         describe.collect_examples(describe.find_environment("arithmetic"), {}, count=1, share=1.0)
 
 
@@ -156,12 +212,17 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
         (tmp_path / folder).mkdir(parents=True)
         write(tmp_path / folder, second=BASE + "class B(BaseEnv):\n    name = 'task'\n")
     found = describe.scan_environments([tmp_path])
-    assert [(one.name, one.class_name) for one in found.environments] == [("task", "A"), ("second", "B")]
+    assert [(one.name, one.class_name) for one in found.environments] == [
+        ("task", "A"),
+        ("second", "B"),
+    ]
     place = tmp_path / "community" / "games" / "second.py"
     assert found.clashes == {"second": f"{place}: its name task is that of {tmp_path / 'first.py'}"}
 
 
-def test_a_file_of_a_searched_folder_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_searched_folder_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'own'\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     assert describe.register_environment(str(tmp_path / "mine.py")) == "own"
@@ -203,14 +264,26 @@ def package(tmp_path: Path) -> Path:
 def test_a_module_of_a_package_imports_its_neighbours(package: Path) -> None:
     found = describe.find_environment("packed", [package.parent])
     assert describe.load_schema(found).values["wandb_name"] == "in the package"
-    assert fingerprint.compute_fingerprint(package / "server.py") != (before := fingerprint.compute_fingerprint(package / "base.py"))
+    assert fingerprint.compute_fingerprint(package / "server.py") != (
+        before := fingerprint.compute_fingerprint(package / "base.py")
+    )
     write(package, words="WORD = 'changed'\n")
-    assert fingerprint.compute_fingerprint(package / "base.py") != before, "what it imports is part of it"
+    assert fingerprint.compute_fingerprint(package / "base.py") != before, (
+        "what it imports is part of it"
+    )
     assert describe.load_schema(found).values["wandb_name"] == "changed"
 
 
 def test_a_module_of_a_package_runs_as_one(package: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "lachesis.env_process", "run", str(package / "server.py"), "serve"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "lachesis.env_process",
+        "run",
+        str(package / "server.py"),
+        "serve",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "ran").read_text() == "packed_env in the package"
 
@@ -222,14 +295,30 @@ def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
         mine="from base import Shared\nclass Mine(Shared):\n    pass\n",
         other=BASE + "class Other(BaseEnv):\n    pass\n",
     )
-    assert [one.name for one in describe.scan_environments([tmp_path / "mine.py"]).environments] == ["mine"]
+    assert [
+        one.name for one in describe.scan_environments([tmp_path / "mine.py"]).environments
+    ] == ["mine"]
 
 
 def test_code_that_a_field_names_is_part_of_the_hash(tmp_path: Path) -> None:
-    write(tmp_path, env=BASE + "class A(BaseEnv):\n    pass\n", mine="import helper\n", helper="x = 1\n", data="1")
-    file, values = tmp_path / "env.py", {"function": f"{tmp_path / 'mine.py'}:reward", "size": 3, "other": "not/there.py"}
+    write(
+        tmp_path,
+        env=BASE + "class A(BaseEnv):\n    pass\n",
+        mine="import helper\n",
+        helper="x = 1\n",
+        data="1",
+    )
+    file, values = (
+        tmp_path / "env.py",
+        {"function": f"{tmp_path / 'mine.py'}:reward", "size": 3, "other": "not/there.py"},
+    )
     before = fingerprint.compute_fingerprint(file, values)
-    assert before not in (fingerprint.compute_fingerprint(file), fingerprint.compute_fingerprint(file, {"file": str(tmp_path / "data.py")}))
+    assert before not in (
+        fingerprint.compute_fingerprint(file),
+        fingerprint.compute_fingerprint(file, {"file": str(tmp_path / "data.py")}),
+    )
     write(tmp_path, helper="x = 2\n")
     assert fingerprint.compute_fingerprint(file, values) != before
-    assert fingerprint.compute_fingerprint(file) == fingerprint.compute_fingerprint(file, {"size": 4})
+    assert fingerprint.compute_fingerprint(file) == fingerprint.compute_fingerprint(
+        file, {"size": 4}
+    )

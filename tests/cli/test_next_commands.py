@@ -16,12 +16,21 @@ TRAIN = "--require-validation --watch"
     ("given", "then"),
     [
         (["sums"], f"lachesis train sums {TRAIN}"),
-        (["./my sums.py", "--set", "words=9"], f"lachesis train './my sums.py' --set words=9 {TRAIN}"),
+        (
+            ["./my sums.py", "--set", "words=9"],
+            f"lachesis train './my sums.py' --set words=9 {TRAIN}",
+        ),
         (["sums", "--model", "embedded:tiny"], f"lachesis train sums --model tiny {TRAIN}"),
-        (["sums", "--model", "Qwen/Qwen3-0.6B"], f"lachesis train sums --model Qwen/Qwen3-0.6B {TRAIN}"),
+        (
+            ["sums", "--model", "Qwen/Qwen3-0.6B"],
+            f"lachesis train sums --model Qwen/Qwen3-0.6B {TRAIN}",
+        ),
         (["sums", "--endpoint-model", "qwen/qwen3-8b"], f"lachesis train sums {TRAIN}"),
         (["sums", "--model", "taught"], f"lachesis train sums --model {{folder}} {TRAIN}"),
-        (["sums", "--model", "embedded:{folder}"], f"lachesis train sums --model {{folder}} {TRAIN}"),
+        (
+            ["sums", "--model", "embedded:{folder}"],
+            f"lachesis train sums --model {{folder}} {TRAIN}",
+        ),
         (["sums", "--model", "taught", "--model", "."], f"lachesis train sums {TRAIN}"),
         (["sums", "--profile", "tinker"], f"lachesis train sums --profile tinker {TRAIN}"),
     ],

@@ -12,7 +12,9 @@ BEFORE_PACKAGES = Path(__file__).with_name("home_before_packages.tar.gz")
 
 
 def unpack_home(archive: Path, home: Path) -> dict[str, dict[str, Any]]:
-    """Add an archived home's runs and models to `home` and return the record of each run by its status."""
+    """Add an archived home's runs and models to `home` and return the record of each run by its
+    status.
+    """
     with tarfile.open(archive) as packed:
         packed.extractall(home, filter="fully_trusted")  # the home of a test may link to its models
         names = packed.getnames()
@@ -29,9 +31,14 @@ def unpack_home(archive: Path, home: Path) -> dict[str, dict[str, Any]]:
 
 
 def _describe_files_again(manifest: Path, folder: Path) -> None:
-    """Write sizes and checksums into a checkpoint's manifest: an adapter's configuration holds the home's path."""
+    """Write sizes and checksums into a checkpoint's manifest: an adapter's configuration holds the
+    home's path.
+    """
     checkpoint = json.loads(manifest.read_text())
     for name in checkpoint["files"]:
         content = (folder / name).read_bytes()
-        checkpoint["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        checkpoint["files"][name] = {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+        }
     manifest.write_text(json.dumps(checkpoint))

@@ -13,7 +13,12 @@ from lachesis.base.files import write_private
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
-from lachesis.config.edits import ConfigFields, get_editable_values, parse_assignment, replace_limits
+from lachesis.config.edits import (
+    ConfigFields,
+    get_editable_values,
+    parse_assignment,
+    replace_limits,
+)
 from lachesis.config.run_config import RunConfig
 
 SCHEMA = EnvironmentSchema(
@@ -51,7 +56,9 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(name: str, value: Any, me
 
 def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
     current = run_config.resolve_run_config("gsm8k", "tinker", {})
-    with pytest.raises(LockedFieldError, match=r"env.total_steps is locked at 2500 \(bounds what a run can cost\)") as caught:
+    with pytest.raises(
+        LockedFieldError, match=r"env.total_steps is locked at 2500 \(bounds what a run can cost\)"
+    ) as caught:
         ConfigFields("tinker").check_edit("total_steps", 5, current)
     assert caught.value.details == {"locked_value": 2500}
     assert ConfigFields("embedded").check_edit("total_steps", 5)[1] == 5
@@ -59,7 +66,8 @@ def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
 
 def test_an_unknown_field_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        UnknownFieldError, match=r"no field 'steps'; fields that can be edited: group_size, batch_size"
+        UnknownFieldError,
+        match=r"no field 'steps'; fields that can be edited: group_size, batch_size",
     ) as caught:
         ConfigFields("tinker", SCHEMA).check_edit("steps", 5)
     assert "largest" in caught.value.details["available_fields"]
@@ -72,10 +80,15 @@ def test_what_is_no_assignment_is_refused(text: str) -> None:
         parse_assignment(text)
 
 
-TEXT_FIELD = EnvironmentSchema(properties={"label": {"type": "string"}}, definitions={}, values={"label": "x"})
+TEXT_FIELD = EnvironmentSchema(
+    properties={"label": {"type": "string"}}, definitions={}, values={"label": "x"}
+)
 
 
-@pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""],
+)
 def test_a_text_field_gets_the_text_as_it_was_typed(text: str) -> None:
     name, value = parse_assignment(f"label={text}")
     assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text
@@ -102,7 +115,11 @@ def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
         ("loss_fn", "ppo", "ppo"),
         ("mode", "hard", "hard"),
         ("largest", "7", 7),
-        ("mixture", "{reverse_text: {weight: 0.5, label: on}}", {"reverse_text": {"weight": 0.5, "label": "on"}}),
+        (
+            "mixture",
+            "{reverse_text: {weight: 0.5, label: on}}",
+            {"reverse_text": {"weight": 0.5, "label": "on"}},
+        ),
         ("mixture", '{"reverse_text": {"label": "2024"}}', {"reverse_text": {"label": "2024"}}),
     ],
 )
@@ -115,12 +132,24 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("total_steps", "many", "env.total_steps is 'many': 'many' is not of type 'integer'; allowed: integer, at least 1"),
+        (
+            "total_steps",
+            "many",
+            "env.total_steps is 'many': 'many' is not of type 'integer'; allowed: integer, at least 1",
+        ),
         ("total_steps", "1.5", "'1.5' is not of type 'integer'"),
-        ("learning_rate", "nan", "tinker.learning_rate is 'nan': 'nan' is not of type 'number'; allowed: number, above 0"),
+        (
+            "learning_rate",
+            "nan",
+            "tinker.learning_rate is 'nan': 'nan' is not of type 'number'; allowed: number, above 0",
+        ),
         ("learning_rate", "inf", "is not of type 'number'"),
         ("tinker.use_wandb", "maybe", "'maybe' is not of type 'boolean'; allowed: boolean"),
-        ("max_tokens", "lots", "limits.max_tokens is 'lots': .*; allowed: integer, at least 1 or null"),
+        (
+            "max_tokens",
+            "lots",
+            "limits.max_tokens is 'lots': .*; allowed: integer, at least 1 or null",
+        ),
         ("mixture", "a, b", "'a, b' is not of type 'object'; allowed: object"),
         ("wandb_name", "a\x00b", "it has control characters"),
         ("wandb_project", "a\udc80", "it is not Unicode text"),
@@ -129,13 +158,18 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
         ("mixture", {"a": {"b": [float("inf")]}}, "it is not a finite number"),
     ],
 )
-def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(name: str, text: Any, message: str) -> None:
+def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(
+    name: str, text: Any, message: str
+) -> None:
     with pytest.raises(FieldValueError, match=message):
         ConfigFields("embedded", SCHEMA).check_edit(name, text)
 
 
 texts = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(code) for code in range(32) if chr(code) not in "\n\t"]),
+    st.characters(
+        exclude_categories=["Cs"],
+        exclude_characters=[chr(code) for code in range(32) if chr(code) not in "\n\t"],
+    ),
     max_size=50,
 )
 
@@ -144,14 +178,20 @@ texts = st.text(
 @example("\u2028\x85\ufeff")
 @example("=")
 @settings(deadline=None)
-def test_any_text_reaches_a_text_field_through_command_line_and_file(tmp_path_factory: Any, text: str) -> None:
+def test_any_text_reaches_a_text_field_through_command_line_and_file(
+    tmp_path_factory: Any, text: str
+) -> None:
     args = build_parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
     ((name, typed),) = [parse_assignment(one) for one in args.edits]
     field, value = ConfigFields("embedded", TEXT_FIELD).check_edit(name, typed)
     assert value == text
-    config = run_config.resolve_run_config("arithmetic", "embedded", {field.section: {field.name: value}})
+    config = run_config.resolve_run_config(
+        "arithmetic", "embedded", {field.section: {field.name: value}}
+    )
     assert _through_file(tmp_path_factory, config).env.model_extra == {"label": text}
-    assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text, "an edit that is repeated changes nothing"
+    assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text, (
+        "an edit that is repeated changes nothing"
+    )
 
 
 @given(number=st.integers(1, 10**12))
@@ -161,7 +201,10 @@ def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int
     value = ConfigFields("embedded").check_edit(*typed)[1]
     assert (value, type(value)) == (number, int)
     assert (
-        _through_file(tmp_path_factory, run_config.resolve_run_config("a", "embedded", {"env": {"total_steps": value}})).env.total_steps
+        _through_file(
+            tmp_path_factory,
+            run_config.resolve_run_config("a", "embedded", {"env": {"total_steps": value}}),
+        ).env.total_steps
         == number
     )
 
@@ -190,7 +233,12 @@ def test_the_words_of_an_environments_types() -> None:
     }
     schema = EnvironmentSchema(properties=kinds, definitions={}, values={})
     fields = ConfigFields("embedded", schema)
-    assert [fields.find(name).type for name in kinds] == ["integer | null", "a | b | 3", "Other | null", "any"]
+    assert [fields.find(name).type for name in kinds] == [
+        "integer | null",
+        "a | b | 3",
+        "Other | null",
+        "any",
+    ]
 
 
 def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
@@ -200,12 +248,18 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
     assert "total_steps" in get_editable_values(config)
     with pytest.raises(FieldValueError, match="allowed: integer, at least 1 or null"):
         replace_limits(config, {"max_tokens": "0"})
-    with pytest.raises(ConfigError, match=r"'learning_rate' cannot be .*allowed: limits\.max_hours, .*on_broken; begin anew"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'learning_rate' cannot be .*allowed: limits\.max_hours, .*on_broken; begin anew",
+    ):
         replace_limits(config, {"learning_rate": "1e-4"}, hint="; begin anew")
 
 
 def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
-    assert ConfigFields("tinker", is_owner=True).check_edit("supervised_file", "a.jsonl")[1] == "a.jsonl"
+    assert (
+        ConfigFields("tinker", is_owner=True).check_edit("supervised_file", "a.jsonl")[1]
+        == "a.jsonl"
+    )
     assert ConfigFields("tinker", is_owner=True).find("total_steps").lock_reason is not None
     with pytest.raises(LockedFieldError, match="an agent may not"):
         ConfigFields("embedded").check_edit("supervised_file", "a.jsonl")

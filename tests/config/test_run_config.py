@@ -58,9 +58,18 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"env": {"batch_size": 6, "group_size": 4}}, r"env.batch_size \(6\) is no multiple of env.group_size \(4\)"),
-        ({"env": {"batch_size": 4, "group_size": 8}}, r"env.batch_size \(4\) is no multiple of env.group_size \(8\)"),
-        ({"env": {"group_size": 1, "batch_size": 4}}, r"env.group_size is 1: .*greater than or equal to 2"),
+        (
+            {"env": {"batch_size": 6, "group_size": 4}},
+            r"env.batch_size \(6\) is no multiple of env.group_size \(4\)",
+        ),
+        (
+            {"env": {"batch_size": 4, "group_size": 8}},
+            r"env.batch_size \(4\) is no multiple of env.group_size \(8\)",
+        ),
+        (
+            {"env": {"group_size": 1, "batch_size": 4}},
+            r"env.group_size is 1: .*greater than or equal to 2",
+        ),
         ({"env": {"max_batches_offpolicy": 0}}, "env.max_batches_offpolicy is 0"),
         ({"env": {"inference_weight": -1}}, "env.inference_weight is -1"),
         ({"env": {"min_batch_allocation": 0.5}}, "env.min_batch_allocation is 0.5"),
@@ -71,7 +80,10 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
         ),
         ({"env": {"tokenizer_name": "other"}}, "differ; token ids would mean different texts"),
         ({"env": {"group_size": "many"}}, "env.group_size is 'many'"),
-        ({"openai": {"base_url": "http://localhost:8001/v1/"}}, "openai.base_url is 'http://localhost:8001/v1/'"),
+        (
+            {"openai": {"base_url": "http://localhost:8001/v1/"}},
+            "openai.base_url is 'http://localhost:8001/v1/'",
+        ),
         ({"openai": {"base_url": "http://localhost:8001"}}, "openai.base_url"),
         ({"openai": {"api_key": ""}}, "openai.api_key is ''"),
         ({"openai": {"server_type": "openai"}}, "'vllm' or 'sglang'"),
@@ -85,8 +97,12 @@ def test_an_impossible_configuration_cannot_be_built(edits: dict[str, Any], mess
 
 
 def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
-    """Two identical endpoints, a non-empty key, an explicit name: see the file's own docstring for why."""
-    config = run_config.resolve_run_config("arithmetic", "embedded", {}, defaults={"largest": 5, "group_size": 99}, model="/models/x")
+    """Two identical endpoints, a non-empty key, an explicit name: see the file's own docstring for
+    why.
+    """
+    config = run_config.resolve_run_config(
+        "arithmetic", "embedded", {}, defaults={"largest": 5, "group_size": 99}, model="/models/x"
+    )
     content = yaml.safe_load(config.to_yaml())
     assert len(content["openai"]) == 2
     assert content["openai"][0] == content["openai"][1]
@@ -98,7 +114,9 @@ def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
 
 
 def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
-    config = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5})
+    config = run_config.resolve_run_config(
+        "arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5}
+    )
     file = tmp_path / "config.yaml"
     file.write_text(config.to_yaml())
     assert RunConfig.from_yaml(file) == config
@@ -126,7 +144,9 @@ def test_a_damaged_run_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
-    (clean_environment / "profiles.yaml").write_text("tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}")
+    (clean_environment / "profiles.yaml").write_text(
+        "tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}"
+    )
     config = run_config.resolve_run_config("gsm8k", "tinker", {})
     assert (config.env.total_steps, config.tinker.lora_rank) == (10, 16)
     (clean_environment / "profiles.yaml").write_text("tinker: 3")

@@ -1,7 +1,7 @@
 """Combine what `make coverage` has measured, print it, and fail below the floors.
 
-The pure modules, which decide with numbers what others act on, have every branch covered; all other code together
-has at least `FLOOR` percent of its statements and branches.
+The pure modules, which decide with numbers what others act on, have every branch covered; all other
+code together has at least `FLOOR` percent of its statements and branches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ PURE = tuple(
 def main() -> int:
     """Return 0 if every floor holds."""
     parts = ROOT / ".coverage_parts"
-    measured = coverage.Coverage(data_file=str(parts / "whole"), config_file=str(ROOT / "pyproject.toml"))
+    measured = coverage.Coverage(
+        data_file=str(parts / "whole"), config_file=str(ROOT / "pyproject.toml")
+    )
     measured.combine([str(file) for file in parts.glob("part.*")])
     measured.save()
     others = measured.report(omit=list(PURE), skip_covered=True)
@@ -37,7 +39,11 @@ def main() -> int:
         print(f"{name}: {share:.1f} %")
         if share < 100:
             failures.append(f"{name}: {share:.1f} %, floor 100 %")
-    print("\n".join(["below the floor:", *failures]) if failures else f"floors hold; all other code: {others:.1f} %")
+    print(
+        "\n".join(["below the floor:", *failures])
+        if failures
+        else f"floors hold; all other code: {others:.1f} %"
+    )
     return bool(failures)
 
 

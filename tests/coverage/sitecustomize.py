@@ -1,7 +1,8 @@
-"""Measure every Python process that has this folder in PYTHONPATH, services and their children included.
+"""Measure every Python process that has this folder in PYTHONPATH, services and their children
+included.
 
-`make coverage` puts it there. Services get only the variables that `lachesis.base.secrets` allows, so Coverage's own
-way into child processes, by variables of its own, would not reach them.
+`make coverage` puts it there. Services get only the variables that `lachesis.base.secrets` allows,
+so Coverage's own way into child processes, by variables of its own, would not reach them.
 """
 
 from pathlib import Path

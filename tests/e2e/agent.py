@@ -1,7 +1,8 @@
-"""One call of an agent, in a process of its own that kills itself afterwards: nothing can be remembered but what is on disk.
+"""One call of an agent, in a process of its own that kills itself afterwards: nothing can be
+remembered but what is on disk.
 
-python agent.py TRANSPORT TOOL ARGUMENTS        TRANSPORT: stdio, mcp-http, hermes or http
-prints the answer as JSON. URL and TOKEN of the HTTP transports are in the environment.
+python agent.py TRANSPORT TOOL ARGUMENTS        TRANSPORT: stdio, mcp-http, hermes or http prints
+the answer as JSON. URL and TOKEN of the HTTP transports are in the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ SESSION = os.environ.get("LACHESIS_SESSION", "")
 
 def main() -> None:
     transport, tool, arguments = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    calls: dict[str, Callable[[str, Json], Any]] = {"stdio": stdio, "mcp-http": mcp_http, "hermes": hermes, "http": http}
+    calls: dict[str, Callable[[str, Json], Any]] = {
+        "stdio": stdio,
+        "mcp-http": mcp_http,
+        "hermes": hermes,
+        "http": http,
+    }
     print(json.dumps(calls[transport](tool, arguments)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -29,7 +35,9 @@ def main() -> None:
 def stdio(tool: str, arguments: Json) -> Json:
     from mcp import Client, StdioServerParameters
 
-    command = StdioServerParameters(command=sys.executable, args=["-m", "lachesis.cli.main", "mcp"], env=dict(os.environ))
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "lachesis.cli.main", "mcp"], env=dict(os.environ)
+    )
     return asyncio.run(_mcp(Client(command), tool, arguments))
 
 
@@ -40,8 +48,14 @@ def mcp_http(tool: str, arguments: Json) -> Json:
         from mcp.client.streamable_http import streamable_http_client
 
         headers = {"Authorization": f"Bearer {os.environ['TOKEN']}", "X-Lachesis-Session": SESSION}
-        async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=60), trust_env=False) as client:
-            return await _mcp(Client(streamable_http_client(f"{os.environ['URL']}/mcp", http_client=client)), tool, arguments)
+        async with httpx2.AsyncClient(
+            headers=headers, timeout=httpx2.Timeout(30, read=60), trust_env=False
+        ) as client:
+            return await _mcp(
+                Client(streamable_http_client(f"{os.environ['URL']}/mcp", http_client=client)),
+                tool,
+                arguments,
+            )
 
     return asyncio.run(run())
 
@@ -66,7 +80,9 @@ class HermesContext:
     def __init__(self) -> None:
         self.tools: dict[str, Callable[..., str]] = {}
 
-    def register_tool(self, name: str, toolset: str, schema: Json, handler: Callable[..., str], **_: Any) -> None:
+    def register_tool(
+        self, name: str, toolset: str, schema: Json, handler: Callable[..., str], **_: Any
+    ) -> None:
         assert isinstance(schema["parameters"], dict)
         self.tools[name] = handler
 
@@ -106,7 +122,11 @@ def http(tool: str, arguments: Json) -> Any:
     answer = httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False)
     found = answer.json()
     assert (answer.status_code == 200) == ("code" not in found), answer.text
-    return {"environments": found} if tool == "rl_list_environments" and isinstance(found, list) else found
+    return (
+        {"environments": found}
+        if tool == "rl_list_environments" and isinstance(found, list)
+        else found
+    )
 
 
 if __name__ == "__main__":

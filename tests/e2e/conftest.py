@@ -23,11 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of the environment `calm`: the sums, no faster than other tests beside it can bear."""
+    """The folder of the environment `calm`: the sums, no faster than other tests beside it can
+    bear.
+    """
     source = (ROOT / "environments" / "arithmetic.py").read_text()
     for old, new in (
         ('name = "arithmetic"', 'name = "calm"'),
-        ("        if not self.queue:", "        await asyncio.sleep(0.1)\n        if not self.queue:"),
+        (
+            "        if not self.queue:",
+            "        await asyncio.sleep(0.1)\n        if not self.queue:",
+        ),
     ):
         assert source.count(old) == 1
         source = source.replace(old, new)
@@ -45,7 +50,9 @@ def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="package")
 def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
-    """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a core from the others."""
+    """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a
+    core from the others.
+    """
     yield from serve_home(new_home(), endpoint)
 
 
@@ -56,7 +63,9 @@ def cli(served_home: Path) -> Callable[..., Any]:
     def run(*words: str, expect: int = 0, timeout: float = 280, **env: str) -> Any:
         command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
         env = {**os.environ, "LACHESIS_HOME": str(served_home), **env}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=env
+        )
         assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 
@@ -68,9 +77,22 @@ def agent(served_home: Path) -> Callable[..., Any]:
     """One tool call by an agent's process, which is killed after it; see agent.py."""
 
     def run(transport: str, tool: str, place: dict[str, str], /, **arguments: Any) -> Any:
-        env = {**os.environ, **place, "LACHESIS_HOME": str(served_home), "LACHESIS_SESSION": f"agent-{transport}"}
-        command = [sys.executable, str(Path(__file__).with_name("agent.py")), transport, tool, json.dumps(arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=env)
+        env = {
+            **os.environ,
+            **place,
+            "LACHESIS_HOME": str(served_home),
+            "LACHESIS_SESSION": f"agent-{transport}",
+        }
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("agent.py")),
+            transport,
+            tool,
+            json.dumps(arguments),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=90, check=False, env=env
+        )
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
         answer = json.loads(done.stdout)
         assert "code" not in answer, answer
@@ -86,11 +108,15 @@ def processes_of() -> Callable[[Path], dict[int, str]]:
 
 @pytest.fixture(scope="package")
 def wait_ended(served_home: Path) -> Callable[[str], None]:
-    """Wait for the end of a run in its record, which costs less than an agent that asks again and again."""
+    """Wait for the end of a run in its record, which costs less than an agent that asks again and
+    again.
+    """
 
     def wait(run_id: str) -> None:
         file = served_home / "runs" / run_id / "run.json"
-        _wait_until(lambda: json.loads(file.read_text())["ended_at"], 500, f"the end of run {run_id}")
+        _wait_until(
+            lambda: json.loads(file.read_text())["ended_at"], 500, f"the end of run {run_id}"
+        )
 
     return wait
 

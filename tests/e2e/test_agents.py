@@ -71,7 +71,9 @@ def _wait_answer(url: str, process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture
 def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Callable[..., Any]:
     """One tool call over a transport, by a process that is gone afterwards."""
-    return lambda transport, tool, /, **arguments: agent(transport, tool, surfaces[transport], **arguments)
+    return lambda transport, tool, /, **arguments: agent(
+        transport, tool, surfaces[transport], **arguments
+    )
 
 
 def test_three_agents_go_from_the_list_to_weights_at_once(
@@ -81,15 +83,22 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     start_engine: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a fourth run waits its turn.
-    The first one trains until its model has learned."""
+    """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a
+    fourth run waits its turn. The first one trains until its model has learned.
+    """
     transports = ("mcp-http", "hermes", "http")
     with ThreadPoolExecutor(len(transports)) as agents:
-        started = dict(zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True))
+        started = dict(
+            zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True)
+        )
         runs = {transport: answer["run_id"] for transport, answer in started.items()}
-        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 16, 17], "three drafts"
+        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 16, 17], (
+            "three drafts"
+        )
         assert len(set(runs.values())) == 3
-        assert call("http", "rl_start_training")["run_id"] == runs["http"], "a repeated call starts nothing"
+        assert call("http", "rl_start_training")["run_id"] == runs["http"], (
+            "a repeated call starts nothing"
+        )
         fourth = call("http", "rl_start_training", idempotency_key="one more")
         assert fourth["queue"] == {"place": 1, "running": fourth["queue"]["running"], "limit": 3}
         assert call("http", "rl_check_status", run_id=fourth["run_id"])["queue"]["place"] == 1
@@ -97,13 +106,21 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
         for run_id in runs.values():
             wait_ended(run_id)
         list(agents.map(lambda one: _fetch(call, one, runs[one]), transports))
-    check_what_was_learned(runs["mcp-http"], functools.partial(call, "mcp-http"), cli, start_engine, tmp_path / "adapter")
+    check_what_was_learned(
+        runs["mcp-http"],
+        functools.partial(call, "mcp-http"),
+        cli,
+        start_engine,
+        tmp_path / "adapter",
+    )
     assert "is not running" in call("http", "rl_stop_training", run_id=runs["http"])["message"]
     assert set(runs.values()) < {one["run_id"] for one in call("hermes", "rl_list_runs")["runs"]}
 
 
 def _start(call: Callable[..., Any], transport: str) -> Json:
-    assert "arithmetic" in [one["name"] for one in call(transport, "rl_list_environments")["environments"]]
+    assert "arithmetic" in [
+        one["name"] for one in call(transport, "rl_list_environments")["environments"]
+    ]
     call(transport, "rl_select_environment", name="arithmetic")
     for field, value in SETTINGS[transport].items():
         call(transport, "rl_edit_config", field=field, value=value)
@@ -122,8 +139,12 @@ def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
     assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()
 
 
-def test_an_environment_is_tried_at_an_endpoint(call: Callable[..., Any], endpoint: Any, served_home: Path) -> None:
-    """A test goes on when the call is over, and its id asks again. The night's test has the embedded model."""
+def test_an_environment_is_tried_at_an_endpoint(
+    call: Callable[..., Any], endpoint: Any, served_home: Path
+) -> None:
+    """A test goes on when the call is over, and its id asks again. The night's test has the
+    embedded model.
+    """
     call("stdio", "rl_select_environment", name="arithmetic")
     wanted = {"num_steps": 2, "group_size": 4, "models": ["never", "some/model"]}
     answer = call("stdio", "rl_test_inference", **wanted)
@@ -133,35 +154,73 @@ def test_an_environment_is_tried_at_an_endpoint(call: Callable[..., Any], endpoi
     while answer["status"] not in ("completed", "failed"):
         answer = call("stdio", "rl_test_inference", test_id=answer["test_id"])
     assert answer["status"] == "completed", answer
-    assert answer["test_config"] == {"num_steps": 2, "group_size": 4, "rollouts_per_model": 8, "total_rollouts": 16}
+    assert answer["test_config"] == {
+        "num_steps": 2,
+        "group_size": 4,
+        "rollouts_per_model": 8,
+        "total_rollouts": 16,
+    }
     wrong, right = answer["models_tested"]
     assert wrong["total_completions"] == right["total_completions"] == 8, answer
     assert (wrong["accuracy"], right["accuracy"]) == (0.0, 1.0), "as their names say"
     assert Path(right["output_file"]).name == "test_arithmetic_some_model.jsonl"
     assert Path(right["log_file"]).is_file()
-    assert {"model", "name", "scale", "wandb_run", "steps", "steps_tested", "correct_completions"} <= set(wrong)
+    assert {
+        "model",
+        "name",
+        "scale",
+        "wandb_run",
+        "steps",
+        "steps_tested",
+        "correct_completions",
+    } <= set(wrong)
     assert {"steps_with_correct", "step_success_rate"} <= set(wrong)
-    assert [set(step) for step in wrong["steps"]] == [{"step", "completions", "correct", "scores"}] * 2
+    assert [set(step) for step in wrong["steps"]] == [
+        {"step", "completions", "correct", "scores"}
+    ] * 2
     summary = answer["summary"]
     assert summary["best_model"] == "some/model"
     assert summary["environment_working"] is True
-    assert {"steps_requested", "models_tested", "models_succeeded", "avg_accuracy", "output_directory"} <= set(summary)
+    assert {
+        "steps_requested",
+        "models_tested",
+        "models_succeeded",
+        "avg_accuracy",
+        "output_directory",
+    } <= set(summary)
     assert wrong["verdict"]["word"] == "too hard"
     assert right["verdict"]["word"] == summary["verdict"] == "too easy"
     assert summary["forecast"]["tokens"]["low"] > 0
     stages = [(stage["name"].split()[0], stage["status"]) for stage in answer["stages"]]
-    assert stages[:4] == [(name, "passed") for name in ("import", "config", "dataset", "model-free")]
-    assert sorted(stages[4:]) == [(name, "passed") for name in ("inference", "inference", "scoring", "scoring")]
+    assert stages[:4] == [
+        (name, "passed") for name in ("import", "config", "dataset", "model-free")
+    ]
+    assert sorted(stages[4:]) == [
+        (name, "passed") for name in ("inference", "inference", "scoring", "scoring")
+    ]
     assert endpoint.keys == {f"Bearer {endpoint.key}"}
-    holding = [file for file in served_home.rglob("*") if file.is_file() and endpoint.key.encode() in file.read_bytes()]
-    assert not holding, "the key is in no file, nor in the server's database, which has all logs and artifacts"
+    holding = [
+        file
+        for file in served_home.rglob("*")
+        if file.is_file() and endpoint.key.encode() in file.read_bytes()
+    ]
+    assert not holding, (
+        "the key is in no file, nor in the server's database, which has all logs and artifacts"
+    )
     commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
     assert not [one for one in commands if endpoint.key.encode() in one]
 
 
-def test_prompts_of_ones_own_are_answered_and_scored(call: Callable[..., Any], endpoint: Any) -> None:
+def test_prompts_of_ones_own_are_answered_and_scored(
+    call: Callable[..., Any], endpoint: Any
+) -> None:
     """What the environment's verifier can score has a score, anything else says why not."""
-    arguments = {"prompts": ["3+4=", "who are you?"], "models": ["some/model"], "group_size": 2, "max_tokens": 5}
+    arguments = {
+        "prompts": ["3+4=", "who are you?"],
+        "models": ["some/model"],
+        "group_size": 2,
+        "max_tokens": 5,
+    }
     answer = call("http", "rl_test_inference", **arguments, temperature=0.5)
     while answer["status"] not in ("completed", "failed"):
         answer = call("http", "rl_test_inference", test_id=answer["test_id"])
@@ -178,8 +237,17 @@ def test_foreign_callers_are_refused(surfaces: dict[str, dict[str, str]]) -> Non
     mcp, api = surfaces["mcp-http"]["URL"] + "/mcp", surfaces["http"]["URL"] + "/health"
     token = {"Authorization": f"Bearer {surfaces['mcp-http']['TOKEN']}"}
     assert httpx.post(mcp, json={}, trust_env=False).status_code == 401
-    assert httpx.post(mcp, json={}, headers={"Authorization": "Bearer x"}, trust_env=False).status_code == 401
+    assert (
+        httpx.post(mcp, json={}, headers={"Authorization": "Bearer x"}, trust_env=False).status_code
+        == 401
+    )
     assert httpx.get(api, trust_env=False).status_code == 401
     for url, headers in ((mcp, token), (api, token)):
-        for foreign in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://localhost:1"}):
-            assert httpx.get(url, headers={**headers, **foreign}, trust_env=False).status_code == 403
+        for foreign in (
+            {"Host": "evil.example"},
+            {"Origin": "http://evil.example"},
+            {"Origin": "http://localhost:1"},
+        ):
+            assert (
+                httpx.get(url, headers={**headers, **foreign}, trust_env=False).status_code == 403
+            )

@@ -1,4 +1,6 @@
-"""Stop, resume, fail: a run's state stays true and no process stays behind. What dies is in tests/faults."""
+"""Stop, resume, fail: a run's state stays true and no process stays behind. What dies is in
+tests/faults.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ import httpx
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-SMALL = ("--set", "batch_size=32", "--set", "group_size=8", "--set", "save_checkpoint_interval=4", "--set", "use_wandb=false")
+SMALL = (
+    "--set",
+    "batch_size=32",
+    "--set",
+    "group_size=8",
+    "--set",
+    "save_checkpoint_interval=4",
+    "--set",
+    "use_wandb=false",
+)
 LONG = (*SMALL, "--set", "total_steps=500", "--set", "final_evaluation=false")
 
 BAD = """
@@ -44,7 +55,11 @@ def record(home: Path, run_id: str) -> dict[str, Any]:
 
 def steps(home: Path, run_id: str) -> list[int]:
     file = home / "runs" / run_id / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [json.loads(line)["step"] for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 @pytest.fixture
@@ -62,21 +77,30 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     run_processes: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints carry the run, no step is lost
-    or made twice, no process stays. Beside it a run whose environment cannot start fails for itself.
+    """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints
+    carry the run, no step is lost or made twice, no process stays. Beside it a run whose
+    environment cannot start fails for itself.
 
-    The run begins with examples, as by the README's `--set supervised_file=FILE.jsonl`, and another run goes on from it at
-    another rate, by the command that `resume` names for other fields.
+    The run begins with examples, as by the README's `--set supervised_file=FILE.jsonl`, and another
+    run goes on from it at another rate, by the command that `resume` names for other fields.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE.jsonl").write_text('{"prompt": "2+3=", "completion": "5"}\n' * 8)
     (tmp_path / "bad.py").write_text(BAD)
-    dead = cli("train", "bad", "--model", "tiny", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))["run_id"]
+    dead = cli("train", "bad", "--model", "tiny", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))[
+        "run_id"
+    ]
     budget = ("--set", "limits.max_tokens=5000", "--set", "supervised_file=FILE.jsonl")
-    run_id = cli("train", "calm", "--model", "tiny", *LONG, *budget, LACHESIS_ENVIRONMENTS=calm)["run_id"]
-    wait_until(lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget")
+    run_id = cli("train", "calm", "--model", "tiny", *LONG, *budget, LACHESIS_ENVIRONMENTS=calm)[
+        "run_id"
+    ]
+    wait_until(
+        lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget"
+    )
     assert record(served_home, run_id)["error"].startswith("budget: ")
-    assert (served_home / "runs" / run_id / "supervised.json").is_file(), "the trainer has read the examples"
+    assert (served_home / "runs" / run_id / "supervised.json").is_file(), (
+        "the trainer has read the examples"
+    )
     made = steps(served_home, run_id)
     assert 2 < made[-1] < 30
     assert 5000 <= _spent(served_home, run_id) < 5000 + 4 * _spent(served_home, run_id) / made[-1]
@@ -99,11 +123,18 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     assert not run_processes(dead)
 
     words = (*LONG, "--set", "total_steps=2", "--set", "learning_rate=1e-4")
-    fork = cli("train", "calm", "--from", f"{run_id}@{made[-1]}", *words, LACHESIS_ENVIRONMENTS=calm)
+    fork = cli(
+        "train", "calm", "--from", f"{run_id}@{made[-1]}", *words, LACHESIS_ENVIRONMENTS=calm
+    )
     assert fork["begins_with"] == f"{run_id}@{made[-1]}"
     wait_ended(fork["run_id"])
-    assert record(served_home, fork["run_id"])["status"] == "completed", record(served_home, fork["run_id"])["error"]
-    assert record(served_home, fork["run_id"])["base_model"] == record(served_home, run_id)["base_model"]
+    assert record(served_home, fork["run_id"])["status"] == "completed", record(
+        served_home, fork["run_id"]
+    )["error"]
+    assert (
+        record(served_home, fork["run_id"])["base_model"]
+        == record(served_home, run_id)["base_model"]
+    )
 
 
 def _spent(home: Path, run_id: str) -> float:
@@ -113,11 +144,16 @@ def _spent(home: Path, run_id: str) -> float:
 
 
 def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:
-    """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere. The monitor has one."""
+    """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere. The
+    monitor has one.
+    """
     url = json.loads((served_home / "server.json").read_text())["api_url"]
     deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()
     assert [one["active"] for one in deployment["schedules"]] == [True]
-    body = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
+    body = {
+        "deployments": {"id": {"any_": [deployment["id"]]}},
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+    }
 
     def scheduled() -> Any:
         answer = httpx.post(f"{url}/flow_runs/filter", json=body)
@@ -128,15 +164,27 @@ def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[...,
 
 
 def test_ctrl_c_of_the_demo_leaves_no_process(
-    new_home: Callable[[], Path], wait_until: Callable[..., Any], processes_of: Callable[[Path], Any]
+    new_home: Callable[[], Path],
+    wait_until: Callable[..., Any],
+    processes_of: Callable[[Path], Any],
 ) -> None:
     """Server, runner, flow and services end, after the run has saved a checkpoint."""
     home = new_home()
     env = {**os.environ, "LACHESIS_HOME": str(home)}
     command = [sys.executable, "-m", "lachesis.cli.main", "demo"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        wait_until(lambda: list((home / "runs").glob("*/run.json")) if (home / "runs").exists() else [], 90, "a run")
+        wait_until(
+            lambda: list((home / "runs").glob("*/run.json")) if (home / "runs").exists() else [],
+            90,
+            "a run",
+        )
         (file,) = (home / "runs").glob("*/run.json")
         wait_until(lambda: len(steps(home, file.parent.name)) >= 3, 90, "three steps")
     finally:

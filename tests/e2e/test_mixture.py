@@ -1,4 +1,6 @@
-"""Several environments feed one run: their shares, a stop and a resume, the deaths of both, and what each has learned."""
+"""Several environments feed one run: their shares, a stop and a resume, the deaths of both, and
+what each has learned.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,40 @@ from lachesis.runs.metrics import MetricsFile
 from tests.e2e.test_lifecycle import record, steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-SIZES = ("--set", "batch_size=24", "--set", "group_size=8", "--set", "save_checkpoint_interval=2", "--set", "use_wandb=false")
+SIZES = (
+    "--set",
+    "batch_size=24",
+    "--set",
+    "group_size=8",
+    "--set",
+    "save_checkpoint_interval=2",
+    "--set",
+    "use_wandb=false",
+)
 
 
 def test_two_environments_train_one_model(
-    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any], wait_ended: Callable[..., Any]
+    cli: Callable[..., Any],
+    served_home: Path,
+    calm: str,
+    wait_until: Callable[..., Any],
+    wait_ended: Callable[..., Any],
 ) -> None:
-    refused = cli("train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm)
+    refused = cli(
+        "train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm
+    )
     assert "env.mixture names calm, which is the run's own environment" in refused["error"]
-    words = ("train", "calm", "--model", "tiny", "--with", "reverse_text=0.5", *SIZES, "--set", "total_steps=45")
+    words = (
+        "train",
+        "calm",
+        "--model",
+        "tiny",
+        "--with",
+        "reverse_text=0.5",
+        *SIZES,
+        "--set",
+        "total_steps=45",
+    )
     run_id = cli(*words, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 3, 150, "three steps")
     assert cli("status", run_id)["processes"]["env-reverse_text"] == "running"
@@ -37,20 +64,39 @@ def test_two_environments_train_one_model(
     for service in ("environment", "environment-reverse_text"):  # each is started again
         os.kill(record(served_home, run_id)["services"][service]["pid"], signal.SIGKILL)
     wait_ended(run_id)
-    assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
+    assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)[
+        "error"
+    ]
 
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
-    made = [tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text")) for one in lines]
+    made = [
+        tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text"))
+        for one in lines
+    ]
     assert len(made) == 45
-    assert sum(pair == (16, 8) for pair in made) >= 41, f"two parts to one, but for what waited at the death: {made}"
-    means = [(2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"]) / 3 for one in lines[:2]]
+    assert sum(pair == (16, 8) for pair in made) >= 41, (
+        f"two parts to one, but for what waited at the death: {made}"
+    )
+    means = [
+        (2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"])
+        / 3
+        for one in lines[:2]
+    ]
     assert means == pytest.approx([one["reward/mean"] for one in lines[:2]], abs=1e-6)
     results = cli("results", run_id)
-    assert set(results["held_out"]) == {"before", "after", "reverse_text before", "reverse_text after"}
+    assert set(results["held_out"]) == {
+        "before",
+        "after",
+        "reverse_text before",
+        "reverse_text after",
+    }
     assert results["held_out"]["reverse_text after"] is not None
     log = cli("logs", run_id, "env-reverse_text")
     assert log["path"].endswith(f"env-reverse_text_{run_id}.log")
-    assert "allowed: api, trainer, env, engine, env-reverse_text" in cli("logs", run_id, "env-calm", expect=1)["error"]
+    assert (
+        "allowed: api, trainer, env, engine, env-reverse_text"
+        in cli("logs", run_id, "env-calm", expect=1)["error"]
+    )
 
 
 UPSTREAM = Path(__file__).resolve().parents[1] / "upstream"
@@ -59,14 +105,32 @@ UPSTREAM = Path(__file__).resolve().parents[1] / "upstream"
 def test_files_written_for_atropos_run_as_they_are(
     cli: Callable[..., Any], served_home: Path, wait_ended: Callable[..., Any]
 ) -> None:
-    """One turn with text tokenised again and no log-probabilities, two turns gathered by Atropos, and one of several files."""
+    """One turn with text tokenised again and no log-probabilities, two turns gathered by Atropos,
+    and one of several files.
+    """
     place = {"LACHESIS_ENVIRONMENTS": str(UPSTREAM)}
     found = {one["name"]: one["class_name"] for one in cli("envs", **place)["environments"]}
-    assert found.items() >= {("word_length", "WordLengthEnv"), ("parity", "ParityEnv"), ("ladder", "LadderEnv")}
-    words = ("train", "word_length", "--with", "parity", "--with", "ladder", *SIZES, "--set", "total_steps=4")
+    assert found.items() >= {
+        ("word_length", "WordLengthEnv"),
+        ("parity", "ParityEnv"),
+        ("ladder", "LadderEnv"),
+    }
+    words = (
+        "train",
+        "word_length",
+        "--with",
+        "parity",
+        "--with",
+        "ladder",
+        *SIZES,
+        "--set",
+        "total_steps=4",
+    )
     run_id = cli(*words, "--model", "tiny", **place)["run_id"]
     wait_ended(run_id)
-    assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)["error"]
+    assert record(served_home, run_id)["status"] == "completed", record(served_home, run_id)[
+        "error"
+    ]
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     assert len(lines) == 4
     for name in ("word_length", "parity", "ladder"):

@@ -1,4 +1,6 @@
-"""A run is watched by real ticks of the deployed monitor: stalls, judgement, pages in a real browser, notices."""
+"""A run is watched by real ticks of the deployed monitor: stalls, judgement, pages in a real
+browser, notices.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,23 @@ from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--virtual-time-budget=9000")  # fmt: skip
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 class Server:
-    """The Prefect server of the served home. SQLite takes one writer; who meets another is told 503 and asks again."""
+    """The Prefect server of the served home. SQLite takes one writer; who meets another is told 503
+    and asks again.
+    """
 
     def __init__(self, home: Path, wait_until: Callable[..., Any]) -> None:
         note = json.loads((home / "server.json").read_text())
@@ -54,7 +65,9 @@ class Server:
     def start(self, flow: str, parameters: Json | None = None, **state: Any) -> str:
         """The id of a new flow run, for now unless the state says another time."""
         body = {"state": {"type": "SCHEDULED", **state}, "parameters": parameters or {}}
-        return str(self.ask("POST", f"/deployments/{self.deployment(flow)}/create_flow_run", body)["id"])
+        return str(
+            self.ask("POST", f"/deployments/{self.deployment(flow)}/create_flow_run", body)["id"]
+        )
 
     def ended(self, flow_run: str, timeout_s: float = 90) -> Json:
         """Its last state."""
@@ -66,7 +79,9 @@ class Server:
         return dict(self.wait_until(state, timeout_s, "the end of a flow run"))
 
     def tick(self) -> None:
-        """One tick of the deployed monitor, in a process of the runner; another one if it met the schedule's own."""
+        """One tick of the deployed monitor, in a process of the runner; another one if it met the
+        schedule's own.
+        """
         state = self.ended(self.start("monitor-training"))
         if state["type"] == "CANCELLED":
             state = self.ended(self.start("monitor-training"))
@@ -112,13 +127,20 @@ def steps(home: Path, run_id: str) -> list[Json]:
 # The tests below until `run` need no run; one that trains meanwhile would make each of them slower.
 
 
-def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: Callable[..., Any]) -> None:
-    """Failed, stopped and finished, by the server's own automations; the flow runs are of the training deployment and never
-    start."""
+def test_the_end_of_a_run_is_told(
+    told: list[Json], server: Server, wait_until: Callable[..., Any]
+) -> None:
+    """Failed, stopped and finished, by the server's own automations; the flow runs are of the
+    training deployment and never start.
+    """
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     kinds = {"Failed", "Cancelled", "Completed"}
     for kind in kinds:
-        made = server.start("launch-training", {"run_id": "0123abcd", "home": "/"}, state_details={"scheduled_time": tomorrow})
+        made = server.start(
+            "launch-training",
+            {"run_id": "0123abcd", "home": "/"},
+            state_details={"scheduled_time": tomorrow},
+        )
         state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
         server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
 
@@ -133,7 +155,10 @@ def test_the_end_of_a_run_is_told(told: list[Json], server: Server, wait_until: 
 def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
     """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
     deployment = server.deployment("monitor-training")
-    wanted = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    wanted = {
+        "deployments": {"id": {"any_": [deployment]}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+    }
     server.tick()
     there = len(server.ask("POST", "/flow_runs/filter", wanted))
     assert there
@@ -143,11 +168,16 @@ def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
 
 
 def test_environments_are_validated_at_night(served_home: Path, server: Server) -> None:
-    """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by hand here."""
+    """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by
+    hand here.
+    """
     known = set((served_home / "inference_tests").glob("*"))
     state = server.ended(server.start("validate-all-environments"))
     assert state["type"] == "COMPLETED", state
-    made = {json.loads((one / "test.json").read_text())["request"]["environment"]: one for one in _new(served_home, known)}
+    made = {
+        json.loads((one / "test.json").read_text())["request"]["environment"]: one
+        for one in _new(served_home, known)
+    }
     assert set(made) == {"arithmetic", "format_json"}
     assert server.ended((made["arithmetic"] / "flow_run_id").read_text())["type"] == "COMPLETED"
     result = json.loads((made["arithmetic"] / "test.json").read_text())["result"]
@@ -160,10 +190,22 @@ def _new(home: Path, known: set[Path]) -> set[Path]:
 
 
 @pytest.fixture(scope="module")
-def run(cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any]) -> Iterator[str]:
+def run(
+    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any]
+) -> Iterator[str]:
     """A run that trains; its id."""
-    small = {"batch_size": 32, "group_size": 8, "total_steps": 5000, "final_evaluation": "false", "use_wandb": "false"}
-    edits = [word for name, value in (small | {"limits.on_stall": "resume"}).items() for word in ("--set", f"{name}={value}")]
+    small = {
+        "batch_size": 32,
+        "group_size": 8,
+        "total_steps": 5000,
+        "final_evaluation": "false",
+        "use_wandb": "false",
+    }
+    edits = [
+        word
+        for name, value in (small | {"limits.on_stall": "resume"}).items()
+        for word in ("--set", f"{name}={value}")
+    ]
     run_id = cli("train", "calm", "--model", "tiny", *edits, LACHESIS_ENVIRONMENTS=calm)["run_id"]
     wait_until(lambda: len(steps(served_home, run_id)) >= 10, 120, "ten steps")
     yield run_id
@@ -175,8 +217,12 @@ def broken_run(run: str, served_home: Path, server: Server, wait_until: Callable
     """The run after 22 steps in which its weights stayed as they were."""
     before = len(steps(served_home, run))
     (served_home / "runs" / run / "engine" / "freeze-weights").touch()
-    wait_until(lambda: len(steps(served_home, run)) >= before + 22, 120, "22 steps without an update")
-    assert judge_learning(steps(served_home, run)[: before + 21]).word == "broken", "within 20 steps"
+    wait_until(
+        lambda: len(steps(served_home, run)) >= before + 22, 120, "22 steps without an update"
+    )
+    assert judge_learning(steps(served_home, run)[: before + 21]).word == "broken", (
+        "within 20 steps"
+    )
     server.tick()
     return run
 
@@ -191,15 +237,23 @@ def test_a_run_that_learns_is_healthy(run: str, served_home: Path, server: Serve
 def test_a_frozen_environment_is_named_and_the_run_resumed(
     run: str, told: list[Json], served_home: Path, server: Server, wait_until: Callable[..., Any]
 ) -> None:
-    """By the first tick named, on its page and to the web address of the notices, and asked to end; by a later one resumed."""
+    """By the first tick named, on its page and to the web address of the notices, and asked to end;
+    by a later one resumed.
+    """
     environment = record(served_home, run)["services"]["environment"]["pid"]
     os.kill(environment, signal.SIGSTOP)
     server.tick()
     stalled = record(served_home, run)["health"]["stalled"]
     assert stalled["part"] == "environment"
     assert f"environment (pid {environment})" in stalled["evidence"]
-    wait_until(lambda: [one for one in told if one["event"] == "lachesis.run.stalled"], 20, "the notice of the stall")
-    wait_until(lambda: record(served_home, run)["status"] == "stopped", 90, "the end, with a checkpoint")
+    wait_until(
+        lambda: [one for one in told if one["event"] == "lachesis.run.stalled"],
+        20,
+        "the notice of the stall",
+    )
+    wait_until(
+        lambda: record(served_home, run)["status"] == "stopped", 90, "the end, with a checkpoint"
+    )
     before = len(steps(served_home, run))
     server.tick()
     wait_until(lambda: len(steps(served_home, run)) > before + 5, 180, "steps after the resume")
@@ -207,8 +261,12 @@ def test_a_frozen_environment_is_named_and_the_run_resumed(
     assert (again["status"], again["attempt"], again["auto_resumes"]) == ("running", 2, 1)
 
 
-def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(run: str, served_home: Path, server: Server) -> None:
-    """It is stopped by a signal, so that it accepts and does not answer; a tick still judges, and the next one publishes."""
+def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(
+    run: str, served_home: Path, server: Server
+) -> None:
+    """It is stopped by a signal, so that it accepts and does not answer; a tick still judges, and
+    the next one publishes.
+    """
     os.kill(server.pid, signal.SIGSTOP)
     try:
         before, at = len(steps(served_home, run)), now_iso()
@@ -223,8 +281,9 @@ def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(run: str, ser
 
 
 def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
-    """Ten that are due at once, as after a night with the lid closed: the ones that meet another are cancelled without a
-    process."""
+    """Ten that are due at once, as after a night with the lid closed: the ones that meet another
+    are cancelled without a process.
+    """
     made = [server.start("monitor-training") for _ in range(10)]
     states = [server.ended(one)["type"] for one in made]
     assert set(states) == {"COMPLETED", "CANCELLED"}
@@ -232,13 +291,19 @@ def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
 
 
 def test_weights_that_stay_are_called_broken(
-    told: list[Json], broken_run: str, cli: Callable[..., Any], served_home: Path, wait_until: Callable[..., Any]
+    told: list[Json],
+    broken_run: str,
+    cli: Callable[..., Any],
+    served_home: Path,
+    wait_until: Callable[..., Any],
 ) -> None:
     health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"
     assert "have not changed" in health["evidence"][0]
     assert record(served_home, broken_run)["status"] == "running", "advice, not a kill"
-    wait_until(lambda: [one for one in told if one["event"] == "lachesis.run.broken"], 20, "the notice")
+    wait_until(
+        lambda: [one for one in told if one["event"] == "lachesis.run.broken"], 20, "the notice"
+    )
     files = cli("report", broken_run)["files"]
     page = Path(files[0]).read_text()
     assert "<svg" in page
@@ -246,15 +311,26 @@ def test_weights_that_stay_are_called_broken(
     assert all(Path(file).stat().st_size > 5000 for file in files)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)")
-def test_pages_in_a_browser(broken_run: str, served_home: Path, server: Server, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)"
+)
+def test_pages_in_a_browser(
+    broken_run: str, served_home: Path, server: Server, tmp_path: Path
+) -> None:
     """The flow run with its service tasks, the report and the overview."""
-    known = json.loads((served_home / "runs" / broken_run / "monitor.json").read_text())["artifacts"]
-    (overview,) = server.ask("POST", "/artifacts/filter", {"artifacts": {"key": {"any_": ["lachesis-runs"]}}})
+    known = json.loads((served_home / "runs" / broken_run / "monitor.json").read_text())[
+        "artifacts"
+    ]
+    (overview,) = server.ask(
+        "POST", "/artifacts/filter", {"artifacts": {"key": {"any_": ["lachesis-runs"]}}}
+    )
     flow_run = record(served_home, broken_run)["flow_run_id"]
     pages = {
         "run": (f"/runs/flow-run/{flow_run}", ["wait for trainer", f"run:{broken_run}"]),
-        "report": (f"/v2/artifacts/artifact/{known['report']}", ["Learning: broken", "data:image/svg", "have not changed"]),
+        "report": (
+            f"/v2/artifacts/artifact/{known['report']}",
+            ["Learning: broken", "data:image/svg", "have not changed"],
+        ),
         "overview": (f"/v2/artifacts/artifact/{overview['id']}", [broken_run, "broken"]),
     }
     for name, (path, expected) in pages.items():
@@ -267,7 +343,12 @@ def test_pages_in_a_browser(broken_run: str, served_home: Path, server: Server, 
 
 def _visit(address: str, shot: Path, folder: Path) -> str:
     """The page after its scripts have run, and its picture."""
-    options = [f"--user-data-dir={folder / 'chromium'}", "--window-size=1400,1200", f"--screenshot={shot}", "--dump-dom"]
+    options = [
+        f"--user-data-dir={folder / 'chromium'}",
+        "--window-size=1400,1200",
+        f"--screenshot={shot}",
+        "--dump-dom",
+    ]
     # Its helpers outlive it for a moment, and are no processes of the home.
     env = {name: value for name, value in os.environ.items() if not name.startswith("LACHESIS_")}
     command = [str(CHROMIUM), *FLAGS, *options, address]

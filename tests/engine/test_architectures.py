@@ -22,22 +22,39 @@ from transformers import (
 )
 
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.lora import LoraSpec, LoraAdapter, iterate_parameters
+from lachesis.engine.lora import LoraAdapter, LoraSpec, iterate_parameters
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_request import PromptLogprobsSpec, SampleResponse, SampleRequest
-from lachesis.engine.sampler import SamplingJob, Sampler
+from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest, SampleResponse
+from lachesis.engine.sampler import Sampler, SamplingJob
 from lachesis.engine.training import ForwardBackwardResult, TrainingModel
 from lachesis.tiny_model.build import build_tokenizer
 
-SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+SIZES = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 CONFIGS = {
-    "gpt2 (transposed linear layers, tied)": GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=2, n_positions=64),
-    "llama (grouped heads, tied)": LlamaConfig(**SIZES, intermediate_size=64, num_key_value_heads=1, tie_word_embeddings=True),
+    "gpt2 (transposed linear layers, tied)": GPT2Config(
+        vocab_size=260, n_embd=32, n_layer=2, n_head=2, n_positions=64
+    ),
+    "llama (grouped heads, tied)": LlamaConfig(
+        **SIZES, intermediate_size=64, num_key_value_heads=1, tie_word_embeddings=True
+    ),
     "gpt-neox (fused attention)": GPTNeoXConfig(**SIZES, intermediate_size=64),
-    "mistral (looks back 4 tokens)": MistralConfig(**SIZES, intermediate_size=64, num_key_value_heads=1, sliding_window=4),
+    "mistral (looks back 4 tokens)": MistralConfig(
+        **SIZES, intermediate_size=64, num_key_value_heads=1, sliding_window=4
+    ),
     "gemma 2 (every other layer looks back 4 tokens, capped logits)": Gemma2Config(
-        **SIZES, intermediate_size=64, num_key_value_heads=1, head_dim=16, sliding_window=4, query_pre_attn_scalar=16
+        **SIZES,
+        intermediate_size=64,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=4,
+        query_pre_attn_scalar=16,
     ),
     "qwen 3 (half of the layers look back 4 tokens)": Qwen3Config(
         **SIZES,
@@ -75,11 +92,17 @@ def trained_model(base: BaseLanguageModel, **spec: Any) -> TrainingModel:
     return model
 
 
-def sample(base: BaseLanguageModel, *jobs: tuple[SampleRequest, LoraAdapter | None]) -> list[SampleResponse]:
+def sample(
+    base: BaseLanguageModel, *jobs: tuple[SampleRequest, LoraAdapter | None]
+) -> list[SampleResponse]:
     """Draw them together."""
     sampler, found = Sampler(base, seed=0), {}
     for number, (request, snapshot) in enumerate(jobs):
-        sampler.add(SamplingJob(request, snapshot, lambda result, number=number: found.__setitem__(number, result)))
+        sampler.add(
+            SamplingJob(
+                request, snapshot, lambda result, number=number: found.__setitem__(number, result)
+            )
+        )
     while sampler.is_busy:
         sampler.step()
     return [found[number] for number in range(len(jobs))]
@@ -93,7 +116,9 @@ def run_all(passes: Generator[None, None, ForwardBackwardResult]) -> ForwardBack
             return end.value
 
 
-def expected(base: BaseLanguageModel, tokens: list[int], snapshot: LoraAdapter | None) -> np.ndarray:
+def expected(
+    base: BaseLanguageModel, tokens: list[int], snapshot: LoraAdapter | None
+) -> np.ndarray:
     """Log-probabilities of each token but the first, in one pass without a cache."""
     ids = torch.tensor([tokens])
     with torch.no_grad():
@@ -104,8 +129,10 @@ def expected(base: BaseLanguageModel, tokens: list[int], snapshot: LoraAdapter |
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
-    """Token by token with a cache, sequences of different lengths and of two adapters and the base model in one batch: the
-    log-probabilities are those of one pass over the whole sequence, by the model in training and by Hugging Face's own."""
+    """Token by token with a cache, sequences of different lengths and of two adapters and the base
+    model in one batch: the log-probabilities are those of one pass over the whole sequence, by the
+    model in training and by Hugging Face's own.
+    """
     base = model_of(tmp_path, name)
     one, other = trained_model(base), trained_model(base, rank=2)
     request = {"max_tokens": 12, "prompt_logprobs_spec": PromptLogprobsSpec(include_logprobs=True)}
@@ -119,7 +146,9 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
             whole = expected(base, [*asked.prompt, *sequence.tokens], snapshot)
             np.testing.assert_allclose(sequence.logprobs, whole[len(asked.prompt) - 1 :], atol=1e-4)
         assert found.prompt_logprobs.logprobs is not None
-        np.testing.assert_allclose(found.prompt_logprobs.logprobs[1:], expected(base, asked.prompt, snapshot), atol=1e-4)
+        np.testing.assert_allclose(
+            found.prompt_logprobs.logprobs[1:], expected(base, asked.prompt, snapshot), atol=1e-4
+        )
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokens = jobs[1][0].prompt + found.sequences[0].tokens
     with torch.no_grad():
@@ -129,7 +158,9 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
     data = [DecodedDatum(np.array([1, 2, 3, 4]), {"target_tokens": np.array([2, 3, 4, 5])})]
     passes = one.forward_backward(data, "cross_entropy", {}, forward_only=True)
     logprobs_D, _ = run_all(passes)
-    np.testing.assert_allclose(logprobs_D[0], expected(base, [1, 2, 3, 4, 5], jobs[0][1]), atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs_D[0], expected(base, [1, 2, 3, 4, 5], jobs[0][1]), atol=1e-4
+    )
 
 
 def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path) -> None:
@@ -143,7 +174,9 @@ def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path
     base.lora_layers.use_for_training(trained_model(base)._trained_adapter)
     base.lora_layers.use_for_sampling([(None, None)])
     with torch.no_grad():
-        fresh = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor([[1, 2]])).logits
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(
+            torch.tensor([[1, 2]])
+        ).logits
         torch.testing.assert_close(base.module(torch.tensor([[1, 2]])).logits, fresh)
 
 
@@ -155,7 +188,9 @@ def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path
         ({"train_attn": False, "train_mlp": False}, {"lm_head"}),
     ],
 )
-def test_a_client_chooses_what_is_trained(random_model: str, spec: dict[str, Any], trained: set[str]) -> None:
+def test_a_client_chooses_what_is_trained(
+    random_model: str, spec: dict[str, Any], trained: set[str]
+) -> None:
     paths = set(TrainingModel(BaseLanguageModel(random_model), LoraSpec(rank=2, **spec)).factors)
     assert paths
     assert all(any(part in path for part in trained) for path in paths)

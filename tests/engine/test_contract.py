@@ -1,4 +1,6 @@
-"""The unmodified SDK against the engine: what trains, samples, saves and loads on Tinker does so here."""
+"""The unmodified SDK against the engine: what trains, samples, saves and loads on Tinker does so
+here.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def ids(tokens: list[int]) -> tinker.ModelInput:
 
 
 def datums(count: int = 3, seed: int = 0) -> list[tinker.Datum]:
-    """Sequences of different lengths with random tokens, logprobs and advantages; the first half is prompt."""
+    """Sequences of different lengths with random tokens, logprobs and advantages; the first half is
+    prompt.
+    """
     rng = np.random.default_rng(seed)
     result = []
     for index in range(count):
@@ -43,7 +47,9 @@ def datums(count: int = 3, seed: int = 0) -> list[tinker.Datum]:
     return result
 
 
-def step(training: tinker.TrainingClient, data: list[tinker.Datum], loss: str = "importance_sampling") -> Any:
+def step(
+    training: tinker.TrainingClient, data: list[tinker.Datum], loss: str = "importance_sampling"
+) -> Any:
     """One pipelined train step; the forward-backward output."""
     forward = training.forward_backward(data, loss)
     optim = training.optim_step(tinker.AdamParams(**ADAM))
@@ -57,18 +63,25 @@ def logprobs_of(output: Any) -> list[np.ndarray]:
 
 
 class Reference:
-    """The same model and LoRA written out in plain torch, with Adam in numpy: nothing of the engine or of PEFT in it."""
+    """The same model and LoRA written out in plain torch, with Adam in numpy: nothing of the engine
+    or of PEFT in it.
+    """
 
     def __init__(self, model: str, adapter: Path, rank: int) -> None:
         from safetensors.torch import load_file
 
         self.module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.params = {k: v.clone().requires_grad_() for k, v in load_file(adapter / "adapter_model.safetensors").items()}
+        self.params = {
+            k: v.clone().requires_grad_()
+            for k, v in load_file(adapter / "adapter_model.safetensors").items()
+        }
         for key in [key for key in self.params if ".lora_A." in key]:
             path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             a, b = self.params[key], self.params[key.replace("lora_A", "lora_B")]
             linear = self.module.get_submodule(path)
-            linear.register_forward_hook(lambda _, x, y, a=a, b=b: y + (32 / rank) * (x[0] @ a.T @ b.T))
+            linear.register_forward_hook(
+                lambda _, x, y, a=a, b=b: y + (32 / rank) * (x[0] @ a.T @ b.T)
+            )
         self.moments = {k: (np.zeros(v.shape), np.zeros(v.shape)) for k, v in self.params.items()}
         self.steps = 0
 
@@ -100,7 +113,9 @@ class Reference:
             first[:] = 0.9 * first + 0.1 * g
             second[:] = 0.95 * second + 0.05 * g * g
             m, v = first / (1 - 0.9**self.steps), second / (1 - 0.95**self.steps)
-            param.data -= torch.tensor(ADAM["learning_rate"] * m / (np.sqrt(v) + ADAM["eps"]), dtype=torch.float32)
+            param.data -= torch.tensor(
+                ADAM["learning_rate"] * m / (np.sqrt(v) + ADAM["eps"]), dtype=torch.float32
+            )
         return float(total.detach())
 
 
@@ -109,7 +124,9 @@ def checkpoint_folder(engine: Any, path: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])
-def test_losses_gradients_and_adam_agree_with_plain_torch(training: tinker.TrainingClient, engine: Any, kind: str) -> None:
+def test_losses_gradients_and_adam_agree_with_plain_torch(
+    training: tinker.TrainingClient, engine: Any, kind: str
+) -> None:
     """Three steps: losses and logprobs agree before each, the weights after the last."""
     start = training.save_weights_for_sampler("start").result().path
     reference = Reference(engine.model, checkpoint_folder(engine, start), rank=8)
@@ -123,15 +140,21 @@ def test_losses_gradients_and_adam_agree_with_plain_torch(training: tinker.Train
     end = training.save_weights_for_sampler("end").result().path
     after = Reference(engine.model, checkpoint_folder(engine, end), rank=8).params
     for key, value in reference.params.items():
-        np.testing.assert_allclose(after[key].detach().numpy(), value.detach().numpy(), atol=1e-3, err_msg=key)
+        np.testing.assert_allclose(
+            after[key].detach().numpy(), value.detach().numpy(), atol=1e-3, err_msg=key
+        )
 
 
-def test_cross_entropy_takes_real_weights_and_several_targets(training: tinker.TrainingClient) -> None:
+def test_cross_entropy_takes_real_weights_and_several_targets(
+    training: tinker.TrainingClient,
+) -> None:
     """The SDK sends gradients of a client's own loss as weights of any sign."""
     tokens = [1, 2, 3]
     targets = np.array([[2, 5], [3, 6], [4, 7]])
     weights = np.array([[1.0, -0.5], [0.0, 2.0], [0.25, 0.0]], np.float32)
-    datum = tinker.Datum(model_input=ids(tokens), loss_fn_inputs={"target_tokens": targets, "weights": weights})
+    datum = tinker.Datum(
+        model_input=ids(tokens), loss_fn_inputs={"target_tokens": targets, "weights": weights}
+    )
     output = training.forward_backward([datum], "cross_entropy").result()
     (logprobs,) = logprobs_of(output)
     assert logprobs.shape == (3, 2)
@@ -141,11 +164,17 @@ def test_cross_entropy_takes_real_weights_and_several_targets(training: tinker.T
 def test_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> None:
     """forward_backward_custom runs the loss at the client and sends its gradient back."""
 
-    def loss(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        data: list[tinker.Datum], logprobs: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         total = torch.stack([one.square().sum() for one in logprobs]).sum()
         return total, {"mine": float(total.detach())}
 
-    data = [tinker.Datum(model_input=ids([1, 2, 3]), loss_fn_inputs={"target_tokens": np.array([2, 3, 4])})]
+    data = [
+        tinker.Datum(
+            model_input=ids([1, 2, 3]), loss_fn_inputs={"target_tokens": np.array([2, 3, 4])}
+        )
+    ]
     before = training.forward_backward_custom(data, loss).result().metrics["mine"]
     training.optim_step(tinker.AdamParams(**ADAM)).result()
     after = training.forward_backward_custom(data, loss).result().metrics["mine"]
@@ -159,20 +188,32 @@ def test_forward_adds_no_gradient(training: tinker.TrainingClient) -> None:
 
 def test_gradients_add_up_until_the_step(service: tinker.ServiceClient, engine: Any) -> None:
     """Two passes of a half each make the step of one pass of the whole."""
-    whole, parts = (service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result() for _ in range(2))
+    whole, parts = (
+        service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result()
+        for _ in range(2)
+    )
     data = datums(4)
     whole.forward_backward(data, "importance_sampling").result()
     for half in (data[:2], data[2:]):
         parts.forward_backward(half, "importance_sampling").result()
-    norms = [client.optim_step(tinker.AdamParams(**ADAM)).result().metrics["grad_norm"] for client in (whole, parts)]
+    norms = [
+        client.optim_step(tinker.AdamParams(**ADAM)).result().metrics["grad_norm"]
+        for client in (whole, parts)
+    ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_the_gradient_is_clipped_to_the_norm_that_was_asked(service: tinker.ServiceClient, engine: Any) -> None:
-    """Adam divides by the gradient's size, so eps is made large for the clip to show in the weights."""
+def test_the_gradient_is_clipped_to_the_norm_that_was_asked(
+    service: tinker.ServiceClient, engine: Any
+) -> None:
+    """Adam divides by the gradient's size, so eps is made large for the clip to show in the
+    weights.
+    """
 
     def moved(**options: float) -> float:
-        client = service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result()
+        client = service.create_lora_training_client(
+            base_model=engine.model, rank=8, seed=1
+        ).result()
         client.forward_backward(datums(), "importance_sampling").result()
         client.optim_step(tinker.AdamParams(learning_rate=1.0, eps=1e6, **options)).result()
         from safetensors.torch import load_file
@@ -185,7 +226,10 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked(service: tinker.Serv
 
 
 def test_two_clients_do_not_see_each_other(service: tinker.ServiceClient, engine: Any) -> None:
-    one, other = (service.create_lora_training_client(base_model=engine.model, rank=r, seed=1).result() for r in (4, 8))
+    one, other = (
+        service.create_lora_training_client(base_model=engine.model, rank=r, seed=1).result()
+        for r in (4, 8)
+    )
     before = logprobs_of(other.forward(datums(), "importance_sampling").result())
     step(one, datums())
     after = logprobs_of(other.forward(datums(), "importance_sampling").result())
@@ -203,7 +247,11 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
     results = []
     for client in (training, with_adam, without):
         step(client, datums(seed=2))
-        results.append(client.forward_backward(datums(seed=3), "importance_sampling").result().metrics["loss:sum"])
+        results.append(
+            client.forward_backward(datums(seed=3), "importance_sampling")
+            .result()
+            .metrics["loss:sum"]
+        )
     assert results[0] == results[1]
     assert results[0] != results[2]
 
@@ -211,22 +259,33 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
 def test_a_resumed_run_equals_an_uninterrupted_one(
     service: tinker.ServiceClient, engine: Any, start_engine: Callable[..., Any], random_model: str
 ) -> None:
-    """Four steps in one engine, and two, a checkpoint, another engine process, two more: the same losses, bit for bit."""
+    """Four steps in one engine, and two, a checkpoint, another engine process, two more: the same
+    losses, bit for bit.
+    """
 
     def losses(client: tinker.TrainingClient, numbers: range) -> list[float]:
         return [step(client, datums(seed=number)).metrics["loss:sum"] for number in numbers]
 
-    whole = losses(service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result(), range(4))
-    interrupted = service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result()
+    whole = losses(
+        service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result(),
+        range(4),
+    )
+    interrupted = service.create_lora_training_client(
+        base_model=random_model, rank=8, seed=3
+    ).result()
     parts = losses(interrupted, range(2))
     path = interrupted.save_state("stop").result().path
     second = start_engine(random_model, engine.store)
     with tinker.ServiceClient(base_url=second.url, api_key=second.token) as other:
-        parts += losses(other.create_training_client_from_state_with_optimizer(path).result(), range(2, 4))
+        parts += losses(
+            other.create_training_client_from_state_with_optimizer(path).result(), range(2, 4)
+        )
     assert parts == whole
 
 
-def test_an_exported_adapter_gives_the_same_logprobs_in_peft(training: tinker.TrainingClient, engine: Any) -> None:
+def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
+    training: tinker.TrainingClient, engine: Any
+) -> None:
     """What the engine samples with is what `peft` loads."""
     for number in range(3):
         step(training, datums(seed=number))
@@ -237,7 +296,9 @@ def test_an_exported_adapter_gives_the_same_logprobs_in_peft(training: tinker.Tr
     model = PeftModel.from_pretrained(base, str(checkpoint_folder(engine, path))).eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, :-1]
-    expected = torch.log_softmax(logits, -1)[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])]
+    expected = torch.log_softmax(logits, -1)[
+        torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])
+    ]
     np.testing.assert_allclose(np.array(served, dtype=np.float64), expected.numpy(), atol=1e-3)
 
 
@@ -262,8 +323,12 @@ def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> N
             "advantages": np.ones(2, np.float32),
         },
     )
-    outside = tinker.Datum(model_input=ids([1, 9999]), loss_fn_inputs={"target_tokens": np.array([2, 3])})
-    lacking = tinker.Datum(model_input=ids([1, 2]), loss_fn_inputs={"target_tokens": np.array([2, 3])})
+    outside = tinker.Datum(
+        model_input=ids([1, 9999]), loss_fn_inputs={"target_tokens": np.array([2, 3])}
+    )
+    lacking = tinker.Datum(
+        model_input=ids([1, 2]), loss_fn_inputs={"target_tokens": np.array([2, 3])}
+    )
     for data, loss, message in (
         (good, "stable_reinforce", "'stable_reinforce' is not offered"),
         ([short], "importance_sampling", "model_input has 3 tokens, target_tokens has 2"),
@@ -279,7 +344,12 @@ def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> N
 
 def test_a_wrong_token_or_model_is_refused(service: tinker.ServiceClient, engine: Any) -> None:
     assert httpx.get(f"{engine.url}/api/v1/healthz").status_code == 401
-    assert httpx.post(f"{engine.url}/api/v1/create_session", headers={"X-API-Key": "tml-other"}, json={}).status_code == 401
+    assert (
+        httpx.post(
+            f"{engine.url}/api/v1/create_session", headers={"X-API-Key": "tml-other"}, json={}
+        ).status_code
+        == 401
+    )
     with pytest.raises(tinker.RequestFailedError, match="this engine serves"):
         service.create_lora_training_client(base_model="Qwen/Qwen3-8B").result()
 
@@ -299,14 +369,19 @@ def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any
         assert made == {"model_id": model["model_id"]}
         info = client.post("/get_info", json={"model_id": model["model_id"]}).json()
         assert info["lora_rank"] == 4
-        step = {"model_id": model["model_id"], "adam_params": {"learning_rate": 1e-4, "nesterov": False}}
+        step = {
+            "model_id": model["model_id"],
+            "adam_params": {"learning_rate": 1e-4, "nesterov": False},
+        }
         taken = client.post("/optim_step", json=step).json()
         assert "detail" not in taken, taken
         step["adam_params"]["nesterov"] = True
         refused = client.post("/optim_step", json=step)
         answer = refused.json()
         if "request_id" in answer:
-            answer = client.post("/retrieve_future", json={"request_id": answer["request_id"]}).json()
+            answer = client.post(
+                "/retrieve_future", json={"request_id": answer["request_id"]}
+            ).json()
         assert "adam_params has no nesterov" in str(answer)
         for number, (field, value) in enumerate({"rank": "8", "train_mlp": 1, "seed": 0.5}.items()):
             refused = create(1 + number, {"rank": 4, field: value})
@@ -314,18 +389,27 @@ def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any
             assert f"lora_config.{field} is {value!r}" in refused.json()["detail"]
 
 
-def test_capabilities_and_listing(service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any) -> None:
+def test_capabilities_and_listing(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any
+) -> None:
     (model,) = service.get_server_capabilities().supported_models
     assert (model.model_name, model.max_context_length) == (engine.model, 512)
     path = training.save_state("listed").result().path
     training.save_weights_for_sampler("listed").result()
     rest = service.create_rest_client()
     run_id = path.removeprefix("tinker://").split("/")[0]
-    found = {one.tinker_path: one.checkpoint_type for one in rest.list_checkpoints(run_id).result().checkpoints}
+    found = {
+        one.tinker_path: one.checkpoint_type
+        for one in rest.list_checkpoints(run_id).result().checkpoints
+    }
     assert found == {path: "training", path.replace("/weights/", "/sampler_weights/"): "sampler"}
-    assert run_id in [run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs]
+    assert run_id in [
+        run.training_run_id for run in rest.list_training_runs(limit=100).result().training_runs
+    ]
     rest.delete_checkpoint_from_tinker_path(path).result()
-    assert path not in [one.tinker_path for one in rest.list_checkpoints(run_id).result().checkpoints]
+    assert path not in [
+        one.tinker_path for one in rest.list_checkpoints(run_id).result().checkpoints
+    ]
 
 
 def test_a_checkpoint_is_published_and_made_private_again(
@@ -374,10 +458,21 @@ def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
     assert not {path, damaged} & set(all_paths)
 
 
-def test_the_tinker_command_downloads_a_checkpoint(training: tinker.TrainingClient, engine: Any, tmp_path: Path) -> None:
+def test_the_tinker_command_downloads_a_checkpoint(
+    training: tinker.TrainingClient, engine: Any, tmp_path: Path
+) -> None:
     """The vendor's command line gets a PEFT adapter from us."""
     path = training.save_state("download").result().path
-    command = [sys.executable, "-m", "tinker.cli", "checkpoint", "download", path, "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "checkpoint",
+        "download",
+        path,
+        "--output",
+        str(tmp_path),
+    ]
     env = {**os.environ, "TINKER_BASE_URL": engine.url, "TINKER_API_KEY": engine.token}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout

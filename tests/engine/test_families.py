@@ -17,9 +17,13 @@ from lachesis.tiny_model.build import build_tokenizer
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about tied weights
 
 
-@pytest.mark.parametrize("family", ["llama4_text", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama4_text", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
+)
 def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Path) -> None:
-    """Sampling beyond windows and chunks, a training step, and the adapter in PEFT, within 1e-3 nats."""
+    """Sampling beyond windows and chunks, a training step, and the adapter in PEFT, within 1e-3
+    nats.
+    """
     outcome = families.compare(family, tmp_path)
     assert outcome.verdict == "agrees", outcome
     assert outcome.layers[0] == outcome.layers[1] > 0
@@ -49,7 +53,9 @@ def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path: Path) -> None
         assert part in outcome.reason
 
 
-def test_the_start_looks_beyond_the_default_windows_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_looks_beyond_the_default_windows_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Llama 4 as published has chunks of 8,192 tokens; wrong masks show at a start of seconds."""
     monkeypatch.setitem(families.SMALL, "attention_chunk_size", 8192)
     monkeypatch.setitem(families.SMALL, "max_position_embeddings", 16384)
@@ -61,11 +67,15 @@ def test_the_start_looks_beyond_the_default_windows_of_a_model(tmp_path: Path, m
         BaseLanguageModel(str(tmp_path))
 
 
-def test_a_model_that_hides_its_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_hides_its_gradient_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    monkeypatch.setattr(BaseLanguageModel, "compute_logits", torch.no_grad()(BaseLanguageModel.compute_logits))
+    monkeypatch.setattr(
+        BaseLanguageModel, "compute_logits", torch.no_grad()(BaseLanguageModel.compute_logits)
+    )
     with pytest.raises(UnsupportedModelError, match="a training step lowers its loss by"):
         BaseLanguageModel(str(tmp_path))

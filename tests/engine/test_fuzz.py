@@ -42,14 +42,28 @@ def test_strangers_are_refused(own: Any) -> None:
 def test_text_that_nobody_can_encode_is_refused(own: Any) -> None:
     headers = {"X-API-Key": own.token, "content-type": "application/json"}
     with httpx.Client(base_url=own.url, trust_env=False, headers=headers) as client:
-        assert client.post("/api/v1/retrieve_future", content=b'{"request_id": "\\ud800"}').status_code < 500
-        assert client.post("/api/v1/create_session", content=b'{"session_id": ["\\ud800"], "tags": 7}').status_code < 500
-        assert client.post("/api/v1/get_info", content=b'{"model_id": "\\ud800"}').status_code == 404
-        assert client.post("/api/v1/get_info", content=b'{"model_id": ["\\ud800"]}').status_code == 422
+        assert (
+            client.post("/api/v1/retrieve_future", content=b'{"request_id": "\\ud800"}').status_code
+            < 500
+        )
+        assert (
+            client.post(
+                "/api/v1/create_session", content=b'{"session_id": ["\\ud800"], "tags": 7}'
+            ).status_code
+            < 500
+        )
+        assert (
+            client.post("/api/v1/get_info", content=b'{"model_id": "\\ud800"}').status_code == 404
+        )
+        assert (
+            client.post("/api/v1/get_info", content=b'{"model_id": ["\\ud800"]}').status_code == 422
+        )
         assert client.get("/download/%C3%A9/a/weights/b/c").status_code == 403
 
 
-def test_damaged_bodies_of_a_training_step_are_refused(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_bodies_of_a_training_step_are_refused(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is a fault of the client, at once or through its future; and the same client goes on."""
     sent: list[tuple[bytes, dict[str, str]]] = []
     send = httpx.AsyncClient.send
@@ -74,7 +88,11 @@ def test_damaged_bodies_of_a_training_step_are_refused(own: Any, monkeypatch: py
             answer = plain.post("/api/v1/forward_backward", content=changed)
             assert answer.status_code < 500, (answer.text, changed)
             if answer.status_code == 200:
-                found = plain.post("/api/v1/retrieve_future", json=answer.json(), headers={"content-type": "application/json"})
+                found = plain.post(
+                    "/api/v1/retrieve_future",
+                    json=answer.json(),
+                    headers={"content-type": "application/json"},
+                )
                 assert found.status_code == 200
                 if found.headers["content-type"].startswith("application/json"):
                     assert found.json().get("category") != "server", (found.text, changed)

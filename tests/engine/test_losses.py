@@ -22,9 +22,17 @@ SEQUENCE = np.array([0, 0, 1, 1])
 def run(loss_fn: str, **config: float) -> tuple[np.ndarray, np.ndarray]:
     """The loss of two sequences of two tokens, and its gradient."""
     logprobs = torch.tensor(LP, requires_grad=True)
-    numbers = {"logprobs": Q, "advantages": A, "weights": A, "sequence_ratio_mask": MASK, "sequence": SEQUENCE}
+    numbers = {
+        "logprobs": Q,
+        "advantages": A,
+        "weights": A,
+        "sequence_ratio_mask": MASK,
+        "sequence": SEQUENCE,
+    }
     inputs = {name: torch.tensor(value) for name, value in numbers.items()}
-    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, config))
+    value = losses.LOSSES[loss_fn].formula(
+        logprobs, inputs, losses.resolve_settings(loss_fn, config)
+    )
     value.sum().backward()
     assert logprobs.grad is not None
     return value.detach().numpy(), logprobs.grad.numpy()
@@ -44,7 +52,9 @@ def test_importance_sampling() -> None:
 
 
 def test_ppo_stops_where_the_clip_binds() -> None:
-    """Token 1 has r = e > 1.2 with A > 0: clipped, no gradient. Token 2 has r < 0.8 with A < 0: clipped too."""
+    """Token 1 has r = e > 1.2 with A > 0: clipped, no gradient. Token 2 has r < 0.8 with A < 0:
+    clipped too.
+    """
     value, gradient = run("ppo")
     clipped = np.clip(R, 0.8, 1.2)
     np.testing.assert_allclose(value, -np.minimum(R * A, clipped * A))
@@ -59,8 +69,10 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
 
 
 def test_gspo_has_one_ratio_per_sequence_and_each_token_keeps_its_gradient() -> None:
-    """Sequence 0: s = exp(mean(0.2, 1.0)) = e^0.6 > 1.2 with A > 0: clipped. Sequence 1: s = e^-1 < 0.8 with A < 0: clipped
-    too. With wide bounds d/dlp_t = s A_t, whatever the other tokens of the sequence are."""
+    """Sequence 0: s = exp(mean(0.2, 1.0)) = e^0.6 > 1.2 with A > 0: clipped. Sequence 1: s = e^-1 <
+    0.8 with A < 0: clipped too. With wide bounds d/dlp_t = s A_t, whatever the other tokens of the
+    sequence are.
+    """
     mean = np.array([np.mean((LP - Q)[:2])] * 2 + [(LP - Q)[2]] * 2)
     value, gradient = run("gspo")
     np.testing.assert_allclose(value, -np.clip(np.exp(mean), 0.8, 1.2) * A)
@@ -71,42 +83,66 @@ def test_gspo_has_one_ratio_per_sequence_and_each_token_keeps_its_gradient() -> 
 
 
 def test_dro_pulls_back_what_has_moved() -> None:
-    """d/dlp (lp A - b/2 (lp - q)^2) = A - b (lp - q), also for a sampled token without advantage; padding has q = 0."""
+    """d/dlp (lp A - b/2 (lp - q)^2) = A - b (lp - q), also for a sampled token without advantage;
+    padding has q = 0.
+    """
     value, gradient = run("dro", beta=0.5)
     moved = np.where((A != 0) | (Q != 0), LP - Q, 0.0)
     np.testing.assert_allclose(value, -(LP * A - 0.25 * moved**2))
     np.testing.assert_allclose(gradient, -(A - 0.5 * moved))
 
 
-@pytest.mark.parametrize("loss_fn", [name for name in losses.LOSSES if name not in ("cispo", "gspo")])
+@pytest.mark.parametrize(
+    "loss_fn", [name for name in losses.LOSSES if name not in ("cispo", "gspo")]
+)
 def test_gradients_are_those_of_the_values(loss_fn: str) -> None:
     """Central differences in float64. The other two stop a gradient on purpose."""
-    inputs = {"logprobs": torch.tensor(Q), "advantages": torch.tensor(A), "weights": torch.tensor(A)}
+    inputs = {
+        "logprobs": torch.tensor(Q),
+        "advantages": torch.tensor(A),
+        "weights": torch.tensor(A),
+    }
     formula, settings = losses.LOSSES[loss_fn].formula, losses.resolve_settings(loss_fn, {})
     for index in range(len(LP)):
         step = np.zeros(len(LP))
         step[index] = 1e-6
-        up, down = (float(formula(torch.tensor(LP + sign * step), inputs, settings).sum()) for sign in (1, -1))
+        up, down = (
+            float(formula(torch.tensor(LP + sign * step), inputs, settings).sum())
+            for sign in (1, -1)
+        )
         assert run(loss_fn)[1][index] == pytest.approx((up - down) / 2e-6, abs=1e-6)
 
 
 def test_a_token_without_advantage_cannot_overflow() -> None:
-    """A padded sampling logprob of 0.0 beside a logprob of -2000 would give 0 * inf the other way round."""
+    """A padded sampling logprob of 0.0 beside a logprob of -2000 would give 0 * inf the other way
+    round.
+    """
     for loss_fn in ("importance_sampling", "ppo", "cispo", "gspo"):
         logprobs = torch.tensor([2000.0], requires_grad=True)
         zero = torch.tensor([0.0])
-        inputs = {"logprobs": zero, "advantages": zero, "sequence_ratio_mask": zero, "sequence": torch.tensor([0])}
-        losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, {})).sum().backward()
+        inputs = {
+            "logprobs": zero,
+            "advantages": zero,
+            "sequence_ratio_mask": zero,
+            "sequence": torch.tensor([0]),
+        }
+        losses.LOSSES[loss_fn].formula(
+            logprobs, inputs, losses.resolve_settings(loss_fn, {})
+        ).sum().backward()
         assert logprobs.grad is not None
         assert logprobs.grad.item() == 0.0
 
 
 def test_an_unknown_loss_or_setting_is_refused_by_name() -> None:
     with pytest.raises(
-        EngineRequestError, match="'reinforce' is not offered; allowed: cross_entropy, importance_sampling, ppo, cispo"
+        EngineRequestError,
+        match="'reinforce' is not offered; allowed: cross_entropy, importance_sampling, ppo, cispo",
     ):
         losses.resolve_settings("reinforce", {})
-    with pytest.raises(EngineRequestError, match="importance_sampling has no setting clip_low_threshold; allowed: none"):
+    with pytest.raises(
+        EngineRequestError,
+        match="importance_sampling has no setting clip_low_threshold; allowed: none",
+    ):
         losses.resolve_settings("importance_sampling", {"clip_low_threshold": 0.5})
     for value in (float("nan"), -1.0, "much"):
         with pytest.raises(EngineRequestError, match="ppo setting clip_low_threshold is"):

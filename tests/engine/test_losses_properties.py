@@ -24,7 +24,9 @@ Tokens = dict[str, Any]
 
 @st.composite
 def tokens(draw: st.DrawFn, *, least: int = 1) -> Tokens:
-    """Some tokens of some sequences, of which some are prompt: no advantage, no mask, no sampling log-probability."""
+    """Some tokens of some sequences, of which some are prompt: no advantage, no mask, no sampling
+    log-probability.
+    """
     count = draw(st.integers(least, 6))
     columns = {
         "lp": LOGPROB,
@@ -33,7 +35,9 @@ def tokens(draw: st.DrawFn, *, least: int = 1) -> Tokens:
         "sequence_ratio_mask": st.sampled_from([0.0, 1.0]),
         "sequence": st.integers(0, 2),
     }
-    made = {name: np.array([draw(values) for _ in range(count)]) for name, values in columns.items()}
+    made = {
+        name: np.array([draw(values) for _ in range(count)]) for name, values in columns.items()
+    }
     for name in ("logprobs", "advantages"):
         made[name] = np.where(made["sequence_ratio_mask"] > 0, made[name], 0.0)
     return made
@@ -44,9 +48,13 @@ def run(loss_fn: str, made: Tokens, **config: float) -> tuple[np.ndarray, np.nda
     logprobs = torch.tensor(made["lp"], dtype=torch.float64, requires_grad=True)
     inputs = {name: torch.tensor(values) for name, values in made.items() if name != "lp"}
     inputs["weights"] = inputs["advantages"]
-    value = losses.LOSSES[loss_fn].formula(logprobs, inputs, losses.resolve_settings(loss_fn, config))
+    value = losses.LOSSES[loss_fn].formula(
+        logprobs, inputs, losses.resolve_settings(loss_fn, config)
+    )
     (gradient,) = torch.autograd.grad(value.sum(), logprobs, allow_unused=True)
-    return value.detach().numpy(), np.zeros(len(made["lp"])) if gradient is None else gradient.numpy()
+    return value.detach().numpy(), np.zeros(
+        len(made["lp"])
+    ) if gradient is None else gradient.numpy()
 
 
 def changed(made: Tokens, **columns: Any) -> Tokens:
@@ -63,7 +71,9 @@ def test_the_gradient_is_that_of_the_value(loss_fn: str, made: Tokens) -> None:
     for index in range(len(gradient)):
         step = np.zeros(len(gradient))
         step[index] = 1e-6
-        up, down = (run(loss_fn, changed(made, lp=made["lp"] + sign * step))[0].sum() for sign in (1, -1))
+        up, down = (
+            run(loss_fn, changed(made, lp=made["lp"] + sign * step))[0].sum() for sign in (1, -1)
+        )
         assert gradient[index] == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-5)
 
 
@@ -72,7 +82,9 @@ def test_the_gradient_of_losses_that_stop_one_is_the_papers(made: Tokens) -> Non
     """CISPO: -clip(r) A, whatever the clip does; GSPO inside wide bounds: -s A."""
     lp, q, advantages = made["lp"], made["logprobs"], made["advantages"]
     ratio = np.exp(np.where(advantages != 0, lp - q, 0.0))
-    np.testing.assert_allclose(run("cispo", made)[1], -np.clip(ratio, 0, 4) * advantages, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        run("cispo", made)[1], -np.clip(ratio, 0, 4) * advantages, rtol=1e-9, atol=1e-12
+    )
     mask, sequence = made["sequence_ratio_mask"], made["sequence"]
     members = [(sequence == number) & (mask > 0) for number in sequence]
     mean = np.array([(lp - q)[own].mean() if own.any() else 0.0 for own in members])
@@ -83,7 +95,9 @@ def test_the_gradient_of_losses_that_stop_one_is_the_papers(made: Tokens) -> Non
 
 @examples(st.sampled_from(CLIPPED), tokens())
 def test_a_clipped_loss_is_the_unclipped_one_inside_its_bounds(loss_fn: str, made: Tokens) -> None:
-    """PPO gives the values of importance sampling, and all three its gradients; GSPO where each token is a sequence."""
+    """PPO gives the values of importance sampling, and all three its gradients; GSPO where each
+    token is a sequence.
+    """
     made = changed(made, sequence=np.arange(len(made["lp"])))
     value, gradient = run(loss_fn, made, clip_low_threshold=0.0, clip_high_threshold=1e9)
     plain, plain_gradient = run("importance_sampling", made)
@@ -93,7 +107,9 @@ def test_a_clipped_loss_is_the_unclipped_one_inside_its_bounds(loss_fn: str, mad
 
 
 @examples(tokens(), st.floats(0, 1), st.floats(1, 3))
-def test_ppo_is_never_more_hopeful_than_importance_sampling(made: Tokens, low: float, high: float) -> None:
+def test_ppo_is_never_more_hopeful_than_importance_sampling(
+    made: Tokens, low: float, high: float
+) -> None:
     """And has its gradient or none."""
     value, gradient = run("ppo", made, clip_low_threshold=low, clip_high_threshold=high)
     plain, plain_gradient = run("importance_sampling", made)
@@ -115,18 +131,30 @@ def test_a_masked_token_never_contributes(loss_fn: str, made: Tokens, other: flo
     np.testing.assert_array_equal(moved_gradient, gradient)
 
 
-@examples(st.sampled_from(sorted(losses.LOSSES)), tokens(least=2), st.randoms(use_true_random=False))
+@examples(
+    st.sampled_from(sorted(losses.LOSSES)), tokens(least=2), st.randoms(use_true_random=False)
+)
 def test_the_order_of_tokens_does_not_matter(loss_fn: str, made: Tokens, random: Any) -> None:
     order = list(range(len(made["lp"])))
     random.shuffle(order)
-    both = zip(run(loss_fn, made), run(loss_fn, {name: values[order] for name, values in made.items()}), strict=True)
+    both = zip(
+        run(loss_fn, made),
+        run(loss_fn, {name: values[order] for name, values in made.items()}),
+        strict=True,
+    )
     for plain, shuffled in both:
         np.testing.assert_allclose(shuffled, plain[order], rtol=1e-9, atol=1e-12)
 
 
 @examples(st.sampled_from(["cross_entropy", *BY_RATIO]), tokens(), st.floats(0.1, 10))
-def test_a_loss_is_in_proportion_to_the_advantages(loss_fn: str, made: Tokens, factor: float) -> None:
-    both = zip(run(loss_fn, made), run(loss_fn, changed(made, advantages=factor * made["advantages"])), strict=True)
+def test_a_loss_is_in_proportion_to_the_advantages(
+    loss_fn: str, made: Tokens, factor: float
+) -> None:
+    both = zip(
+        run(loss_fn, made),
+        run(loss_fn, changed(made, advantages=factor * made["advantages"])),
+        strict=True,
+    )
     for plain, scaled in both:
         np.testing.assert_allclose(scaled, factor * plain, rtol=1e-9, atol=1e-12)
 
@@ -137,14 +165,18 @@ def test_on_policy_every_loss_has_the_policy_gradient(made: Tokens) -> None:
     sampled = made["sequence_ratio_mask"] > 0
     made = changed(made, logprobs=np.where(sampled, made["lp"], 0.0))
     for loss_fn in losses.LOSSES:
-        np.testing.assert_allclose(run(loss_fn, made)[1], -made["advantages"], rtol=1e-9, atol=1e-12, err_msg=loss_fn)
+        np.testing.assert_allclose(
+            run(loss_fn, made)[1], -made["advantages"], rtol=1e-9, atol=1e-12, err_msg=loss_fn
+        )
 
 
 @examples(tokens(), st.floats(0, 5))
 def test_dro_pulls_back_by_the_distance(made: Tokens, beta: float) -> None:
     moved = np.where(made["sequence_ratio_mask"] > 0, made["lp"] - made["logprobs"], 0.0)
     value, gradient = run("dro", made, beta=beta)
-    np.testing.assert_allclose(value, -made["lp"] * made["advantages"] + beta / 2 * moved**2, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        value, -made["lp"] * made["advantages"] + beta / 2 * moved**2, rtol=1e-9, atol=1e-12
+    )
     np.testing.assert_allclose(gradient, -made["advantages"] + beta * moved, rtol=1e-9, atol=1e-12)
 
 
@@ -168,8 +200,13 @@ def test_settings_are_complete_and_sound_or_refused(loss_fn: str, config: dict[s
     except EngineRequestError:
         known = losses.LOSSES[loss_fn].default_settings if loss_fn in losses.LOSSES else {}
         merged = {**known, **config}
-        finite = all(isinstance(value, int | float) and 0 <= value < float("inf") for value in config.values())
-        ordered = finite and merged.get("clip_low_threshold", 0.0) <= merged.get("clip_high_threshold", 1.0)
+        finite = all(
+            isinstance(value, int | float) and 0 <= value < float("inf")
+            for value in config.values()
+        )
+        ordered = finite and merged.get("clip_low_threshold", 0.0) <= merged.get(
+            "clip_high_threshold", 1.0
+        )
         assert loss_fn not in losses.LOSSES or set(config) - set(known) or not finite or not ordered
         return
     assert set(numbers) == set(losses.LOSSES[loss_fn].default_settings)

@@ -8,16 +8,22 @@ from tinker.proto import tinker_public_pb2 as public
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import protobuf_messages
-from lachesis.engine.sample_request import SampledSequence, PromptLogprobs, SampleResponse
+from lachesis.engine.sample_request import PromptLogprobs, SampledSequence, SampleResponse
 
 
 def request_with(**tensors: public.Tensor) -> bytes:
     datum = public.Datum(
-        model_input=[public.Chunk(encoded_text=public.EncodedTextChunk(tokens=np.arange(3, dtype="<i4").tobytes()))]
+        model_input=[
+            public.Chunk(
+                encoded_text=public.EncodedTextChunk(tokens=np.arange(3, dtype="<i4").tobytes())
+            )
+        ]
     )
     for name, tensor in tensors.items():
         datum.loss_fn_inputs[name].CopyFrom(tensor)
-    message = public.ForwardBackwardRequest(model_id="s:train:0", seq_id=7, data=[datum], loss_fn="ppo", forward_only=True)
+    message = public.ForwardBackwardRequest(
+        model_id="s:train:0", seq_id=7, data=[datum], loss_fn="ppo", forward_only=True
+    )
     message.loss_fn_config_v2["clip_low_threshold"].number = 0.7
     return bytes(message.SerializeToString())
 
@@ -28,10 +34,16 @@ def dense(array: np.ndarray, dtype: int) -> public.Tensor:
 
 def test_a_request_of_the_sdk_is_read() -> None:
     body = request_with(
-        advantages=dense(np.array([0.0, 1.5, -2.0], "<f4"), 1), target_tokens=dense(np.array([1, 2, 3], "<i8"), 2)
+        advantages=dense(np.array([0.0, 1.5, -2.0], "<f4"), 1),
+        target_tokens=dense(np.array([1, 2, 3], "<i8"), 2),
     )
     request = protobuf_messages.parse_forward_backward(body)
-    assert (request.model_id, request.seq_id, request.loss_fn, request.forward_only) == ("s:train:0", 7, "ppo", True)
+    assert (request.model_id, request.seq_id, request.loss_fn, request.forward_only) == (
+        "s:train:0",
+        7,
+        "ppo",
+        True,
+    )
     assert request.loss_config == {"clip_low_threshold": 0.7}
     (datum,) = protobuf_messages.decode_data(request)
     assert datum.tokens.tolist() == [0, 1, 2]
@@ -57,9 +69,13 @@ def test_a_tensor_that_does_not_fill_its_shape_is_refused() -> None:
 
 
 def test_an_image_is_refused() -> None:
-    message = public.ForwardBackwardRequest(data=[public.Datum(model_input=[public.Chunk(image=public.ImageChunk(data=b"x"))])])
+    message = public.ForwardBackwardRequest(
+        data=[public.Datum(model_input=[public.Chunk(image=public.ImageChunk(data=b"x"))])]
+    )
     with pytest.raises(EngineRequestError, match="trains on text tokens only"):
-        protobuf_messages.decode_data(protobuf_messages.parse_forward_backward(message.SerializeToString()))
+        protobuf_messages.decode_data(
+            protobuf_messages.parse_forward_backward(message.SerializeToString())
+        )
 
 
 def test_a_body_that_is_no_message_is_refused() -> None:
@@ -79,9 +95,19 @@ def test_answers_are_read_by_the_sdk() -> None:
     assert list(second.fields["logprobs"].trailing_shape) == [2]
     sampled = public.SampleResponse()
     top_k = np.array([[1, 7], [2, 9]]), np.array([[-0.5, -1.5], [-0.25, -3.0]])
-    prompt = PromptLogprobs(logprobs=np.array([np.nan, -2.0]), top_logprobs=top_k, target_logprobs=np.array([[-4.0]]), alternatives=top_k)
-    one, other = SampledSequence([1, 2], [-0.5, -0.25], True, top_k), SampledSequence([3], [-1.0], False)
-    sampled.ParseFromString(protobuf_messages.encode_sample_response(SampleResponse([one, other], prompt)))
+    prompt = PromptLogprobs(
+        logprobs=np.array([np.nan, -2.0]),
+        top_logprobs=top_k,
+        target_logprobs=np.array([[-4.0]]),
+        alternatives=top_k,
+    )
+    one, other = (
+        SampledSequence([1, 2], [-0.5, -0.25], True, top_k),
+        SampledSequence([3], [-1.0], False),
+    )
+    sampled.ParseFromString(
+        protobuf_messages.encode_sample_response(SampleResponse([one, other], prompt))
+    )
     assert [one.stop_reason for one in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
     assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])
@@ -94,8 +120,19 @@ def test_answers_are_read_by_the_sdk() -> None:
 
 
 def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
-    body = {"shape": [2, 2], "data": [5], "sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [1], "dtype": "int64"}
+    body = {
+        "shape": [2, 2],
+        "data": [5],
+        "sparse_crow_indices": [0, 0, 1],
+        "sparse_col_indices": [1],
+        "dtype": "int64",
+    }
     assert protobuf_messages.parse_json_tensor("target", body).tolist() == [[-1, -1], [-1, 5]]
-    for wrong in ({}, {**body, "shape": [2**40, 2**40]}, {**body, "sparse_col_indices": [7]}, {"shape": [3], "data": [1]}):
+    for wrong in (
+        {},
+        {**body, "shape": [2**40, 2**40]},
+        {**body, "sparse_col_indices": [7]},
+        {"shape": [3], "data": [1]},
+    ):
         with pytest.raises(EngineRequestError, match="target is no tensor"):
             protobuf_messages.parse_json_tensor("target", wrong)

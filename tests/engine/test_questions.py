@@ -1,4 +1,6 @@
-"""What a request may ask beside samples, through the SDK, against one pass of the model in this process."""
+"""What a request may ask beside samples, through the SDK, against one pass of the model in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ def expected(engine: Any) -> np.ndarray:
         return torch.log_softmax(module(torch.tensor([PROMPT])).logits[0, :-1], -1).numpy()
 
 
-def ask(sampler: tinker.SamplingClient, params: tinker.SamplingParams = ONE, **asked: Any) -> tinker.SampleResponse:
+def ask(
+    sampler: tinker.SamplingClient, params: tinker.SamplingParams = ONE, **asked: Any
+) -> tinker.SampleResponse:
     return sampler.sample(tinker.ModelInput.from_ints(PROMPT), 1, params, **asked).result()
 
 
-def test_the_likeliest_tokens_of_the_prompt(sampler: tinker.SamplingClient, expected: np.ndarray) -> None:
+def test_the_likeliest_tokens_of_the_prompt(
+    sampler: tinker.SamplingClient, expected: np.ndarray
+) -> None:
     found = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=3).topk_prompt_logprobs
     assert found is not None
     assert found[0] is None
@@ -46,33 +52,51 @@ def test_the_likeliest_tokens_of_the_prompt(sampler: tinker.SamplingClient, expe
 
 
 def test_only_the_end_of_the_prompt(sampler: tinker.SamplingClient, expected: np.ndarray) -> None:
-    answer = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=2)
+    answer = ask(
+        sampler, include_prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=2
+    )
     assert answer.prompt_logprobs is not None
     assert answer.prompt_logprobs[:-2] == [None] * 5
-    np.testing.assert_allclose(answer.prompt_logprobs[-2:], [expected[row, PROMPT[row + 1]] for row in (4, 5)], atol=1e-4)
+    np.testing.assert_allclose(
+        answer.prompt_logprobs[-2:], [expected[row, PROMPT[row + 1]] for row in (4, 5)], atol=1e-4
+    )
     assert answer.topk_prompt_logprobs is not None
     assert [row is None for row in answer.topk_prompt_logprobs] == [True] * 5 + [False] * 2
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_tokens_that_the_client_names(sampler: tinker.SamplingClient, expected: np.ndarray, sparse: bool) -> None:
+def test_tokens_that_the_client_names(
+    sampler: tinker.SamplingClient, expected: np.ndarray, sparse: bool
+) -> None:
     ids = torch.full((6, 2), -1, dtype=torch.int64)
     ids[2, 0], ids[5, 1] = 17, 100
-    target = tinker.TensorData.from_torch_sparse(ids, pad_value=-1) if sparse else tinker.TensorData.from_torch(ids)
+    target = (
+        tinker.TensorData.from_torch_sparse(ids, pad_value=-1)
+        if sparse
+        else tinker.TensorData.from_torch(ids)
+    )
     answer = ask(sampler, target_prompt_logprobs=target).target_prompt_logprobs
     assert answer is not None
     found = answer.to_torch().numpy()
     assert found.shape == (6, 2)
-    np.testing.assert_allclose([found[2, 0], found[5, 1]], [expected[2, 17], expected[5, 100]], atol=1e-4)
+    np.testing.assert_allclose(
+        [found[2, 0], found[5, 1]], [expected[2, 17], expected[5, 100]], atol=1e-4
+    )
     assert np.count_nonzero(found) == 2
 
 
-def test_alternatives_are_drawn_from_the_distribution(sampler: tinker.SamplingClient, expected: np.ndarray) -> None:
+def test_alternatives_are_drawn_from_the_distribution(
+    sampler: tinker.SamplingClient, expected: np.ndarray
+) -> None:
     """At temperature 0 all are the likeliest; at 1 their mean logprob is minus the entropy."""
-    greedy = ask(sampler, tinker.SamplingParams(max_tokens=1, temperature=0.0), prompt_alt_tokens_k=2).prompt_alt_tokens
+    greedy = ask(
+        sampler, tinker.SamplingParams(max_tokens=1, temperature=0.0), prompt_alt_tokens_k=2
+    ).prompt_alt_tokens
     assert greedy is not None
     assert greedy.tokens.to_torch().tolist() == [[best, best] for best in expected.argmax(1)]
-    many = ask(sampler, tinker.SamplingParams(max_tokens=1, seed=3), prompt_alt_tokens_k=1000).prompt_alt_tokens
+    many = ask(
+        sampler, tinker.SamplingParams(max_tokens=1, seed=3), prompt_alt_tokens_k=1000
+    ).prompt_alt_tokens
     assert many is not None
     tokens, logprobs = many.tokens.to_torch().numpy(), many.logprobs.to_torch().numpy()
     np.testing.assert_allclose(logprobs, np.take_along_axis(expected, tokens, 1), atol=1e-4)
@@ -85,33 +109,55 @@ def test_the_likeliest_tokens_of_each_sampled_position(sampler: tinker.SamplingC
     (one,) = ask(sampler, params, topk_sample_logprobs=4).sequences
     assert one.topk_logprobs is not None
     assert [row[0][0] for row in one.topk_logprobs if row] == one.tokens
-    np.testing.assert_allclose([row[0][1] for row in one.topk_logprobs if row], one.logprobs or [], atol=1e-5)
+    np.testing.assert_allclose(
+        [row[0][1] for row in one.topk_logprobs if row], one.logprobs or [], atol=1e-5
+    )
     assert all(row is not None and len(row) == 4 for row in one.topk_logprobs)
 
 
-def test_different_adapters_are_sampled_in_one_batch(service: tinker.ServiceClient, engine: Any) -> None:
+def test_different_adapters_are_sampled_in_one_batch(
+    service: tinker.ServiceClient, engine: Any
+) -> None:
     """Each sample has the log-probability that its own weights give it."""
     samplers = []
     for seed in (1, 2):
-        client = service.create_lora_training_client(base_model=engine.model, rank=8, seed=seed).result()
+        client = service.create_lora_training_client(
+            base_model=engine.model, rank=8, seed=seed
+        ).result()
         tokens = np.arange(8) + seed
         inputs = {"target_tokens": tokens, "weights": np.ones(8, np.float32)}
-        data = [tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=inputs)]
+        data = [
+            tinker.Datum(
+                model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=inputs
+            )
+        ]
         client.forward_backward(data, "cross_entropy").result()
         client.optim_step(tinker.AdamParams(learning_rate=0.05)).result()
         samplers.append(client.save_weights_and_get_sampling_client().result())
     samplers.append(service.create_sampling_client(base_model=engine.model).result())
-    prompt, params = tinker.ModelInput.from_ints(PROMPT), tinker.SamplingParams(max_tokens=30, stop=[])
+    prompt, params = (
+        tinker.ModelInput.from_ints(PROMPT),
+        tinker.SamplingParams(max_tokens=30, stop=[]),
+    )
     waiting = [(one, one.sample(prompt, 2, params)) for _ in range(3) for one in samplers]
     for one, future in waiting:
         for sequence in future.result().sequences:
-            whole = one.compute_logprobs(tinker.ModelInput.from_ints([*PROMPT, *sequence.tokens])).result()
-            np.testing.assert_allclose(sequence.logprobs or [], np.array(whole[-30:], np.float64), atol=1e-3)
+            whole = one.compute_logprobs(
+                tinker.ModelInput.from_ints([*PROMPT, *sequence.tokens])
+            ).result()
+            np.testing.assert_allclose(
+                sequence.logprobs or [], np.array(whole[-30:], np.float64), atol=1e-3
+            )
 
 
-def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_not(engine: Any) -> None:
+def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_not(
+    engine: Any,
+) -> None:
     with httpx.Client(
-        base_url=f"{engine.url}/api/v1", headers={"X-API-Key": engine.token}, trust_env=False, timeout=60
+        base_url=f"{engine.url}/api/v1",
+        headers={"X-API-Key": engine.token},
+        trust_env=False,
+        timeout=60,
     ) as client:
 
         def post(path: str, **body: Any) -> dict[str, Any]:
@@ -123,15 +169,26 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
             return post("/retrieve_future", request_id=submitted["request_id"])
 
         session = post("/create_session", sdk_version="0.38.0")["session_id"]
-        made = post("/create_model", session_id=session, model_seq_id=0, base_model=engine.model, lora_config={"rank": 4})
+        made = post(
+            "/create_model",
+            session_id=session,
+            model_seq_id=0,
+            base_model=engine.model,
+            lora_config={"rank": 4},
+        )
         model = result(made)["model_id"]
         step = {"model_id": model, "adam_params": {"learning_rate": 0.1}}
         first = post("/optim_step", seq_id=1, **step)
         assert "metrics" in result(first)
-        assert post("/optim_step", seq_id=1, **step)["request_id"] == first["request_id"], "sent again: the same request"
+        assert post("/optim_step", seq_id=1, **step)["request_id"] == first["request_id"], (
+            "sent again: the same request"
+        )
         assert "metrics" in result(post("/optim_step", seq_id=5, **step)), "a hole is never filled"
         late = result(post("/optim_step", seq_id=3, **step))
-        assert (late["category"], "sequence id 3 came after that with 5" in late["error"]) == ("user", True)
+        assert (late["category"], "sequence id 3 came after that with 5" in late["error"]) == (
+            "user",
+            True,
+        )
         assert result(post("/unload_model", model_id=model))["model_id"] == model
         assert "there is no model" in result(post("/optim_step", seq_id=6, **step))["error"]
         assert client.post("/create_session", json={"sdk_version": "0.28.1"}).status_code == 400
@@ -144,22 +201,35 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
     ("adam", "message"),
     [
         ({"learning_rate": float("nan")}, "adam_params.learning_rate is not finite"),
-        ({"learning_rate": -1.0}, "adam_params.learning_rate is -1.0; a number is needed, finite and at least 0"),
+        (
+            {"learning_rate": -1.0},
+            "adam_params.learning_rate is -1.0; a number is needed, finite and at least 0",
+        ),
         ({"beta2": 1.0}, "adam_params.beta2 is 1.0; a number is needed, at least 0 and below 1"),
     ],
 )
-def test_numbers_that_would_ruin_an_adapter_are_refused(training: tinker.TrainingClient, adam: Any, message: str) -> None:
+def test_numbers_that_would_ruin_an_adapter_are_refused(
+    training: tinker.TrainingClient, adam: Any, message: str
+) -> None:
     with pytest.raises(tinker.RequestFailedError, match=message):
         training.optim_step(tinker.AdamParams(**adam)).result()
 
 
 @pytest.mark.parametrize("name", ["advantages", "logprobs"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_tensors_that_are_not_finite_are_refused(training: tinker.TrainingClient, name: str, value: float) -> None:
-    inputs = {"target_tokens": np.array([2, 3]), "logprobs": np.zeros(2, np.float32), "advantages": np.ones(2, np.float32)}
+def test_tensors_that_are_not_finite_are_refused(
+    training: tinker.TrainingClient, name: str, value: float
+) -> None:
+    inputs = {
+        "target_tokens": np.array([2, 3]),
+        "logprobs": np.zeros(2, np.float32),
+        "advantages": np.ones(2, np.float32),
+    }
     inputs[name] = np.array([0.5, value], np.float32)
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs=inputs)
-    with pytest.raises(tinker.RequestFailedError, match=f"datum 0: {name} holds a value that is not finite"):
+    with pytest.raises(
+        tinker.RequestFailedError, match=f"datum 0: {name} holds a value that is not finite"
+    ):
         training.forward_backward([datum], "ppo").result()
 
 
@@ -168,8 +238,12 @@ def test_an_impossible_rank_is_refused(service: tinker.ServiceClient, engine: An
         service.create_lora_training_client(base_model=engine.model, rank=513).result()
 
 
-def test_one_client_may_ask_for_more_than_fits(start_engine: Callable[..., Any], random_model: str) -> None:
-    """Sixty requests of sixteen samples of different lengths; all are answered, and the engine does not grow."""
+def test_one_client_may_ask_for_more_than_fits(
+    start_engine: Callable[..., Any], random_model: str
+) -> None:
+    """Sixty requests of sixteen samples of different lengths; all are answered, and the engine does
+    not grow.
+    """
     engine = start_engine(random_model)
     with tinker.ServiceClient(base_url=engine.url, api_key=engine.token) as service:
         sampler = service.create_sampling_client(base_model=random_model).result()
@@ -177,7 +251,9 @@ def test_one_client_may_ask_for_more_than_fits(start_engine: Callable[..., Any],
         for _ in range(3):
             waiting = [
                 sampler.sample(
-                    tinker.ModelInput.from_ints([1 + n] * (1 + n)), 16, tinker.SamplingParams(max_tokens=4 + n, stop=[])
+                    tinker.ModelInput.from_ints([1 + n] * (1 + n)),
+                    16,
+                    tinker.SamplingParams(max_tokens=4 + n, stop=[]),
                 )
                 for n in range(60)
             ]

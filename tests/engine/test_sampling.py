@@ -23,7 +23,9 @@ def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient
     return service.create_sampling_client(base_model=engine.model).result()
 
 
-def sample(sampler: tinker.SamplingClient, n: int = 1, **params: Any) -> list[tinker.SampledSequence]:
+def sample(
+    sampler: tinker.SamplingClient, n: int = 1, **params: Any
+) -> list[tinker.SampledSequence]:
     wanted = {"max_tokens": 12, "temperature": 1.0, "stop": [], **params}
     return list(sampler.sample(PROMPT, n, tinker.SamplingParams(**wanted)).result().sequences)
 
@@ -35,11 +37,15 @@ def test_samples_differ_and_are_cut_at_the_limit(sampler: tinker.SamplingClient)
     assert {one.stop_reason for one in found} == {"length"}
 
 
-def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(sampler: tinker.SamplingClient) -> None:
+def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(
+    sampler: tinker.SamplingClient,
+) -> None:
     alone = [one.tokens for one in sample(sampler, n=3, seed=5)]
     params = tinker.SamplingParams(max_tokens=12, temperature=1.0, stop=[], seed=5)
     other = tinker.ModelInput.from_ints([1, 2, 3])
-    crowd = [sampler.sample(other, 4, tinker.SamplingParams(max_tokens=20, stop=[])) for _ in range(5)]
+    crowd = [
+        sampler.sample(other, 4, tinker.SamplingParams(max_tokens=20, stop=[])) for _ in range(5)
+    ]
     together = sampler.sample(PROMPT, 3, params).result()
     for one in crowd:
         one.result()
@@ -54,11 +60,15 @@ def test_a_seed_and_its_negative_are_two_seeds(sampler: tinker.SamplingClient) -
 
 
 def test_top_p_counts_among_the_tokens_that_top_k_has_left() -> None:
-    """Shares of 0.4, 0.3 and 0.3; after top-k 2 they are 4/7 and 3/7, so half of them is the first token alone."""
+    """Shares of 0.4, 0.3 and 0.3; after top-k 2 they are 4/7 and 3/7, so half of them is the first
+    token alone.
+    """
     logits = torch.tensor([[0.4, 0.3, 0.3]]).log().expand(200, -1)
     uniforms = torch.arange(200, dtype=torch.float64) / 200
     for top_p, expected in ((0.5, {0}), (0.6, {0, 1}), (1.0, {0, 1})):
-        settings = TokenChoiceSettings.from_rows(torch.ones(200), torch.full((200,), top_p), torch.full((200,), 2))
+        settings = TokenChoiceSettings.from_rows(
+            torch.ones(200), torch.full((200,), top_p), torch.full((200,), 2)
+        )
         tokens, _ = choose_tokens(logits, uniforms, settings)
         assert set(tokens.tolist()) == expected
 
@@ -73,11 +83,16 @@ def test_a_small_top_p_leaves_only_the_likeliest(sampler: tinker.SamplingClient)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_logprobs_are_those_of_the_scaled_distribution(sampler: tinker.SamplingClient, temperature: float) -> None:
+def test_logprobs_are_those_of_the_scaled_distribution(
+    sampler: tinker.SamplingClient, temperature: float
+) -> None:
     """From prompt logprobs at temperature 1 of all 260 continuations, scaled by hand."""
     (one,) = sample(sampler, max_tokens=1, temperature=temperature)
     prompt = PROMPT.to_ints()
-    waiting = [sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token])) for token in range(260)]
+    waiting = [
+        sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token]))
+        for token in range(260)
+    ]
     raw = np.array([future.result()[-1] for future in waiting], dtype=np.float64) / temperature
     scaled = raw - np.log(np.exp(raw).sum())
     assert (one.logprobs or [])[0] == pytest.approx(scaled[one.tokens[0]], abs=1e-3)
@@ -87,17 +102,26 @@ def test_samples_follow_the_distribution(sampler: tinker.SamplingClient) -> None
     """The mean logprob of many samples is minus the entropy of the first token's distribution."""
     found = sample(sampler, n=2000, max_tokens=1, seed=1)
     prompt = PROMPT.to_ints()
-    waiting = [sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token])) for token in range(260)]
+    waiting = [
+        sampler.compute_logprobs(tinker.ModelInput.from_ints([*prompt, token]))
+        for token in range(260)
+    ]
     logs = np.array([future.result()[-1] for future in waiting], dtype=np.float64)
     entropy = -(np.exp(logs) * logs).sum()
-    assert np.mean([one.logprobs[0] for one in found if one.logprobs]) == pytest.approx(-entropy, abs=0.05)
+    assert np.mean([one.logprobs[0] for one in found if one.logprobs]) == pytest.approx(
+        -entropy, abs=0.05
+    )
 
 
 def test_sampling_logprobs_are_those_of_the_trainer(sampler: tinker.SamplingClient) -> None:
     """What is sampled with a cache has the logprob that one pass over the whole sequence gives."""
     (one,) = sample(sampler, max_tokens=10)
-    whole = sampler.compute_logprobs(tinker.ModelInput.from_ints([*PROMPT.to_ints(), *one.tokens])).result()
-    np.testing.assert_allclose(np.array(one.logprobs), np.array(whole[-10:], dtype=np.float64), atol=1e-3)
+    whole = sampler.compute_logprobs(
+        tinker.ModelInput.from_ints([*PROMPT.to_ints(), *one.tokens])
+    ).result()
+    np.testing.assert_allclose(
+        np.array(one.logprobs), np.array(whole[-10:], dtype=np.float64), atol=1e-3
+    )
 
 
 def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler: tinker.SamplingClient) -> None:
@@ -113,7 +137,11 @@ def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> N
 
     free = sample(sampler, n=200, max_tokens=12, seed=11)
     texts = [build_tokenizer().decode(one.tokens) for one in free]
-    index = next(i for i, text in enumerate(texts) if text[:8].isascii() and len(text) >= 8 and "<" not in text[:8])
+    index = next(
+        i
+        for i, text in enumerate(texts)
+        if text[:8].isascii() and len(text) >= 8 and "<" not in text[:8]
+    )
     word = texts[index][3:6]
     found = sample(sampler, n=200, max_tokens=12, seed=11, stop=word)[index]
     assert found.stop_reason == "stop"
@@ -144,19 +172,27 @@ def test_a_request_that_cannot_be_served_says_why(
     sampler: tinker.SamplingClient, tokens: list[int], params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(tinker.RequestFailedError, match=message):
-        sampler.sample(tinker.ModelInput.from_ints(tokens), 1, tinker.SamplingParams(**params)).result()
+        sampler.sample(
+            tinker.ModelInput.from_ints(tokens), 1, tinker.SamplingParams(**params)
+        ).result()
 
 
 def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> None:
-    answer = sampler.sample(tinker.ModelInput.from_ints([1] * 508), 1, tinker.SamplingParams(max_tokens=100, stop=[])).result()
+    answer = sampler.sample(
+        tinker.ModelInput.from_ints([1] * 508), 1, tinker.SamplingParams(max_tokens=100, stop=[])
+    ).result()
     assert len(answer.sequences[0].tokens) == 4
     assert answer.sequences[0].stop_reason == "length"
 
 
-async def test_a_cancelled_sample_frees_the_engine(service: tinker.ServiceClient, engine: Any) -> None:
+async def test_a_cancelled_sample_frees_the_engine(
+    service: tinker.ServiceClient, engine: Any
+) -> None:
     """Its rows leave the batch, so the next sample need not wait for them."""
     sampler = await service.create_sampling_client_async(base_model=engine.model)
-    long = asyncio.create_task(sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[])))
+    long = asyncio.create_task(
+        sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[]))
+    )
     await asyncio.sleep(0.3)
     long.cancel()
     started = time.monotonic()
@@ -172,9 +208,13 @@ def test_an_ended_session_frees_its_samplers(engine: Any) -> None:
     training = client.create_lora_training_client(base_model=engine.model, rank=4).result()
     sampler_id = training.save_weights_and_get_sampling_client().result()._sampling_session_id
     headers = {"X-API-Key": engine.token}
-    assert httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code == 200
+    assert (
+        httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code == 200
+    )
     client.close("success").result()
     until = time.monotonic() + 10
-    while httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code != 404:
+    while (
+        httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code != 404
+    ):
         assert time.monotonic() < until
         time.sleep(0.1)

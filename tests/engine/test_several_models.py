@@ -41,15 +41,26 @@ def expected(model: str) -> np.ndarray:
     return rows[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])].numpy()
 
 
-def test_each_model_is_sampled_and_trained_as_itself(client: tinker.ServiceClient, random_model: str, teacher: str) -> None:
-    """Both at once: prompts are scored by the model that was asked, and training of one leaves the other alone."""
+def test_each_model_is_sampled_and_trained_as_itself(
+    client: tinker.ServiceClient, random_model: str, teacher: str
+) -> None:
+    """Both at once: prompts are scored by the model that was asked, and training of one leaves the
+    other alone.
+    """
     served = client.get_server_capabilities().supported_models
     assert [model.model_name for model in served] == [random_model, teacher]
-    samplers = {name: client.create_sampling_client(base_model=name).result() for name in (random_model, teacher)}
+    samplers = {
+        name: client.create_sampling_client(base_model=name).result()
+        for name in (random_model, teacher)
+    }
     training = client.create_lora_training_client(base_model=teacher, rank=4, seed=0).result()
     assert training.get_info().model_name == teacher
     step(training, datums())
-    waiting = [(name, sampler.compute_logprobs(ids(PROMPT))) for _ in range(4) for name, sampler in samplers.items()]
+    waiting = [
+        (name, sampler.compute_logprobs(ids(PROMPT)))
+        for _ in range(4)
+        for name, sampler in samplers.items()
+    ]
     for name, future in waiting:
         np.testing.assert_allclose(future.result()[1:], expected(name), atol=1e-3)
     trained = training.save_weights_and_get_sampling_client().result()
@@ -66,7 +77,10 @@ def test_a_checkpoint_belongs_to_the_model_that_it_was_made_with(
     weights = training.save_weights_for_sampler("teacher").result().path
     again = client.create_training_client_from_state(state).result()
     assert again.get_info().model_name == teacher
-    before, after = (one.forward(datums(), "importance_sampling").result().metrics["loss:sum"] for one in (training, again))
+    before, after = (
+        one.forward(datums(), "importance_sampling").result().metrics["loss:sum"]
+        for one in (training, again)
+    )
     assert before == after
     sampler = client.create_sampling_client(model_path=weights).result()
     assert len(sampler.compute_logprobs(ids(PROMPT)).result()) == len(PROMPT)

@@ -46,7 +46,13 @@ for count, folder in enumerate(sys.argv[1:], start=1):
 def save(store: WeightsStore, which: str, name: str = "name", *, overwrite: bool = False) -> None:
     value = torch.zeros(2) if which == "old" else torch.ones(2)
     path = CheckpointPath("run", "weights", name)
-    store.save(path, tensors={"x": value}, adapter_config={}, checkpoint_record={"which": which}, overwrite=overwrite)
+    store.save(
+        path,
+        tensors={"x": value},
+        adapter_config={},
+        checkpoint_record={"which": which},
+        overwrite=overwrite,
+    )
 
 
 def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(

@@ -1,4 +1,6 @@
-"""Each trap of Atropos that is mended in the environment's child; without the mending each of these fails."""
+"""Each trap of Atropos that is mended in the environment's child; without the mending each of these
+fails.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,36 @@ from tests.endpoint import serving
 
 
 def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template)
+    monkeypatch.setattr(
+        PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template
+    )
     atropos_patches.restore_template_default()
     tokenizer, messages = build.build_tokenizer(), [{"role": "user", "content": "a"}]
     assert tokenizer.apply_chat_template(messages) == tokenizer.encode("<|user|>a<|end|>")
     assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
 
 
-def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
-    configs = [APIServerConfig(base_url="http://127.0.0.1:9/v1", api_key="k", model_name="m", health_check=False)] * 2
+    configs = [
+        APIServerConfig(
+            base_url="http://127.0.0.1:9/v1", api_key="k", model_name="m", health_check=False
+        )
+    ] * 2
     with pytest.raises(KeyError, match="SLURM_JOB_NODELIST"):
         ServerManager(configs, slurm=True)
     atropos_patches.ignore_slurm()
-    for manager in (ServerManager(configs, slurm=True), ServerManager(configs, APIServer, True), ServerManager(configs)):
-        assert [server.config.base_url for server in manager.servers] == ["http://127.0.0.1:9/v1"] * 2
+    for manager in (
+        ServerManager(configs, slurm=True),
+        ServerManager(configs, APIServer, True),
+        ServerManager(configs),
+    ):
+        assert [server.config.base_url for server in manager.servers] == [
+            "http://127.0.0.1:9/v1"
+        ] * 2
 
 
 class Stepping:
@@ -44,7 +60,12 @@ class Stepping:
 
     def __init__(self, interval: int) -> None:
         self.config = SimpleNamespace(steps_per_eval=0, min_items_sent_before_logging=100)
-        self.checkpoint_interval, self.items_sent_this_step, self.curr_step, self.eval_runner = interval, 0, 0, None
+        self.checkpoint_interval, self.items_sent_this_step, self.curr_step, self.eval_runner = (
+            interval,
+            0,
+            0,
+            None,
+        )
         self.saved: list[int] = []
 
     def save_checkpoint(self, step: int) -> None:
@@ -78,7 +99,9 @@ async def test_a_checkpoint_comes_whenever_it_is_due(
     assert env.saved == [step // every * every for step in due]
 
 
-async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_group_does_not_wait_for_other_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(base, "asyncio", asyncio)
     atropos_patches.skip_registration_pause()
     begun = asyncio.Event()
@@ -108,8 +131,18 @@ async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPat
 
         async def collect_trajectory(self, item: str) -> Any:
             number = next(made)
-            marked = {"overrides": {"zero": "bad"}, "group_overrides": {"a": 1}} if number else {"ref_logprobs": [0.0]}
-            rollout = {"tokens": [number], "masks": [number], "scores": 0.5, "inference_logprobs": [-1.0 - number], **marked}
+            marked = (
+                {"overrides": {"zero": "bad"}, "group_overrides": {"a": 1}}
+                if number
+                else {"ref_logprobs": [0.0]}
+            )
+            rollout = {
+                "tokens": [number],
+                "masks": [number],
+                "scores": 0.5,
+                "inference_logprobs": [-1.0 - number],
+                **marked,
+            }
             return rollout, [f"{item} again"] if number else []
 
     group, backlog = await BaseEnv.collect_trajectories(Single(), "item")  # type: ignore[arg-type]
@@ -131,16 +164,28 @@ async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPat
         await BaseEnv.collect_trajectories(Empty(), "item")  # type: ignore[arg-type]
 
 
-async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And out of the environment's sight: not into its configuration, nor to a child that it starts."""
+async def test_the_token_goes_to_the_server_of_the_run_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And out of the environment's sight: not into its configuration, nor to a child that it
+    starts.
+    """
     monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
     with serving() as ours, serving() as other:
         monkeypatch.setenv("LACHESIS_INFERENCE_URL", ours.url.removesuffix("/v1"))
         monkeypatch.setenv("LACHESIS_INFERENCE_TOKEN", "run-token")
-        assert atropos_patches.install_inference_token() == (ours.url.removesuffix("/v1"), "run-token")
-        configs = [APIServerConfig(base_url=url, api_key="k", model_name="right") for url in (ours.url, other.url)]
+        assert atropos_patches.install_inference_token() == (
+            ours.url.removesuffix("/v1"),
+            "run-token",
+        )
+        configs = [
+            APIServerConfig(base_url=url, api_key="k", model_name="right")
+            for url in (ours.url, other.url)
+        ]
         for server in ServerManager(configs).servers:
-            await server.openai.chat.completions.create(model="right", messages=[{"role": "user", "content": "1+1="}])
+            await server.openai.chat.completions.create(
+                model="right", messages=[{"role": "user", "content": "1+1="}]
+            )
         assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
         assert [one.api_key for one in configs] == ["k", "k"]
         assert "LACHESIS_INFERENCE_TOKEN" not in os.environ

@@ -17,7 +17,11 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from tenacity import Future, RetryError
 
-from lachesis.env_process.counters import RolloutCounters, install_rollout_counters, install_request_counters
+from lachesis.env_process.counters import (
+    RolloutCounters,
+    install_request_counters,
+    install_rollout_counters,
+)
 from lachesis.environment.outcome import AllInvalid
 from lachesis.runs.environment_counts import read_all_counts
 from tests.endpoint import serving
@@ -29,7 +33,9 @@ class Forgiving:
     config = SimpleNamespace(group_size=2)
 
     def __init__(self, url: str, model: str) -> None:
-        self.server = ServerManager([APIServerConfig(base_url=url, api_key="k", model_name=model, health_check=False)] * 2)
+        self.server = ServerManager(
+            [APIServerConfig(base_url=url, api_key="k", model_name=model, health_check=False)] * 2
+        )
 
     async def get_next_item(self) -> int:
         return 1
@@ -40,7 +46,9 @@ class Forgiving:
 
     async def _score(self, item: int) -> float:
         try:
-            answer = await self.server.chat_completion(messages=[{"role": "user", "content": "1+1="}], n=1)
+            answer = await self.server.chat_completion(
+                messages=[{"role": "user", "content": "1+1="}], n=1
+            )
         except Exception:
             return 0.0
         return float(answer.choices[0].message.content == "2")
@@ -51,7 +59,9 @@ class Forgiving:
 
 
 @pytest.fixture
-def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RolloutCounters, type[Forgiving]]:
+def counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RolloutCounters, type[Forgiving]]:
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
     tally = RolloutCounters(tmp_path / "tally.json")
@@ -61,8 +71,12 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RolloutCou
     return tally, cls
 
 
-async def test_a_group_with_an_unanswered_request_is_invalid(counted: tuple[RolloutCounters, Any]) -> None:
-    """Rather than scored 0, which would teach the model that its text was wrong; the next group is judged for itself."""
+async def test_a_group_with_an_unanswered_request_is_invalid(
+    counted: tuple[RolloutCounters, Any],
+) -> None:
+    """Rather than scored 0, which would teach the model that its text was wrong; the next group is
+    judged for itself.
+    """
     tally, cls = counted
     with serving() as endpoint:
         assert (await cls(endpoint.url, "status-400").collect_trajectories(1))[0] is None
@@ -118,25 +132,53 @@ async def test_a_refused_request_is_not_a_lost_one(
     assert (tally.counts["failed_requests"], tally.counts["lost_requests"]) == (1, lost)
 
 
-async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(tmp_path: Path) -> None:
+async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
+    tmp_path: Path,
+) -> None:
     marks = [{"invalid": "the judge is away"}, {"zero": "it rambles"}, {}, None]
 
     class Marking(Forgiving):
         async def collect_trajectories(self, item: int) -> Any:
-            return {"tokens": [[1]] * 4, "masks": [[1]] * 4, "scores": [0.5, 0.0, 1.0, 0.5], "overrides": marks}, []
+            return {
+                "tokens": [[1]] * 4,
+                "masks": [[1]] * 4,
+                "scores": [0.5, 0.0, 1.0, 0.5],
+                "overrides": marks,
+            }, []
 
     tally = RolloutCounters(tmp_path / "tally.json")
     install_rollout_counters(tally, Marking)
-    assert (await Marking("http://127.0.0.1:9", "none").collect_trajectories(1))[0]["scores"] == [0.5, 0.0, 1.0, 0.5]
+    assert (await Marking("http://127.0.0.1:9", "none").collect_trajectories(1))[0]["scores"] == [
+        0.5,
+        0.0,
+        1.0,
+        0.5,
+    ]
     assert (tally.counts["rollouts"], tally.counts["invalid"], tally.counts["groups"]) == (3, 1, 1)
     assert (tally.errors, tally.zero_reasons) == ({"the judge is away": 1}, {"it rambles": 1})
     assert tally.snapshot()["zeros"] == {"it rambles": 1}
 
 
 def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
-    one = {"at": 5.0, "pid": 1, "groups": 2, "invalid": 1, "item_since": None, "group_since": 3.0, "group_at": 4.0}
+    one = {
+        "at": 5.0,
+        "pid": 1,
+        "groups": 2,
+        "invalid": 1,
+        "item_since": None,
+        "group_since": 3.0,
+        "group_at": 4.0,
+    }
     one |= {"errors": {"a": 1, "b": 2}, "zeros": {}}
-    other = {**one, "at": 7.0, "pid": 2, "item_since": 6.0, "group_since": None, "group_at": 6.5, "errors": {"b": 3}}
+    other = {
+        **one,
+        "at": 7.0,
+        "pid": 2,
+        "item_since": 6.0,
+        "group_since": None,
+        "group_at": 6.5,
+        "errors": {"b": 3},
+    }
     files = [tmp_path / name for name in ("environment.json", "environment-b.json", "gone.json")]
     for file, content in zip(files, (one, other), strict=False):
         file.write_text(json.dumps(content))
@@ -160,8 +202,12 @@ def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
     assert (len(tally.errors), tally.errors["others"]) == (6, 4)
 
 
-async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp_path: Path) -> None:
-    """Whatever its message says; and groups without a valid rollout count the reasons of their rollouts."""
+async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(
+    tmp_path: Path,
+) -> None:
+    """Whatever its message says; and groups without a valid rollout count the reasons of their
+    rollouts.
+    """
 
     class Failing(Forgiving):
         async def get_next_item(self) -> int:
@@ -172,7 +218,9 @@ async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp
                 raise KeyError(f"no city called {'abcdefghijklmnopqrstuvwxyzABCD'[item]}")
             if item < 60:
                 return {}[f"word {item}"], []
-            raise AllInvalid([f"the judge refused {kind}" for kind in ("to answer", "the key")[: item % 2 + 1]])
+            raise AllInvalid(
+                [f"the judge refused {kind}" for kind in ("to answer", "the key")[: item % 2 + 1]]
+            )
 
     tally = RolloutCounters(tmp_path / "tally.json")
     install_rollout_counters(tally, Failing, max_unusable_groups=1000)

@@ -18,7 +18,9 @@ class Env:
 
     def __init__(self, items: list[Any], group: dict[str, Any] | None = None) -> None:
         self.items, self.group, self.asked = items, group, 0
-        self.tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens=False: "".join(map(chr, tokens)))
+        self.tokenizer = SimpleNamespace(
+            decode=lambda tokens, skip_special_tokens=False: "".join(map(chr, tokens))
+        )
 
     async def get_next_item(self) -> Any:
         self.asked += 1
@@ -57,22 +59,47 @@ async def test_samples_of_ids_know_what_was_asked(tmp_path: Path) -> None:
     class Asked(Env):
         pass
 
-    inference_test._install_sample_writer(Asked, tmp_path / "samples.jsonl", inference_test.SampledAnswers())
+    inference_test._install_sample_writer(
+        Asked, tmp_path / "samples.jsonl", inference_test.SampledAnswers()
+    )
     await Asked([], group).collect_trajectories({})
-    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"prompt": "BC", "responses": ["A"], "scores": [1.0]}
+    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {
+        "prompt": "BC",
+        "responses": ["A"],
+        "scores": [1.0],
+    }
 
 
 @pytest.mark.parametrize(
     ("group", "texts", "responses"),
     [
-        ({"tokens": [[1, 65], [1, 66]], "masks": [[-100, 65], [-100, 66]], "scores": [1.0, 0.0]}, [], ["A", "B"]),
-        ({"tokens": [[1, 65]], "masks": [[-100, 65]], "scores": [1.0], "messages": [[{"content": "hi"}]]}, [], ["hi"]),
+        (
+            {"tokens": [[1, 65], [1, 66]], "masks": [[-100, 65], [-100, 66]], "scores": [1.0, 0.0]},
+            [],
+            ["A", "B"],
+        ),
+        (
+            {
+                "tokens": [[1, 65]],
+                "masks": [[-100, 65]],
+                "scores": [1.0],
+                "messages": [[{"content": "hi"}]],
+            },
+            [],
+            ["hi"],
+        ),
         ({"tokens": [[0, 1, 2]], "masks": [[0, 1, 2]], "scores": [1.0]}, ["seven"], ["seven"]),
-        ({"tokens": [[0, 1, 2]], "masks": [[0, 1, 2]], "scores": [1.0]}, ["one", "too many"], [None]),
+        (
+            {"tokens": [[0, 1, 2]], "masks": [[0, 1, 2]], "scores": [1.0]},
+            ["one", "too many"],
+            [None],
+        ),
     ],
     ids=["tokens", "messages", "constants for tokens", "constants that cannot be told apart"],
 )
-async def test_a_response_stands_beside_its_own_score(group: Any, texts: list[str], responses: list[str | None]) -> None:
+async def test_a_response_stands_beside_its_own_score(
+    group: Any, texts: list[str], responses: list[str | None]
+) -> None:
     answer = await inference_test._score_item(Env([], group), {}, texts)
     assert answer["responses"] == responses
     assert answer["scores"] == group["scores"]

@@ -96,5 +96,7 @@ def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model
         "from torch import nn\n"
         "print(tuple(nn.Linear(3, 2)(torch.zeros(3)).shape), wandb.Settings is not None)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, random_model], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program, random_model], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.splitlines() == ["3", "False False", "True", "(2,) True"], done.stderr

@@ -32,12 +32,21 @@ from tests.patience import POLL_S
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
     """Two servers, ours and a judge's, and a manager of both."""
-    for cls, names in ((APIServer, module.SAMPLING_METHODS), (BaseEnv, ("evaluate_log", "_run_evaluate"))):
+    for cls, names in (
+        (APIServer, module.SAMPLING_METHODS),
+        (BaseEnv, ("evaluate_log", "_run_evaluate")),
+    ):
         for name in names:
             monkeypatch.setattr(cls, name, getattr(cls, name))
     with serving() as ours, serving() as judge:
         configs = [
-            APIServerConfig(base_url=one.url, api_key="k", model_name="right", server_type="openai", health_check=False)
+            APIServerConfig(
+                base_url=one.url,
+                api_key="k",
+                model_name="right",
+                server_type="openai",
+                health_check=False,
+            )
             for one in (ours, judge)
         ]
         with monkeypatch.context() as patched:
@@ -66,17 +75,28 @@ class Env:
 
 
 async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> None:
-    """Those at our server, through clients with limits of their own, from tasks and threads of the evaluation too."""
+    """Those at our server, through clients with limits of their own, from tasks and threads of the
+    evaluation too.
+    """
     manager, ours, judge = installed
     before, seen = manager.servers, []
 
     async def work(env: Env) -> None:
         own, other = manager.servers
         seen.append(
-            (own.config.base_url, own.sem is before[0].sem, own.sem.max_val, other is before[1], counters.is_evaluation_request.get())
+            (
+                own.config.base_url,
+                own.sem is before[0].sem,
+                own.sem.max_val,
+                other is before[1],
+                counters.is_evaluation_request.get(),
+            )
         )
         await asyncio.gather(
-            *(asyncio.create_task(manager.servers[1].chat_completion(messages=chat("1+1="))) for _ in range(2))
+            *(
+                asyncio.create_task(manager.servers[1].chat_completion(messages=chat("1+1=")))
+                for _ in range(2)
+            )
         )
         seen.append(await asyncio.to_thread(lambda: manager.servers[0].config.base_url))
         await env.evaluate_log({"eval/percent_correct": 1.0})
@@ -85,7 +105,9 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
     report = await evaluate_and_report(Env(work), EvaluationRun(url, "/evaluations/7"))
     pinned = f"{url}/evaluations/7/v1"
     assert seen == [(pinned, False, before[0].config.num_requests_for_eval, True, True), pinned]
-    assert report == {"metrics": {"eval/percent_correct": 1.0}, "items": 0}, "a judge answers no held-out item"
+    assert report == {"metrics": {"eval/percent_correct": 1.0}, "items": 0}, (
+        "a judge answers no held-out item"
+    )
     assert manager.servers is before
     assert judge.keys == {"Bearer k"}
 
@@ -168,7 +190,12 @@ async def _cancel(env: Env) -> None:
         (_append_before_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
         (_append_after_numbers, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
         (_name_by_pairs, {"metrics": {"('a', 'b')": 0.3, "accuracy": 1.0}, "items": 0}),
-        (_nothing, {"error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"}),
+        (
+            _nothing,
+            {
+                "error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"
+            },
+        ),
         (_cancel, {"error": "evaluate() was cancelled"}),
         (lambda env: asyncio.sleep(60), {"error": "evaluate() was not done after 0.5 s"}),
     ],
@@ -184,7 +211,9 @@ async def _cancel(env: Env) -> None:
         "hangs",
     ],
 )
-async def test_whatever_an_evaluation_does_is_reported(monkeypatch: pytest.MonkeyPatch, work: Any, report: Any) -> None:
+async def test_whatever_an_evaluation_does_is_reported(
+    monkeypatch: pytest.MonkeyPatch, work: Any, report: Any
+) -> None:
     monkeypatch.setattr(module, "MAX_EVALUATION_S", 0.5)
     assert await evaluate_and_report(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
 

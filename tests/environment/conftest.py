@@ -26,7 +26,9 @@ EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2*
 
 
 def without_place(reason: str | None) -> str | None:
-    """Return a reason without the file and line of its exception, which must be there if there is an exception."""
+    """Return a reason without the file and line of its exception, which must be there if there is
+    an exception.
+    """
     return re.sub(r"(Error) at \w+\.py:\d+", r"\1 somewhere", reason) if reason else reason
 
 
@@ -35,15 +37,18 @@ def unconfined() -> str:
     """Why this machine cannot confine a program, as one without Landlock; empty when it can."""
     command = [sys.executable, "-I", "-S", "-B", jail.__file__]
     done = subprocess.run(command, input=EMPTY_PROGRAM, capture_output=True, text=True, check=False)
-    return done.stderr.strip() or "it ended at once" if done.returncode == jail.EXIT_UNCONFINED else ""
+    return (
+        done.stderr.strip() or "it ended at once" if done.returncode == jail.EXIT_UNCONFINED else ""
+    )
 
 
 Answering = Callable[[str, int], list[str]]
 
 
 class Generator(http.server.ThreadingHTTPServer):
-    """`say(prompt, n)` gives the texts. An answer that ends in `…` was cut, any other ends its turn; one that is `!500` is an
-    error of the server."""
+    """`say(prompt, n)` gives the texts. An answer that ends in `…` was cut, any other ends its
+    turn; one that is `!500` is an error of the server.
+    """
 
     daemon_threads = True
 
@@ -69,7 +74,11 @@ class Generate(http.server.BaseHTTPRequestHandler):
         if "!500" in texts:
             self._send(500, {})
             return
-        ids = [tokenizer.encode(text.removesuffix("…")) + [tokenizer.eos_token_id] * (not text.endswith("…")) for text in texts]
+        ids = [
+            tokenizer.encode(text.removesuffix("…"))
+            + [tokenizer.eos_token_id] * (not text.endswith("…"))
+            for text in texts
+        ]
         self._send(
             200,
             {
@@ -113,9 +122,18 @@ def made(generator: Generator, tokenizer_folder: Path) -> Callable[..., Any]:
 
     def make(cls: type[TaskEnv], **fields: Any) -> Any:
         config = cls.config_init()[0]
-        values = {"tokenizer_name": str(tokenizer_folder), "use_wandb": False, "group_size": 4, **fields}
+        values = {
+            "tokenizer_name": str(tokenizer_folder),
+            "use_wandb": False,
+            "group_size": 4,
+            **fields,
+        }
         server = APIServerConfig(
-            server_type="vllm", base_url=generator.url, api_key="x", model_name=str(tokenizer_folder), health_check=False
+            server_type="vllm",
+            base_url=generator.url,
+            api_key="x",
+            model_name=str(tokenizer_folder),
+            health_check=False,
         )
         return cls(type(config)(**{**config.model_dump(), **values}), [server, server])
 

@@ -1,4 +1,6 @@
-"""Several turns: the ids are those that were sampled, whatever the template does with text; tools; what ends a conversation."""
+"""Several turns: the ids are those that were sampled, whatever the template does with text; tools;
+what ends a conversation.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from lachesis.catalog import describe
 from lachesis.env_process import stages
 from lachesis.environment import Chat, ConversationEnv, Invalid, Item
 from lachesis.environment.conversation import TOO_LONG_REASON
-from lachesis.environment.toolcalls import ToolCall, MalformedCall, ToolDefinition, describe_tools, parse_tool_calls
+from lachesis.environment.toolcalls import (
+    MalformedCall,
+    ToolCall,
+    ToolDefinition,
+    describe_tools,
+    parse_tool_calls,
+)
 from tests.environment.conftest import LOGPROB, Generator, without_place
 
 Make = Callable[..., Any]
@@ -49,7 +57,9 @@ class Echo(ConversationEnv):
         return float(second == "yes")
 
 
-async def play(make: Make, generator: Generator, answers: list[str], template: str | None = None, **fields: Any) -> Any:
+async def play(
+    make: Make, generator: Generator, answers: list[str], template: str | None = None, **fields: Any
+) -> Any:
     env = make(Echo, group_size=1, **fields)
     if template:
         env.tokenizer.chat_template = template
@@ -60,27 +70,45 @@ async def play(make: Make, generator: Generator, answers: list[str], template: s
     return env, rollout
 
 
-async def test_both_answers_are_trained_on_and_no_turn_ends_twice(made: Make, generator: Generator) -> None:
+async def test_both_answers_are_trained_on_and_no_turn_ends_twice(
+    made: Make, generator: Generator
+) -> None:
     env, rollout = await play(made, generator, ["no", "yes"])
     text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
-    assert env.tokenizer.decode([token for token in rollout.masks if token != -100]) == "no<|end|>yes<|end|>"
-    assert [value for value, mask in zip(rollout.logprobs, rollout.masks, strict=True) if mask != -100] == [LOGPROB] * 7
+    assert (
+        env.tokenizer.decode([token for token in rollout.masks if token != -100])
+        == "no<|end|>yes<|end|>"
+    )
+    assert [
+        value for value, mask in zip(rollout.logprobs, rollout.masks, strict=True) if mask != -100
+    ] == [LOGPROB] * 7
     assert (rollout.outcome.reward, rollout.answer, rollout.sampled_tokens) == (1.0, "yes", 7)
-    assert generator.bodies[1]["prompt"]["prompt_token_ids"] == rollout.tokens[:-4], "sampled after what is trained on"
+    assert generator.bodies[1]["prompt"]["prompt_token_ids"] == rollout.tokens[:-4], (
+        "sampled after what is trained on"
+    )
 
 
-async def test_an_answer_that_was_cut_is_ended_by_the_template(made: Make, generator: Generator) -> None:
+async def test_an_answer_that_was_cut_is_ended_by_the_template(
+    made: Make, generator: Generator
+) -> None:
     env, rollout = await play(made, generator, ["no…", "yes"])
     text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
-    assert env.tokenizer.decode([token for token in rollout.masks if token != -100]) == "noyes<|end|>"
+    assert (
+        env.tokenizer.decode([token for token in rollout.masks if token != -100]) == "noyes<|end|>"
+    )
 
 
-async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made: Make, generator: Generator) -> None:
+async def test_a_template_that_rewrites_earlier_turns_changes_nothing(
+    made: Make, generator: Generator
+) -> None:
     env, rollout = await play(made, generator, ["<think>hm</think> no ", "yes"], QWEN_LIKE)
     first = "<|user|>user\none?<|end|>\n<|user|>assistant\n<think>hm</think> no <|end|>"
-    assert env.tokenizer.decode(rollout.tokens) == f"{first}\n<|user|>user\ntwo?<|end|>\n<|user|>assistant\nyes<|end|>"
+    assert (
+        env.tokenizer.decode(rollout.tokens)
+        == f"{first}\n<|user|>user\ntwo?<|end|>\n<|user|>assistant\nyes<|end|>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,12 +130,16 @@ async def test_what_ends_a_conversation_decides_its_outcome(
     assert len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs) < 70
 
 
-async def test_a_server_that_fails_makes_one_conversation_invalid(made: Make, generator: Generator) -> None:
+async def test_a_server_that_fails_makes_one_conversation_invalid(
+    made: Make, generator: Generator
+) -> None:
     """The one whose first answer was `b`; asking again does not help it."""
     env = made(Echo, group_size=3)
     await env.setup()
     first = iter("abc")
-    generator.say = lambda prompt, n: [next(first)] if "two?" not in prompt else ["!500" if ">b<" in prompt else "yes"]
+    generator.say = lambda prompt, n: (
+        [next(first)] if "two?" not in prompt else ["!500" if ">b<" in prompt else "yes"]
+    )
     group, _ = await env.collect_trajectories({"question": "one?"})
     assert group["scores"] == [1.0, 1.0, 1.0], "an invalid one takes the mean of the others"
     reasons = [one["invalid"] for one in group["overrides"] if one]
@@ -156,7 +188,9 @@ class Stubborn(Echo):
         return 1.0
 
 
-async def test_what_the_server_did_not_answer_was_never_said(made: Make, generator: Generator) -> None:
+async def test_what_the_server_did_not_answer_was_never_said(
+    made: Make, generator: Generator
+) -> None:
     env = made(Stubborn, group_size=1)
     await env.setup()
     generator.say = lambda prompt, n: ["!500" if "two?" in prompt else "yes"]
@@ -166,7 +200,11 @@ async def test_what_the_server_did_not_answer_was_never_said(made: Make, generat
     assert [one["content"] for one in rollout.messages] == ["one?", "yes", "three?", "yes"]
 
 
-GUESS = ToolDefinition("guess", "Guess.", {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]})
+GUESS = ToolDefinition(
+    "guess",
+    "Guess.",
+    {"properties": {"number": {"type": "integer", "maximum": 9}}, "required": ["number"]},
+)
 
 
 def test_calls_are_read_and_checked() -> None:
@@ -217,8 +255,13 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     right = await played(call(6))
     third = await played(call(4), call(8), call(6))
     assert (right.outcome.reward, third.outcome.reward) == (1.0, 0.75)
-    assert [one["content"] for one in third.messages if one["role"] == "tool"] == ["higher", "lower"]
-    assert (await played(call(1), call(2), call(3), call(4))).outcome.reason == "the number was not found"
+    assert [one["content"] for one in third.messages if one["role"] == "tool"] == [
+        "higher",
+        "lower",
+    ]
+    assert (
+        await played(call(1), call(2), call(3), call(4))
+    ).outcome.reason == "the number was not found"
     assert (await played("six")).outcome.reason == "no tool was called"
     mended = await played("<tool_call>six</tool_call>", call(6))
     assert mended.outcome.reward == 0.875

@@ -45,7 +45,9 @@ def test_neither_side_is_empty(share: float) -> None:
     assert (len(made.train), len(made.held_out)) == (1, 1)
 
 
-def test_what_is_held_out_is_taken_out_of_the_training_items(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_held_out_is_taken_out_of_the_training_items(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     made = build_given_split(items(10), items(3), question, max_held_out=2)
     assert [one["n"] for one in made.train] == list(range(3, 10))
     assert (made.num_overlapping, len(made.held_out)) == (3, 2)
@@ -54,19 +56,30 @@ def test_what_is_held_out_is_taken_out_of_the_training_items(caplog: pytest.LogC
         build_given_split(items(3), items(3), question, max_held_out=2)
 
 
-def test_broken_rows_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_rows_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "data.jsonl"
-    file.write_text('{"q": "a", "a": "1"}\nnot json\n[1]\n{"q": "b"}\n\n{"q": " ", "a": "2"}\n{"q": "c", "a": 0}\n')
+    file.write_text(
+        '{"q": "a", "a": "1"}\nnot json\n[1]\n{"q": "b"}\n\n{"q": " ", "a": "2"}\n{"q": "c", "a": 0}\n'
+    )
     with caplog.at_level(logging.WARNING):
         found = rows(file, needed=("q", "a"))
     assert [one["q"] for one in found] == ["a", "c"]
     assert "row 2 is left out: is no JSON object" in caplog.text
-    assert "4 of 6 rows are left out: 2 is no JSON object, 1 has no 'a', 1 has no 'q'" in caplog.text
+    assert (
+        "4 of 6 rows are left out: 2 is no JSON object, 1 has no 'a', 1 has no 'q'" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read: No such file"), ("", "it is empty"), ('{"q": 1}\n', "has no 'a'"), ("\xff", "is no JSON object")],
+    [
+        (None, "cannot be read: No such file"),
+        ("", "it is empty"),
+        ('{"q": 1}\n', "has no 'a'"),
+        ("\xff", "is no JSON object"),
+    ],
 )
 def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "data.jsonl"
@@ -77,13 +90,21 @@ def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None,
 
 
 def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"q": "one\u2028two\u0085three"}\r\n{"q": "four"}', encoding="utf-8")
-    assert [one["q"] for one in rows(tmp_path / "rows.jsonl", needed=("q",))] == ["one\u2028two\u0085three", "four"]
+    (tmp_path / "rows.jsonl").write_text(
+        '{"q": "one\u2028two\u0085three"}\r\n{"q": "four"}', encoding="utf-8"
+    )
+    assert [one["q"] for one in rows(tmp_path / "rows.jsonl", needed=("q",))] == [
+        "one\u2028two\u0085three",
+        "four",
+    ]
 
 
 def test_a_data_set_of_the_hub_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # Both libraries read the variable when they are imported, which an earlier test may have done.
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DatasetError, match=r"nobody/nothing \(main\), split test cannot be loaded.*a local JSONL file"):
+    with pytest.raises(
+        DatasetError,
+        match=r"nobody/nothing \(main\), split test cannot be loaded.*a local JSONL file",
+    ):
         rows("nobody/nothing", needed=("q",), subset="main", split="test")

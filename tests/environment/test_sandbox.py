@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from lachesis.environment import Invalid, jail
-from lachesis.environment.sandbox import Limits, SandboxResult, Sandbox
+from lachesis.environment.sandbox import Limits, Sandbox, SandboxResult
 from tests.environment.conftest import unconfined
 from tests.patience import deadline
 
-pytestmark = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
+pytestmark = pytest.mark.skipif(
+    bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}"
+)
 QUICK = Limits(seconds=10, memory_mib=256)
 SYSCALL = """
 import ctypes
@@ -47,27 +49,59 @@ async def test_a_program_runs_with_the_standard_library() -> None:
     [
         ("reads a file", "open('/etc/passwd').read()", "PermissionError"),
         ("reads its own memory", "open('/proc/self/mem', 'rb')", "PermissionError"),
-        ("reads what others were started with", "open('/proc/1/environ').read()", "PermissionError"),
+        (
+            "reads what others were started with",
+            "open('/proc/1/environ').read()",
+            "PermissionError",
+        ),
         ("lists a folder", "import os; os.listdir('/tmp')", "PermissionError"),
         ("writes where it stands", "open('x', 'w')", "PermissionError"),
         ("writes elsewhere", "open('/tmp/lachesis-escaped', 'w')", "PermissionError"),
         ("changes the library", "import os; open(os.__file__, 'a')", "PermissionError"),
-        ("empties a file", "import os; os.open(os.__file__, os.O_RDONLY | os.O_TRUNC)", "PermissionError"),
-        ("names its parent for signals", "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())", "PermissionError"),
-        ("wants to be told by signals", "import fcntl; fcntl.fcntl(0, fcntl.F_SETFL, 0o20000)", "PermissionError"),
+        (
+            "empties a file",
+            "import os; os.open(os.__file__, os.O_RDONLY | os.O_TRUNC)",
+            "PermissionError",
+        ),
+        (
+            "names its parent for signals",
+            "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+            "PermissionError",
+        ),
+        (
+            "wants to be told by signals",
+            "import fcntl; fcntl.fcntl(0, fcntl.F_SETFL, 0o20000)",
+            "PermissionError",
+        ),
         ("removes a file", "import os; os.remove(os.__file__)", "PermissionError"),
         ("makes a folder", "import os; os.mkdir('/tmp/lachesis-escaped')", "PermissionError"),
-        ("makes a link", "import os; os.symlink('/etc', '/tmp/lachesis-escaped')", "PermissionError"),
+        (
+            "makes a link",
+            "import os; os.symlink('/etc', '/tmp/lachesis-escaped')",
+            "PermissionError",
+        ),
         ("opens a socket", "import socket; socket.socket()", "PermissionError"),
-        ("asks for a name", "import socket; socket.create_connection(('localhost', 80))", "gaierror"),
+        (
+            "asks for a name",
+            "import socket; socket.create_connection(('localhost', 80))",
+            "gaierror",
+        ),
         ("forks", "import os; os.fork()", "PermissionError"),
-        ("starts a thread", "import threading; threading.Thread(target=print).start()", "can't start new thread"),
+        (
+            "starts a thread",
+            "import threading; threading.Thread(target=print).start()",
+            "can't start new thread",
+        ),
         ("starts a program", "import subprocess; subprocess.run(['/bin/true'])", "PermissionError"),
         ("becomes a program", "import os; os.execv('/bin/true', ['true'])", "PermissionError"),
         ("kills its parent", "import os; os.kill(os.getppid(), 9)", "PermissionError"),
         ("kills everybody", "import os; os.kill(-1, 9)", "PermissionError"),
         ("becomes another user", "import os; os.setuid(0)", "PermissionError"),
-        ("raises its limits", "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "Error"),
+        (
+            "raises its limits",
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+            "Error",
+        ),
         ("makes memory that is a file", "import os; os.memfd_create('x')", "PermissionError"),
         ("asks for priority", "import os; os.nice(-10)", "PermissionError"),
         ("leaves the folder for good", "import os; os.chroot('.')", "PermissionError"),
@@ -76,7 +110,9 @@ async def test_a_program_runs_with_the_standard_library() -> None:
         ("ends at once", "import os; os._exit(3)", ""),
         ("crashes", "import ctypes; ctypes.string_at(0)", ""),
     ],
-    ids=lambda one: one if isinstance(one, str) and " " in one and len(one) < 40 and "(" not in one else "",
+    ids=lambda one: (
+        one if isinstance(one, str) and " " in one and len(one) < 40 and "(" not in one else ""
+    ),
 )
 async def test_what_a_program_may_not_do_fails(what: str, program: str, said: str) -> None:
     found = await ran(program)
@@ -96,7 +132,9 @@ async def test_what_a_program_may_not_do_fails(what: str, program: str, said: st
     ],
     ids=lambda one: one if isinstance(one, str) and not one[0].isdigit() and "," not in one else "",
 )  # fmt: skip
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of calls are those of x86_64")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="the numbers of calls are those of x86_64"
+)
 async def test_the_kernel_itself_refuses(what: str, number: int, arguments: str) -> None:
     found = await ran(SYSCALL.format(number=number, arguments=arguments))
     assert found.output.split() == ["-1", "1"], f"{what}: EPERM was expected, not {found}"
@@ -149,7 +187,9 @@ async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
         await running
 
 
-async def test_a_program_killed_before_it_begins_is_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_killed_before_it_begins_is_not_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr("lachesis.environment.sandbox.JAIL_FILE", tmp_path / "killed.py")
     with pytest.raises(Invalid, match="something on this machine has killed the program"):
@@ -157,7 +197,9 @@ async def test_a_program_killed_before_it_begins_is_not_to_blame(tmp_path: Path,
 
 
 async def test_output_has_a_limit() -> None:
-    found = await ran("while True: print('x' * 1000)", limits=Limits(seconds=10, output_bytes=10_000))
+    found = await ran(
+        "while True: print('x' * 1000)", limits=Limits(seconds=10, output_bytes=10_000)
+    )
     assert (found.how, found.output) == ("too much output", "")
 
 
@@ -172,15 +214,21 @@ async def test_nothing_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_programs_run_side_by_side() -> None:
     sandbox = Sandbox(QUICK, max_concurrent=4)
-    found = await asyncio.gather(*(sandbox.run("print(input())", str(number)) for number in range(12)))
+    found = await asyncio.gather(
+        *(sandbox.run("print(input())", str(number)) for number in range(12))
+    )
     assert [one.output for one in found] == [f"{number}\n" for number in range(12)]
 
 
-async def test_a_machine_that_cannot_confine_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_machine_that_cannot_confine_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As on a kernel without Landlock: the first call has another number, which does not exist."""
     names = "CREATE_RULESET, ADD_RULE, RESTRICT_SELF = "
     changed = Path(jail.__file__).read_text().replace(f"{names}444", f"{names}9999")  # noqa: ASYNC240
     (tmp_path / "jail.py").write_text(changed)
     monkeypatch.setattr("lachesis.environment.sandbox.JAIL_FILE", tmp_path / "jail.py")
-    with pytest.raises(Invalid, match="this machine cannot confine a program: Function not implemented: Landlock"):
+    with pytest.raises(
+        Invalid, match="this machine cannot confine a program: Function not implemented: Landlock"
+    ):
         await ran("print('free')")

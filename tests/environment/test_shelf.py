@@ -1,4 +1,6 @@
-"""The environments of this project: right answers are right, wrong ones are worth less, and bad ones do no harm."""
+"""The environments of this project: right answers are right, wrong ones are worth less, and bad
+ones do no harm.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,19 @@ from tests.environment.conftest import unconfined
 Make = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 SHELF = [found.name for found in describe.scan_environments([ROOT / "environments"]).environments]
-NEEDS_SANDBOX = pytest.mark.skipif(bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}")
-SINGLE = [pytest.param("code_unit_tests", marks=NEEDS_SANDBOX), "countdown", "format_json", "reverse_text"]
-PROBLEM = {"question": "Ann has 3 pens and buys 4. How many?", "answer": "3+4=<<3+4=7>>7 pens.\n#### 7"}
+NEEDS_SANDBOX = pytest.mark.skipif(
+    bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}"
+)
+SINGLE = [
+    pytest.param("code_unit_tests", marks=NEEDS_SANDBOX),
+    "countdown",
+    "format_json",
+    "reverse_text",
+]
+PROBLEM = {
+    "question": "Ann has 3 pens and buys 4. How many?",
+    "answer": "3+4=<<3+4=7>>7 pens.\n#### 7",
+}
 
 
 def environment(name: str) -> Any:
@@ -36,7 +48,10 @@ def test_the_shelf_is_found() -> None:
     names = "arithmetic code_unit_tests countdown format_json gsm8k guess_number reverse_text reward_function "
     names += "verifiers_environment"
     assert names.split() == SHELF
-    assert all(found.description for found in describe.scan_environments([ROOT / "environments"]).environments)
+    assert all(
+        found.description
+        for found in describe.scan_environments([ROOT / "environments"]).environments
+    )
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -54,7 +69,8 @@ async def test_gold_is_solved_and_corrupt_is_not(made: Make, name: str) -> None:
 
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize(
-    "answer", ["", " ", "\0", "\ud800", "[" * 5000, "9" * 100_000, "<|end|>", "é" * 50, "{}", "0/0", "None"]
+    "answer",
+    ["", " ", "\0", "\ud800", "[" * 5000, "9" * 100_000, "<|end|>", "é" * 50, "{}", "0/0", "None"],
 )
 async def test_whatever_a_model_says_is_scored(made: Make, name: str, answer: str) -> None:
     env = made(environment(name), verifier_timeout=20)
@@ -64,7 +80,9 @@ async def test_whatever_a_model_says_is_scored(made: Make, name: str, answer: st
     assert 0 <= reward < env.solved
 
 
-@pytest.mark.parametrize("name", [one for one in SHELF if one not in ("arithmetic", "verifiers_environment")])
+@pytest.mark.parametrize(
+    "name", [one for one in SHELF if one not in ("arithmetic", "verifiers_environment")]
+)
 def test_every_field_is_described(name: str) -> None:
     config = type(environment(name).config_init()[0])
     assert all(config.model_fields[field].description for field in config.__annotations__)
@@ -129,18 +147,28 @@ async def test_json_is_worth_as_much_as_is_right_of_it(made: Make) -> None:
     ],
 )
 @NEEDS_SANDBOX
-async def test_code_is_worth_what_it_computes(made: Make, source: str, reward: float, reason: str | None) -> None:
+async def test_code_is_worth_what_it_computes(
+    made: Make, source: str, reward: float, reason: str | None
+) -> None:
     env = made(environment("code_unit_tests"), seconds=1.0, memory_mib=128)
     await env.setup()
-    item = next(one for one in [*env.items.train, *env.items.held_out] if (one["kind"], one["k"]) == ("plus", 3))
+    item = next(
+        one
+        for one in [*env.items.train, *env.items.held_out]
+        if (one["kind"], one["k"]) == ("plus", 3)
+    )
     assert await scored(env, item, source) == (reward, reason)
 
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     file = tmp_path / "problems.jsonl"
-    more = [{"question": f"What is {n} times 1,000?", "answer": f"#### {n},000"} for n in range(1, 30)]
-    file.write_text("".join(json.dumps(one) + "\n" for one in [PROBLEM, *more, {"question": "broken"}]))
+    more = [
+        {"question": f"What is {n} times 1,000?", "answer": f"#### {n},000"} for n in range(1, 30)
+    ]
+    file.write_text(
+        "".join(json.dumps(one) + "\n" for one in [PROBLEM, *more, {"question": "broken"}])
+    )
     return file
 
 
@@ -168,13 +196,22 @@ async def test_a_number_in_a_box_is_compared(
     assert await scored(env, PROBLEM, answer) == (reward, reason)
 
 
-async def test_problems_from_a_file(made: Make, problems: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_problems_from_a_file(
+    made: Make, problems: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     env = made(environment("gsm8k"), dataset=str(problems), few_shot=2)
     await env.setup()
     assert "1 of 31 rows are left out: 1 has no 'answer'" in caplog.text
     asked = [one["question"] for one in [*env.items.train, *env.items.held_out]]
     shown = env.build_messages(env.items.train[0])
-    assert [one["role"] for one in shown] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [one["role"] for one in shown] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
     assert shown[2]["content"] == "3+4=<<3+4=7>>7 pens. \\boxed{7}"
     assert len(asked) == 28, "what is shown as solved is not asked"
     assert not {shown[1]["content"], shown[3]["content"]} & set(asked)
@@ -183,15 +220,31 @@ async def test_problems_from_a_file(made: Make, problems: Path, caplog: pytest.L
         assert (await scored(env, item, env.corrupt(item)))[0] == 0.0
 
 
-async def test_a_long_right_answer_is_worth_less_when_asked_for(made: Make, problems: Path, generator: Any) -> None:
-    env = made(environment("gsm8k"), dataset=str(problems), length_penalty=0.5, max_answer_tokens=100)
+async def test_a_long_right_answer_is_worth_less_when_asked_for(
+    made: Make, problems: Path, generator: Any
+) -> None:
+    env = made(
+        environment("gsm8k"), dataset=str(problems), length_penalty=0.5, max_answer_tokens=100
+    )
     await env.setup()
-    generator.say = lambda prompt, n: ["\\boxed{7}", "x" * 40 + "\\boxed{7}", "\\boxed{8}", "x" * 40]
+    generator.say = lambda prompt, n: [
+        "\\boxed{7}",
+        "x" * 40 + "\\boxed{7}",
+        "\\boxed{8}",
+        "x" * 40,
+    ]
     rewards = [one.outcome.reward for one in await env.sample_rollouts(PROBLEM, 4)]
-    assert rewards == [pytest.approx(1 - 0.5 * 10 / 100), pytest.approx(1 - 0.5 * 50 / 100), 0.0, 0.0]
+    assert rewards == [
+        pytest.approx(1 - 0.5 * 10 / 100),
+        pytest.approx(1 - 0.5 * 50 / 100),
+        0.0,
+        0.0,
+    ]
 
 
-async def test_a_file_to_evaluate_on_is_not_trained_on(made: Make, problems: Path, tmp_path: Path) -> None:
+async def test_a_file_to_evaluate_on_is_not_trained_on(
+    made: Make, problems: Path, tmp_path: Path
+) -> None:
     held_out = tmp_path / "test.jsonl"
     held_out.write_text(json.dumps(PROBLEM) + "\n")
     env = made(environment("gsm8k"), dataset=str(problems), held_out_dataset=str(held_out))
@@ -203,7 +256,10 @@ async def test_a_file_to_evaluate_on_is_not_trained_on(made: Make, problems: Pat
 async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path: Path) -> None:
     """Neither in one file, where a row stands twice, nor where the file to evaluate on has it."""
     whole, held_out = tmp_path / "problems.jsonl", tmp_path / "test.jsonl"
-    lines = [json.dumps({"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"}) + "\n" for n in range(40)]
+    lines = [
+        json.dumps({"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"}) + "\n"
+        for n in range(40)
+    ]
     whole.write_text("".join([*lines, *lines]))
     held_out.write_text("".join(lines[:5]))
     for fields in ({}, {"held_out_dataset": str(held_out)}):
@@ -219,9 +275,13 @@ def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
     found = describe.find_environment(name, [ROOT / "environments"])
     conversations = describe.collect_examples(found, {}, count=40, share=0.5, seed=1)
     assert len(conversations) == 40
-    assert {tuple(message["role"] for message in one) for one in conversations} == {("user", "assistant")}
+    assert {tuple(message["role"] for message in one) for one in conversations} == {
+        ("user", "assistant")
+    }
     if name == "countdown":
-        assert conversations == describe.collect_examples(found, {}, count=40, share=0.5, seed=1), "the same for the same seed"
+        assert conversations == describe.collect_examples(found, {}, count=40, share=0.5, seed=1), (
+            "the same for the same seed"
+        )
 
 
 FUNCTION = """
@@ -246,7 +306,9 @@ def whole(**row):
 async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "beside_mine.py").touch()
-    data = [{"prompt": f"say {n}", "answer": str(n)} for n in range(9)] + [{"prompt": [{"role": "user", "content": "hi"}]}]
+    data = [{"prompt": f"say {n}", "answer": str(n)} for n in range(9)] + [
+        {"prompt": [{"role": "user", "content": "hi"}]}
+    ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in data))
     fields = {"function": f"{tmp_path}/mine.py:reward", "dataset": str(tmp_path / "data.jsonl")}
     env = made(environment("reward_function"), **fields)
@@ -255,9 +317,14 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
     assert await scored(env, item, "1") == (1.0, None)
     assert await scored(env, item, "2") == (0.0, None)
     reward, reason = await scored(env, item, "bug")
-    assert (reward, re.sub(r":\d+:", ":N:", str(reason))) == (None, "the verifier raised ValueError at mine.py:N: a bug")
+    assert (reward, re.sub(r":\d+:", ":N:", str(reason))) == (
+        None,
+        "the verifier raised ValueError at mine.py:N: a bug",
+    )
     assert {len(env.build_messages(one)) for one in [*env.items.train, *env.items.held_out]} == {1}
-    every = made(environment("reward_function"), **{**fields, "function": f"{tmp_path}/mine.py:whole"})
+    every = made(
+        environment("reward_function"), **{**fields, "function": f"{tmp_path}/mine.py:whole"}
+    )
     await every.setup()
     assert await scored(every, item, "1") == (3.0, None)
 
@@ -271,8 +338,12 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
         ("{here}/mine.py:absent", "no function 'absent'"),
     ],
 )
-async def test_a_function_that_is_not_there_is_told(made: Make, tmp_path: Path, function: str, said: str) -> None:
+async def test_a_function_that_is_not_there_is_told(
+    made: Make, tmp_path: Path, function: str, said: str
+) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
-    env = made(environment("reward_function"), function=function.format(here=tmp_path), dataset="x.jsonl")
+    env = made(
+        environment("reward_function"), function=function.format(here=tmp_path), dataset="x.jsonl"
+    )
     with pytest.raises(Exception, match=said):
         await env.setup()

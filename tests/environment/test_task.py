@@ -81,7 +81,9 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
 
-async def test_one_that_hangs_amid_others_costs_its_own_score_alone(made: Make, generator: Generator) -> None:
+async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words, verifier_timeout=0.3)
     await env.setup()
     generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
@@ -104,14 +106,19 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
     assert [one.outcome for one in rollouts] == [Outcome(0.5)] * 4
 
 
-async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made: Make, generator: Generator) -> None:
+async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words, verifier_timeout=0.02)
     await env.setup()
     generator.say = lambda prompt, n: ["hangs"] * n
     rollouts = await env.sample_rollouts(env.items.train[0], 12)
     reasons = [one.outcome.reason for one in rollouts]
     assert reasons[0] == "the verifier was not done after 0.02 s"
-    assert reasons[-1] == "too many calls of the verifier have not ended; none is made until one of them has"
+    assert (
+        reasons[-1]
+        == "too many calls of the verifier have not ended; none is made until one of them has"
+    )
 
 
 async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> None:
@@ -133,7 +140,12 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
     env = made(Short)
     await env.setup()
     found = await stages._check_without_model({"env": env, "items": env.items.train[:3]})
-    assert (found["offered"], found["gold_right"], found["corrupt_wrong"], found["faults"]) == (True, 3, 3, [])
+    assert (found["offered"], found["gold_right"], found["corrupt_wrong"], found["faults"]) == (
+        True,
+        3,
+        3,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +155,14 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
         ("one", [Outcome(None, reason="score_group() gave 1 values for 3 rollouts")] * 3),
         ("none", [Outcome(None, reason="score_group() gave a NoneType for 3 rollouts")] * 3),
         ("raises", [Outcome(None, reason="the verifier raised KeyError somewhere: 'x'")] * 3),
-        ("nan", [Outcome(1.0), Outcome(None, reason="the score is nan"), Outcome(0.0, reason="too plain")]),
+        (
+            "nan",
+            [
+                Outcome(1.0),
+                Outcome(None, reason="the score is nan"),
+                Outcome(0.0, reason="too plain"),
+            ],
+        ),
     ],
 )
 async def test_answers_can_be_scored_beside_each_other(
@@ -155,16 +174,22 @@ async def test_answers_can_be_scored_beside_each_other(
             kinds = {"one": [1.0], "none": None, "nan": [1.0, float("nan"), zero("too plain")]}
             if said == "raises":
                 raise KeyError("x")
-            return kinds[said] if said in kinds else [ranked.index(one.answer) / 2 for one in rollouts]
+            return (
+                kinds[said] if said in kinds else [ranked.index(one.answer) / 2 for one in rollouts]
+            )
 
     env = made(Longest)
     await env.setup()
     generator.say = lambda prompt, n: ["b", "a", "c"]
     rollouts = await env.sample_rollouts(env.items.train[0], 3)
-    assert [replace(one.outcome, reason=without_place(one.outcome.reason)) for one in rollouts] == outcomes
+    assert [
+        replace(one.outcome, reason=without_place(one.outcome.reason)) for one in rollouts
+    ] == outcomes
 
 
-async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made: Make, generator: Generator) -> None:
+async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words, verifier_timeout=0.02)
     await env.setup()
 
@@ -222,10 +247,17 @@ async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generat
     assert whole.logprobs[-3:] == [LOGPROB] * 3
     assert set(whole.logprobs[:-3]) == {1.0}
     assert len(whole.tokens) == len(whole.masks) == len(whole.logprobs)
-    assert (whole.truncated, cut.truncated, whole.sampled_tokens, cut.sampled_tokens) == (False, True, 3, 2)
+    assert (whole.truncated, cut.truncated, whole.sampled_tokens, cut.sampled_tokens) == (
+        False,
+        True,
+        3,
+        2,
+    )
 
 
-async def test_an_invalid_rollout_takes_no_part_in_training(made: Make, generator: Generator) -> None:
+async def test_an_invalid_rollout_takes_no_part_in_training(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words)
     await env.setup()
     item = env.items.train[0]
@@ -235,21 +267,34 @@ async def test_an_invalid_rollout_takes_no_part_in_training(made: Make, generato
     invalid = {"invalid": "the judge is away", "set_advantage_to_zero": True}
     assert group["overrides"] == [{}, invalid, {"zero": "it rambles"}, {}]
     assert set(group["masks"][1]) == {-100}
-    batch = to_batch([json.loads(json.dumps(group))], BatchSettings(max_tokens=100, eos_id=env.tokenizer.eos_token_id))
+    batch = to_batch(
+        [json.loads(json.dumps(group))],
+        BatchSettings(max_tokens=100, eos_id=env.tokenizer.eos_token_id),
+    )
     advantages = [float(datum.advantages[datum.loss_mask][0]) for datum in batch.datums]
-    assert advantages == [0.5, -0.5], "those of 1.0 and 0.0; that of 0.5 is nought, as without the invalid one"
-    assert (batch.scores, batch.num_invalid, batch.compute_metrics()["batch/invalid"]) == ([1.0, 0.0, 0.5], 1, 1)
+    assert advantages == [0.5, -0.5], (
+        "those of 1.0 and 0.0; that of 0.5 is nought, as without the invalid one"
+    )
+    assert (batch.scores, batch.num_invalid, batch.compute_metrics()["batch/invalid"]) == (
+        [1.0, 0.0, 0.5],
+        1,
+        1,
+    )
 
 
 async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Generator) -> None:
     env = made(Words)
     await env.setup()
     generator.say = lambda prompt, n: ["nan", "invalid", "nan", "nan"]
-    with pytest.raises(Invalid, match="all 4 rollouts are invalid: the score is nan; the judge is away"):
+    with pytest.raises(
+        Invalid, match="all 4 rollouts are invalid: the score is nan; the judge is away"
+    ):
         await env.collect_trajectories(env.items.train[0])
 
 
-async def test_equal_rewards_beside_an_invalid_one_are_equal(made: Make, generator: Generator) -> None:
+async def test_equal_rewards_beside_an_invalid_one_are_equal(
+    made: Make, generator: Generator
+) -> None:
     """The mean of three times 0.1 is not 0.1."""
     env = made(Words)
     await env.setup()
@@ -287,7 +332,9 @@ async def test_a_place_is_kept_for_atropos_own_checkpoints(made: Make, tmp_path:
     assert await again.get_next_item() == await env.get_next_item()
 
 
-async def test_an_evaluation_asks_the_held_out_items_and_counts(made: Make, generator: Generator, tmp_path: Path) -> None:
+async def test_an_evaluation_asks_the_held_out_items_and_counts(
+    made: Make, generator: Generator, tmp_path: Path
+) -> None:
     env = made(Words, eval_samples=2, data_dir_to_save_evals=str(tmp_path), verifier_timeout=5)
     await env.setup()
     questions = {one["question"]: one["answer"] for one in env.items.held_out}
@@ -313,7 +360,9 @@ async def test_an_evaluation_asks_the_held_out_items_and_counts(made: Make, gene
     assert {line["model_answer"] for line in lines} >= {"half", "nan"}
 
 
-async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(made: Make, generator: Generator) -> None:
+async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words)
     env.tokenizer.chat_template = None
     await env.setup()
@@ -328,7 +377,9 @@ async def test_a_prompt_that_leaves_no_room_is_told_by_name(made: Make) -> None:
         await env.sample_rollouts({"question": "x" * 50, "answer": ""}, 4)
 
 
-async def test_a_server_that_fails_costs_the_group_and_no_more(made: Make, generator: Generator) -> None:
+async def test_a_server_that_fails_costs_the_group_and_no_more(
+    made: Make, generator: Generator
+) -> None:
     env = made(Words)
     await env.setup()
     generator.say = lambda prompt, n: ["!500"]
@@ -336,8 +387,12 @@ async def test_a_server_that_fails_costs_the_group_and_no_more(made: Make, gener
         await asyncio.wait_for(env.collect_trajectories(env.items.train[0]), 60)
 
 
-@pytest.mark.parametrize(("items", "said"), [([], "holds 0 different"), ([{"question": "a"}] * 3, "holds 1 different")])
-async def test_a_data_set_that_is_too_small_is_told(made: Make, items: list[Item], said: str) -> None:
+@pytest.mark.parametrize(
+    ("items", "said"), [([], "holds 0 different"), ([{"question": "a"}] * 3, "holds 1 different")]
+)
+async def test_a_data_set_that_is_too_small_is_told(
+    made: Make, items: list[Item], said: str
+) -> None:
     class Few(Words):
         def load_dataset(self) -> list[Item]:
             return items

@@ -1,7 +1,8 @@
-"""The groups of `replay`, and evaluations that last for several training steps, each of the kind that `kinds` names.
+"""The groups of `replay`, and evaluations that last for several training steps, each of the kind
+that `kinds` names.
 
-It asks the model the same question again and again. `eval/apart` is how far the log-probabilities of the answers
-are apart: 0 when they all came from the same weights.
+It asks the model the same question again and again. `eval/apart` is how far the log-probabilities
+of the answers are apart: 0 when they all came from the same weights.
 """
 
 import asyncio
@@ -46,7 +47,11 @@ class Graded(replay.Replay):  # type: ignore[misc, name-defined]
             logprobs += await self.ask([20, 21, 22])
             await self.ask([30, 31, item])
             await self.later()
-        metrics = {"eval/percent_correct": 0.5, "eval/logprob": logprobs[0], "eval/apart": max(logprobs) - min(logprobs)}
+        metrics = {
+            "eval/percent_correct": 0.5,
+            "eval/logprob": logprobs[0],
+            "eval/apart": max(logprobs) - min(logprobs),
+        }
         if kind == "returns":
             return {"quality": 2.5, "apart": metrics["eval/apart"], "logprob": logprobs[0]}
         await self.evaluate_log(metrics, samples=[])

@@ -1,4 +1,6 @@
-"""Groups that nobody samples: the n-th one is always the same, so that two runs can be compared number by number."""
+"""Groups that nobody samples: the n-th one is always the same, so that two runs can be compared
+number by number.
+"""
 
 import random
 from typing import Any
@@ -29,8 +31,11 @@ class Replay(BaseEnv):
             tokens = [chance.randrange(10, 40) for _ in range(PROMPT + ANSWER)]
             group["tokens"].append(tokens)
             group["masks"].append([-100] * PROMPT + tokens[PROMPT:])
-            group["inference_logprobs"].append([1.0] * PROMPT + [-chance.random() - 2 for _ in range(ANSWER)])
-            group["scores"].append(float(number % 2) if item % 7 else 0.0)  # each seventh has no signal
+            group["inference_logprobs"].append(
+                [1.0] * PROMPT + [-chance.random() - 2 for _ in range(ANSWER)]
+            )
+            # each seventh has no signal
+            group["scores"].append(float(number % 2) if item % 7 else 0.0)
         return group, []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:

@@ -23,7 +23,7 @@ class Sums(BaseEnv):
     async def setup(self) -> None:
         self.count = 0
         if self.config.kind == "never returns":
-            time.sleep(600)  # noqa: ASYNC251 - as bad as they come
+            time.sleep(600)  # noqa: ASYNC251
 
     async def get_next_item(self) -> Any:
         self.count += 1
@@ -47,7 +47,9 @@ class Sums(BaseEnv):
         if self.config.kind == "raises" and self.count % 2:
             raise ValueError(f"item {self.count} cannot be read")
         messages = [{"role": "user", "content": item["question"]}]
-        answer = await self.server.chat_completion(messages=messages, n=self.config.group_size, max_tokens=8)
+        answer = await self.server.chat_completion(
+            messages=messages, n=self.config.group_size, max_tokens=8
+        )
         group = ScoredDataGroup(tokens=[], masks=[], scores=[])
         for choice in answer.choices:
             said = self.tokenizer.encode(choice.message.content)

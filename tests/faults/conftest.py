@@ -15,7 +15,9 @@ COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "t
 
 
 @pytest.fixture(scope="session")
-def world(tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("world")
@@ -31,7 +33,9 @@ def world(tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def in_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each case begins with a launcher that runs, and no process but its own; a run that a failed case has left is ended."""
+    """Each case begins with a launcher that runs, and no process but its own; a run that a failed
+    case has left is ended.
+    """
     if "world" not in request.fixturenames:
         yield
         return
@@ -61,7 +65,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             if outcome == "failed" and not values:
                 values = {"fault": report.nodeid.rpartition("::")[2]}
             if values and report.when == "call":
-                found = {**values, "took (s)": f"{report.duration:.0f}", "noticed after (s)": values.get("noticed", "")}
+                found = {
+                    **values,
+                    "took (s)": f"{report.duration:.0f}",
+                    "noticed after (s)": values.get("noticed", ""),
+                }
                 lines.append([found.get(column, "") for column in COLUMNS] + [outcome])
     if lines:
         terminalreporter.write_line("")

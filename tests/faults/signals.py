@@ -18,7 +18,9 @@ SERVICES = ("engine", "api", "trainer", "environment")
 
 @dataclass(frozen=True)
 class Case:
-    """`status` is how the run stands afterwards: "running" means that it trains on. `reason` is searched in its error."""
+    """`status` is how the run stands afterwards: "running" means that it trains on. `reason` is
+    searched in its error.
+    """
 
     part: str
     number: signal.Signals
@@ -60,9 +62,13 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         record = run.ended()
         assert record.status == case.status, record.error
         assert case.reason in (record.error or ""), record.error
-        assert record.failed_service == (case.part if case.part in SERVICES and not case.told else None)
+        assert record.failed_service == (
+            case.part if case.part in SERVICES and not case.told else None
+        )
         assert run.kept() > made - INTERVAL - 1, "no more is lost than the last interval"
-        seen = f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
+        seen = (
+            f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
+        )
         if case.resume:
             world.serve()
             run.resume()
@@ -89,8 +95,9 @@ def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None
 
 
 def _sign(world: World, run: Run, case: Case) -> Callable[[], bool] | None:
-    """Of a service, the run's record; of server and runner, a line of the launcher; of flow and reaper, the end of the first
-    service. Flow and reaper end in order when they are told to."""
+    """Of a service, the run's record; of server and runner, a line of the launcher; of flow and
+    reaper, the end of the first service. Flow and reaper end in order when they are told to.
+    """
     if case.part in SERVICES:
         return _in_record(run, case.part)
     if case.part in ("server", "runner"):

@@ -14,7 +14,10 @@ LINE = "x" * 4095
 class SteadyConfig(BaseEnvConfig):
     mode: str = Field(default="", description="forks, leaves, prints or raises")
     gigabytes: float = Field(default=1.0, description="What `prints` writes to its log")
-    pause_s: float = Field(default=0.25, description="Before each item; runs that train on must leave the cores to others")
+    pause_s: float = Field(
+        default=0.25,
+        description="Before each item; runs that train on must leave the cores to others",
+    )
 
 
 class Steady(BaseEnv):
@@ -29,9 +32,12 @@ class Steady(BaseEnv):
 
     async def setup(self) -> None:
         self.count = 0
-        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        deaf = (
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        )
         sleep = [sys.executable, "-c", deaf]
-        if self.config.mode == "forks":  # children in its own group and in one of their own, which no SIGTERM ends
+        # children in its own group and in one of their own, which no SIGTERM ends
+        if self.config.mode == "forks":
             for own_session in (False, True):
                 subprocess.Popen(sleep, start_new_session=own_session)  # noqa: ASYNC220
 
@@ -49,7 +55,10 @@ class Steady(BaseEnv):
         question = f"{item % 10}+{item // 10 % 10}="
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             await managed.chat_completion(
-                messages=[{"role": "user", "content": question}], n=self.config.group_size, max_tokens=4, temperature=1.0
+                messages=[{"role": "user", "content": question}],
+                n=self.config.group_size,
+                max_tokens=4,
+                temperature=1.0,
             )
             nodes = managed.get_state()["nodes"]
         group = ScoredDataGroup(tokens=[], masks=[], scores=[], inference_logprobs=[])

@@ -15,7 +15,9 @@ from tests.faults.world import INTERVAL, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount the small disk of this case")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root may mount the small disk of this case"
+)
 
 
 @pytest.fixture
@@ -45,9 +47,12 @@ def fill(disk: Path, *, leave: int = 0) -> Path:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("what", "edits", "leave"), [("metrics", {"save_checkpoint_interval": 400}, 0), ("checkpoint", {}, 32768)]
+    ("what", "edits", "leave"),
+    [("metrics", {"save_checkpoint_interval": 400}, 0), ("checkpoint", {}, 32768)],
 )
-def test_the_disk_fills_up_while_it_trains(world: World, disk: Path, row: Row, what: str, edits: Any, leave: int) -> None:
+def test_the_disk_fills_up_while_it_trains(
+    world: World, disk: Path, row: Row, what: str, edits: Any, leave: int
+) -> None:
     run = world.start(**edits)
     world.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
     before = run.kept()
@@ -85,7 +90,13 @@ def test_the_disk_is_full_when_the_record_is_written(world: World, disk: Path, r
     assert "No space left" in (record.error or ""), record.error
     run.resume()
     assert run.stop().status == "stopped"
-    row(fault="disk full at record", phase="starting", expected="failed", seen="failed; resumed", kept=run.kept())
+    row(
+        fault="disk full at record",
+        phase="starting",
+        expected="failed",
+        seen="failed; resumed",
+        kept=run.kept(),
+    )
 
 
 @needs_root
@@ -98,4 +109,10 @@ def test_a_home_that_cannot_be_written_is_told(world: World, disk: Path, row: Ro
     run = world.start()
     run.reach("running")
     assert run.stop().status == "stopped"
-    row(fault="read-only home", phase="before", expected="refused", seen="refused, nothing left; then trains", kept=run.kept())
+    row(
+        fault="read-only home",
+        phase="before",
+        expected="refused",
+        seen="refused, nothing left; then trains",
+        kept=run.kept(),
+    )

@@ -41,14 +41,25 @@ def test_wrong_requests_at_a_server_of_a_run(world: World, row: Row, server: str
     assert run.record.status == "running"
     world.current = run
     told = f"{flood.rate:.0f} wrong requests/s at {server}"
-    row(fault=told, phase="running", expected="trains on", seen=json.dumps(flood.answers), kept=run.kept())
+    row(
+        fault=told,
+        phase="running",
+        expected="trains on",
+        seen=json.dumps(flood.answers),
+        kept=run.kept(),
+    )
 
 
 @pytest.mark.parametrize("words", [("api",), ("mcp", "--http")], ids=lambda words: words[0])
-def test_wrong_requests_at_a_service_for_agents(world: World, row: Row, words: tuple[str, ...]) -> None:
+def test_wrong_requests_at_a_service_for_agents(
+    world: World, row: Row, words: tuple[str, ...]
+) -> None:
     """With the right token it answers then, and its log does not hold what was sent as one."""
     port, log = reserve_free_ports(1)[0], world.home / "logs" / f"{words[0]}.log"
-    url, command = f"http://127.0.0.1:{port}", [sys.executable, "-m", "lachesis.cli.main", *words, "--port", str(port)]
+    url, command = (
+        f"http://127.0.0.1:{port}",
+        [sys.executable, "-m", "lachesis.cli.main", *words, "--port", str(port)],
+    )
     with log.open("wb") as stream:
         service = subprocess.Popen(command, env=world.env(), stdout=stream, stderr=stream)
     try:
@@ -79,8 +90,9 @@ def _status(method: str, url: str, headers: dict[str, str] | None = None) -> int
 
 @contextlib.contextmanager
 def flooded(url: str) -> Iterator[Flood]:
-    """The server there is asked wrong things while the block lasts, and for some seconds at least; none of its answers may tell
-    of a fault of its own."""
+    """The server there is asked wrong things while the block lasts, and for some seconds at least;
+    none of its answers may tell of a fault of its own.
+    """
     flood, stop, began = Flood(), threading.Event(), time.monotonic()
     threads = [threading.Thread(target=_pester, args=(url, flood.answers, stop)) for _ in range(8)]
     for one in threads:
@@ -101,9 +113,18 @@ def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
     wrong = f"tml-{KEY}-wrong"
     tries: list[dict[str, Any]] = [
         {"method": "GET", "url": "/nothing"},
-        {"method": "POST", "url": "/api/v1/forward_backward", "content": b"\xff" * 100, "headers": {"X-API-Key": wrong}},
+        {
+            "method": "POST",
+            "url": "/api/v1/forward_backward",
+            "content": b"\xff" * 100,
+            "headers": {"X-API-Key": wrong},
+        },
         {"method": "POST", "url": "/v1/chat/completions", "json": {"messages": 7}},
-        {"method": "POST", "url": "/scored_data", "json": {"tokens": [[1]], "masks": [[1]], "scores": []}},
+        {
+            "method": "POST",
+            "url": "/scored_data",
+            "json": {"tokens": [[1]], "masks": [[1]], "scores": []},
+        },
         {"method": "GET", "url": "/reset_data", "headers": {"Host": "evil.example"}},
         {"method": "POST", "url": "/api/flow_runs/filter", "json": {"flow_runs": 7}},
     ]

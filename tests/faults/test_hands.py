@@ -34,16 +34,29 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     command = [sys.executable, "-c", code, run.run_id]
     with ThreadPoolExecutor(4) as pool:
         calls = [
-            pool.submit(subprocess.run, command, env=world.env(), capture_output=True, text=True, cwd=ROOT) for _ in range(4)
+            pool.submit(
+                subprocess.run, command, env=world.env(), capture_output=True, text=True, cwd=ROOT
+            )
+            for _ in range(4)
         ]
     answers = {one.result().stdout.strip() for one in calls}
-    assert all(one.result().returncode == 0 for one in calls), [one.result().stderr for one in calls]
+    assert all(one.result().returncode == 0 for one in calls), [
+        one.result().stderr for one in calls
+    ]
     run.advances()
     assert run.record.attempt == attempt + 1
     assert run.record.flow_run_id in answers
-    assert len(answers - {"None", run.record.flow_run_id}) <= 1, "an answer from before the submission has the old flow run"
+    assert len(answers - {"None", run.record.flow_run_id}) <= 1, (
+        "an answer from before the submission has the old flow run"
+    )
     world.current = run
-    row(fault="four resumes at once", phase="ended", expected="one attempt", seen="one attempt", kept=run.kept())
+    row(
+        fault="four resumes at once",
+        phase="ended",
+        expected="one attempt",
+        seen="one attempt",
+        kept=run.kept(),
+    )
 
 
 def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row) -> None:
@@ -54,9 +67,19 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
     deployment = api.read_deployment("launch-training", "local")
     assert deployment is not None
     parameters = {"run_id": run.run_id, "home": str(world.home)}
-    second = api.create_flow_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
+    second = api.create_flow_run(
+        deployment["id"],
+        name="by hand",
+        parameters=parameters,
+        tags=[],
+        key=f"by-hand-{time.time()}",
+    )
     state = world.wait(
-        lambda: (one := (api.read_flow_run(second["id"]) or {})["state"])["type"] in ("CANCELLED", "FAILED", "CRASHED") and one,
+        lambda: (
+            (one := (api.read_flow_run(second["id"]) or {})["state"])["type"]
+            in ("CANCELLED", "FAILED", "CRASHED")
+            and one
+        ),
         90,
         "its end",
     )
@@ -65,8 +88,18 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
     run.advances()
     assert run.record.flow_run_id != second["id"]
     attempt = run.stop().attempt
-    third = api.create_flow_run(deployment["id"], name="by hand", parameters=parameters, tags=[], key=f"by-hand-{time.time()}")
-    world.wait(lambda: run.record.flow_run_id == third["id"] and run.record.resumed, 120, "the resume by hand")
+    third = api.create_flow_run(
+        deployment["id"],
+        name="by hand",
+        parameters=parameters,
+        tags=[],
+        key=f"by-hand-{time.time()}",
+    )
+    world.wait(
+        lambda: run.record.flow_run_id == third["id"] and run.record.resumed,
+        120,
+        "the resume by hand",
+    )
     run.advances()
     assert run.record.attempt == attempt + 1
     world.current = run
@@ -80,28 +113,53 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
 
 
 def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) -> None:
-    """The same flow run, as the retry button and a deployment with retries have it; an attempt of its own for the record."""
+    """The same flow run, as the retry button and a deployment with retries have it; an attempt of
+    its own for the record.
+    """
     run = world.take("running")
     run.reach("running")
     attempt, flow_run_id = run.record.attempt, run.record.flow_run_id
     world.strike(run.pid("trainer"), signal.SIGKILL)
     assert run.ended().status == "failed"
     kept = run.kept()
-    ended = lambda: (PrefectApi().read_flow_run(flow_run_id or "") or {})["state"]["type"] == "FAILED"  # noqa: E731
+
+    def ended() -> bool:
+        flow_run = PrefectApi().read_flow_run(flow_run_id or "") or {}
+        return flow_run["state"]["type"] == "FAILED"
+
     world.wait(ended, 30, "the end of the flow run, which comes after the run's")
-    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "state_details": {"scheduled_time": now_iso()}}
+    state = {
+        "type": "SCHEDULED",
+        "name": "AwaitingRetry",
+        "state_details": {"scheduled_time": now_iso()},
+    }
     again = {"state": state, "force": True}
-    httpx.post(f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False).raise_for_status()
+    httpx.post(
+        f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False
+    ).raise_for_status()
     world.wait(lambda: run.record.attempt > attempt and run.record.resumed, 120, "the resume")
     assert (run.record.attempt, run.record.flow_run_id) == (attempt + 1, flow_run_id)
     assert (run.record.resumed or {})["step"] == kept
     run.advances()
     assert run.seen().status == "running"
     world.current = run
-    row(fault="retried in Prefect", phase="failed", expected="goes on", seen="resumed by the same flow run", kept=run.kept())
+    row(
+        fault="retried in Prefect",
+        phase="failed",
+        expected="goes on",
+        seen="resumed by the same flow run",
+        kept=run.kept(),
+    )
 
 
-PHASES = ("queued", "preparing", "waiting for engine", "waiting for api", "waiting for trainer", "waiting for environment")
+PHASES = (
+    "queued",
+    "preparing",
+    "waiting for engine",
+    "waiting for api",
+    "waiting for trainer",
+    "waiting for environment",
+)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -110,7 +168,12 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
     run = world.start()
     if phase != "queued":
         order = PHASES.index(phase)
-        world.wait(lambda: PHASES.index(run.record.phase) >= order if run.record.phase in PHASES else True, 120, phase, 0.01)
+        world.wait(
+            lambda: PHASES.index(run.record.phase) >= order if run.record.phase in PHASES else True,
+            120,
+            phase,
+            0.01,
+        )
     asked = time.monotonic()
     world.service.stop(run.run_id)
     begun = set(run.record.services)
@@ -120,7 +183,13 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
     assert all(one.state.startswith("exited") for one in record.services.values())
     late = {name for name in record.services if name not in begun}
     assert len(late) <= 1, f"{late} started after the stop; one may have been on its way"
-    row(fault="stop", phase=phase, expected="stopped", seen=f"stopped after {time.monotonic() - asked:.0f} s", kept=run.kept())
+    row(
+        fault="stop",
+        phase=phase,
+        expected="stopped",
+        seen=f"stopped after {time.monotonic() - asked:.0f} s",
+        kept=run.kept(),
+    )
 
 
 def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
@@ -131,7 +200,13 @@ def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
     assert record.status == "stopped"
     assert "by a cancellation in Prefect" in (record.error or "")
     assert run.kept() == run.steps()[-1]
-    row(fault="cancel in Prefect", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+    row(
+        fault="cancel in Prefect",
+        phase="running",
+        expected="stopped",
+        seen="stopped",
+        kept=run.kept(),
+    )
 
 
 def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
@@ -173,7 +248,13 @@ def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> Non
     assert fork.record.forked_from == f"{run.run_id}@{step}"
     assert sorted(run.dir.engine.rglob("*")) == files
     world.current = fork
-    row(fault="fork", phase="ended", expected="trains on", seen=f"from {step} at 0", kept=fork.kept())
+    row(
+        fault="fork",
+        phase="ended",
+        expected="trains on",
+        seen=f"from {step} at 0",
+        kept=fork.kept(),
+    )
 
 
 def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> None:
@@ -190,7 +271,13 @@ def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> 
     run.dir.config.write_text(good)
     run.resume()
     world.current = run
-    row(fault="config edited", phase="running", expected="trains on", seen="trains on; refused; resumed", kept=run.kept())
+    row(
+        fault="config edited",
+        phase="running",
+        expected="trains on",
+        seen="trains on; refused; resumed",
+        kept=run.kept(),
+    )
 
 
 def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> None:
@@ -199,7 +286,9 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
     run.reach("running")
     world.strike(run.pid("environment"), signal.SIGKILL)
     began = time.monotonic()
-    world.wait(lambda: run.record.phase == "restarting environment", NOTICED_S, "the death to be noticed")
+    world.wait(
+        lambda: run.record.phase == "restarting environment", NOTICED_S, "the death to be noticed"
+    )
     noticed = f"{time.monotonic() - began:.1f}"
     run.advances()
     assert run.stop().status == "stopped"

@@ -27,35 +27,63 @@ Row = Callable[..., None]
 
 def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
     run = world.start()
-    world.wait(lambda: "trainer" not in run.record.services and _port(run), 60, "the choice of ports", 0.005)
+    world.wait(
+        lambda: "trainer" not in run.record.services and _port(run),
+        60,
+        "the choice of ports",
+        0.005,
+    )
     port = _port(run)
     thief = subprocess.Popen(
-        [sys.executable, "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"]
+        [
+            sys.executable,
+            "-c",
+            f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)",
+        ]
     )
     try:
         record = run.ended()
         assert record.status == "failed"
-        assert f"port_in_use: the inference server cannot listen on 127.0.0.1:{port}" in (record.error or "")
+        assert f"port_in_use: the inference server cannot listen on 127.0.0.1:{port}" in (
+            record.error or ""
+        )
         assert thief.poll() is None
         run.resume()
         world.current = run
     finally:
         thief.kill()
         thief.wait()
-    row(fault="port taken", phase="starting", expected="failed", seen="failed: port_in_use; resumed", kept=run.kept())
+    row(
+        fault="port taken",
+        phase="starting",
+        expected="failed",
+        seen="failed: port_in_use; resumed",
+        kept=run.kept(),
+    )
 
 
 def _port(run: Run) -> int | None:
     text = run.dir.config.read_text()
-    found = [line.split(":")[-1].split("/")[0] for line in text.splitlines() if "base_url" in line and "127.0.0.1" in line]
+    found = [
+        line.split(":")[-1].split("/")[0]
+        for line in text.splitlines()
+        if "base_url" in line and "127.0.0.1" in line
+    ]
     return int(found[0]) if found and found[0].isdigit() else None
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make the clock of this case with")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler to make the clock of this case with"
+)
 def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
-    """By a day forth, then to a day back, for launcher, server, runner and flow; the run may take an hour."""
+    """By a day forth, then to a day back, for launcher, server, runner and flow; the run may take
+    an hour.
+    """
     library, offset = tmp_path / "clock.so", tmp_path / "offset"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("clock.c"))], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("clock.c"))],
+        check=True,
+    )
     offset.write_text("0")
     world.stop_serving()
     world.serve(LD_PRELOAD=str(library), CLOCK_OFFSET_FILE=str(offset))
@@ -73,7 +101,13 @@ def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
     finally:
         world.end_all_runs()
         world.stop_serving()
-    row(fault="clock jumps by days", phase="running", expected="trains on", seen="trains on", kept=run.kept())
+    row(
+        fault="clock jumps by days",
+        phase="running",
+        expected="trains on",
+        seen="trains on",
+        kept=run.kept(),
+    )
 
 
 def test_the_host_reboots(world: World, row: Row) -> None:
@@ -110,11 +144,22 @@ def test_a_crashed_run_goes_on_by_itself_after_a_reboot(world: World, row: Row) 
     power_off(world)
     run.gone()
     world.serve()
-    world.wait(lambda: Monitor(world.store).tick() and run.record.auto_resumes, 60, "the monitor's resume", 1)
+    world.wait(
+        lambda: Monitor(world.store).tick() and run.record.auto_resumes,
+        60,
+        "the monitor's resume",
+        1,
+    )
     run.advances()
     assert (run.record.attempt, run.record.auto_resumes) == (2, 1)
     world.current = run
-    row(fault="host reboots", phase="running", expected="goes on by itself", seen="resumed by the monitor", kept=run.kept())
+    row(
+        fault="host reboots",
+        phase="running",
+        expected="goes on by itself",
+        seen="resumed by the monitor",
+        kept=run.kept(),
+    )
 
 
 def power_off(world: World) -> None:
@@ -139,17 +184,30 @@ def test_the_database_is_locked(world: World, row: Row) -> None:
     base.close()
     run.advances()
     world.current = run
-    row(fault="database locked 20 s", phase="running", expected="trains on", seen="trains on", kept=run.kept())
+    row(
+        fault="database locked 20 s",
+        phase="running",
+        expected="trains on",
+        seen="trains on",
+        kept=run.kept(),
+    )
 
 
 def test_the_database_is_lost(world: World, row: Row) -> None:
-    """The server begins with an empty one; the run trains on, can be stopped, and resumed after the launcher's new start."""
+    """The server begins with an empty one; the run trains on, can be stopped, and resumed after the
+    launcher's new start.
+    """
     run = world.take("running")
     run.reach("running")
     for file in (world.home / "prefect").glob("prefect.db*"):
         file.unlink()
     world.strike(world.part("server"), signal.SIGKILL)
-    world.wait(lambda: psutil.pid_exists(world.part("server")) and PrefectApi().is_healthy(), 90, "a new server", 0.5)
+    world.wait(
+        lambda: psutil.pid_exists(world.part("server")) and PrefectApi().is_healthy(),
+        90,
+        "a new server",
+        0.5,
+    )
     run.advances()
     assert run.seen().status == "running"
     record = run.stop()
@@ -159,10 +217,18 @@ def test_the_database_is_lost(world: World, row: Row) -> None:
     world.serve()
     run.resume()
     world.current = run
-    row(fault="database lost", phase="running", expected="trains on", seen="trains on; stopped; resumed", kept=run.kept())
+    row(
+        fault="database lost",
+        phase="running",
+        expected="trains on",
+        seen="trains on; stopped; resumed",
+        kept=run.kept(),
+    )
 
 
-def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], Path], row: Row) -> None:
+def test_a_launcher_ends_with_the_process_that_needs_it(
+    new_home: Callable[[], Path], row: Row
+) -> None:
     """The demo may be killed without a word; its server and runner notice."""
     home = new_home()
     place = World(home)
@@ -171,7 +237,9 @@ def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], P
         "print('up', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "LACHESIS_HOME": str(home)}
-    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
@@ -179,4 +247,10 @@ def test_a_launcher_ends_with_the_process_that_needs_it(new_home: Callable[[], P
         finally:
             process.kill()
     place.wait(lambda: not place.processes(), 60, "the end of every process")
-    row(fault="process behind a launcher SIGKILL", phase="idle", expected="launcher ends", seen="nothing left", kept="")
+    row(
+        fault="process behind a launcher SIGKILL",
+        phase="idle",
+        expected="launcher ends",
+        seen="nothing left",
+        kept="",
+    )

@@ -1,4 +1,6 @@
-"""A log without end, in a file of its own: it takes longer than anything else, and other cases go on beside it."""
+"""A log without end, in a file of its own: it takes longer than anything else, and other cases go
+on beside it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ def test_a_log_without_end(world: World, row: Row) -> None:
     assert size < 250_000_000
     run.advances()
     assert run.stop().status == "stopped"
-    row(fault="log of 10 GB", phase="running", expected="trains on", seen=f"{size / 1e6:.0f} MB kept", kept=run.kept())
+    row(
+        fault="log of 10 GB",
+        phase="running",
+        expected="trains on",
+        seen=f"{size / 1e6:.0f} MB kept",
+        kept=run.kept(),
+    )
 
 
 def _grows(log: Path) -> bool:

@@ -1,4 +1,6 @@
-"""Signals to what surrounds the services: the flow's process, its reaper, the runner and the Prefect server."""
+"""Signals to what surrounds the services: the flow's process, its reaper, the runner and the
+Prefect server.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_signal_to_what_surrounds_the_services(world: World, case: Case, row: Callable[..., None]) -> None:
+def test_signal_to_what_surrounds_the_services(
+    world: World, case: Case, row: Callable[..., None]
+) -> None:
     play(world, case, row)
     if case.part in ("runner", "server"):
         assert world.launcher is not None
@@ -60,7 +64,9 @@ def test_signal_to_what_surrounds_the_services(world: World, case: Case, row: Ca
 
 
 def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
-    """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs with a checkpoint."""
+    """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs
+    with a checkpoint.
+    """
     run = world.take("running")
     run.reach("running")
     assert world.launcher is not None
@@ -68,14 +74,22 @@ def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     world.launcher.wait()
     run.advances(1)
     done = world.fix()
-    assert sum("deployments.runner" in one or "deployments.server" in one for one in done) == 2, done
+    assert sum("deployments.runner" in one or "deployments.server" in one for one in done) == 2, (
+        done
+    )
     record = run.ended()
     assert record.status == "stopped", record.error
     assert run.kept() == run.steps()[-1]
     world.serve()
     run.resume()
     world.current = run
-    row(fault="launcher SIGKILL", phase="running", expected="doctor --fix ends all", seen="stopped; resumed", kept=run.kept())
+    row(
+        fault="launcher SIGKILL",
+        phase="running",
+        expected="doctor --fix ends all",
+        seen="stopped; resumed",
+        kept=run.kept(),
+    )
 
 
 def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None]) -> None:
@@ -86,10 +100,18 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     first = world.part("server")
     world.strike(first, KILL)
     world.wait(
-        lambda: any("deployments.server" in one for pid, one in world.processes().items() if pid != first), 20, "another"
+        lambda: any(
+            "deployments.server" in one for pid, one in world.processes().items() if pid != first
+        ),
+        20,
+        "another",
     )
     time.sleep(3)
-    second = next(pid for pid, one in world.processes().items() if "deployments.server" in one and pid != first)
+    second = next(
+        pid
+        for pid, one in world.processes().items()
+        if "deployments.server" in one and pid != first
+    )
     world.strike(second, KILL)
     time.sleep(4)
     world.wait(lambda: PrefectApi().is_healthy(), 60, "the new server", poll_s=0.2)
@@ -99,23 +121,45 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     record = run.ended()
     assert record.status == "stopped", record.error
     assert run.kept() == run.steps()[-1]
-    row(fault="cancel after the server came back", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+    row(
+        fault="cancel after the server came back",
+        phase="running",
+        expected="stopped",
+        seen="stopped",
+        kept=run.kept(),
+    )
 
 
 def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[..., None]) -> None:
-    """As when the stop comes while the runner claims it; Prefect's server gives it up after five minutes."""
+    """As when the stop comes while the runner claims it; Prefect's server gives it up after five
+    minutes.
+    """
     url = json.loads(server_file(world.home).read_text())["api_url"]
     with httpx.Client(base_url=url, trust_env=False) as prefect:
         deployment = prefect.get("/deployments/name/launch-training/local").json()["id"]
         later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}
         body = {"parameters": {"run_id": "none", "home": str(world.home)}, "state": later}
-        flow_run = prefect.post(f"/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+        flow_run = prefect.post(f"/deployments/{deployment}/create_flow_run", json=body).json()[
+            "id"
+        ]
         for state in ("PENDING", "CANCELLING"):
-            prefect.post(f"/flow_runs/{flow_run}/set_state", json={"state": {"type": state}, "force": True})
+            prefect.post(
+                f"/flow_runs/{flow_run}/set_state", json={"state": {"type": state}, "force": True}
+            )
         assert prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLING"
         began = time.monotonic()
-        world.wait(lambda: prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLED", 40, "its end", 0.2)
-    row(fault="cancel without a process", phase="queued", expected="cancelled", seen=f"after {time.monotonic() - began:.0f} s")
+        world.wait(
+            lambda: prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLED",
+            40,
+            "its end",
+            0.2,
+        )
+    row(
+        fault="cancel without a process",
+        phase="queued",
+        expected="cancelled",
+        seen=f"after {time.monotonic() - began:.0f} s",
+    )
 
 
 def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[..., None]) -> None:
@@ -128,4 +172,10 @@ def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[
     assert world.processes() == {}
     assert run.record.status == "stopped", run.record.error
     assert run.kept() == run.steps()[-1]
-    row(fault="launcher SIGTERM, server dead", phase="running", expected="stopped", seen="stopped", kept=run.kept())
+    row(
+        fault="launcher SIGTERM, server dead",
+        phase="running",
+        expected="stopped",
+        seen="stopped",
+        kept=run.kept(),
+    )

@@ -18,8 +18,10 @@ Row = Callable[..., None]
 
 
 def test_no_secret_is_anywhere(world: World, row: Row) -> None:
-    """Of the user's keys, which the launcher has, and of the tokens of the run: not in an argument, not in the environment of a
-    child that has no use for them, not in a file of the home, which holds logs, database and artifacts."""
+    """Of the user's keys, which the launcher has, and of the tokens of the run: not in an argument,
+    not in the environment of a child that has no use for them, not in a file of the home, which
+    holds logs, database and artifacts.
+    """
     run = world.start(use_wandb=True)
     run.reach("running")
     tokens = {name: found for name in ("engine", "trainer") if (found := _token(run.pid(name)))}
@@ -32,16 +34,30 @@ def test_no_secret_is_anywhere(world: World, row: Row) -> None:
         environ = psutil.Process(pid).environ()
         holders[pid] = {name for name, value in environ.items() if marked in value}
     parts = {name: run.pid(name) for name in ("engine", "api", "trainer", "environment", "flow")}
-    parts |= {"server": world.part("server"), "runner": world.part("runner"), "reaper": run.pid("reaper")}
+    parts |= {
+        "server": world.part("server"),
+        "runner": world.part("runner"),
+        "reaper": run.pid("reaper"),
+    }
     for name in ("engine", "api", "environment", "server", "reaper"):
         assert holders[parts[name]] == set(), (name, holders[parts[name]])
     assert holders[parts["trainer"]] == {"WANDB_API_KEY"}
     assert run.stop().status == "stopped"
     run_report = run.seen()
     assert isinstance(run_report, RunRecord)
-    found = [str(file) for file in world.home.rglob("*") if file.is_file() and _holds(file, [marked, *tokens.values()])]
+    found = [
+        str(file)
+        for file in world.home.rglob("*")
+        if file.is_file() and _holds(file, [marked, *tokens.values()])
+    ]
     assert found == []
-    row(fault="scan for secrets", phase="running, ended", expected="none", seen="none", kept=run.kept())
+    row(
+        fault="scan for secrets",
+        phase="running, ended",
+        expected="none",
+        seen="none",
+        kept=run.kept(),
+    )
 
 
 def test_a_server_with_a_password(world: World, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,18 +71,31 @@ def test_a_server_with_a_password(world: World, row: Row, monkeypatch: pytest.Mo
         run.reach("running")
         url = f"http://127.0.0.1:{world.port}/api/flow_runs/filter"
         answers = [
-            httpx.post(url, json={}, auth=auth, trust_env=False).status_code for auth in (None, ("me", "x"), ("me", password))
+            httpx.post(url, json={}, auth=auth, trust_env=False).status_code
+            for auth in (None, ("me", "x"), ("me", password))
         ]
         assert answers == [401, 401, 200]
         for name in ("engine", "api", "trainer", "environment", "reaper"):
-            assert not any(password in value for value in psutil.Process(run.pid(name)).environ().values()), name
+            assert not any(
+                password in value for value in psutil.Process(run.pid(name)).environ().values()
+            ), name
         assert run.stop().status == "stopped"
-        found = [str(file) for file in world.home.rglob("*") if file.is_file() and _holds(file, [password])]
+        found = [
+            str(file)
+            for file in world.home.rglob("*")
+            if file.is_file() and _holds(file, [password])
+        ]
         assert found == []
     finally:
         world.end_all_runs()
         world.stop_serving()
-    row(fault="server with a password", phase="running", expected="401 without it", seen="401, trains on", kept=run.kept())
+    row(
+        fault="server with a password",
+        phase="running",
+        expected="401 without it",
+        seen="401, trains on",
+        kept=run.kept(),
+    )
 
 
 def _token(pid: int) -> str | None:

@@ -65,7 +65,9 @@ def suspended(run: Run, timeout_s: float = 120) -> RunRecord:
     """Wait for the end of a suspended attempt, which a resume in Prefect can go on with."""
     record = run.ended(timeout_s)
     assert (record.status, record.stop_reason) == ("stopped", SUSPENDED), record.error
-    assert f"{SUSPENDED}; Resume on its page, or `lachesis resume {run.run_id}`" in (record.error or "")
+    assert f"{SUSPENDED}; Resume on its page, or `lachesis resume {run.run_id}`" in (
+        record.error or ""
+    )
     state = state_of(run)
     assert (state["type"], state["name"]) == ("PAUSED", "Suspended")
     assert state["state_details"]["pause_reschedule"]
@@ -98,13 +100,21 @@ def test_a_run_is_suspended_and_resumed_in_prefect(world: World, row: Row) -> No
     assert "resume" in " ".join(world.service.get_status(run.run_id).next_steps)
     assert resume(run) == "ACCEPT"
     trains_again(run, before + 1)
-    row(fault="suspend in Prefect", phase="running", expected="stopped", seen=f"after {took:.0f} s", kept=kept)
+    row(
+        fault="suspend in Prefect",
+        phase="running",
+        expected="stopped",
+        seen=f"after {took:.0f} s",
+        kept=kept,
+    )
 
     set_state(run, type="PAUSED", name="Paused", state_details={"pause_reschedule": False})
     suspended(run)
     world.service.resume(run.run_id)
     trains_again(run, before + 2)
-    assert (run.record.flow_run_id, flow_runs(run)) == (flow_run_id, count), "no flow run is left behind"
+    assert (run.record.flow_run_id, flow_runs(run)) == (flow_run_id, count), (
+        "no flow run is left behind"
+    )
     world.current = run
 
 
@@ -120,23 +130,40 @@ def test_a_resume_while_the_run_is_still_being_stopped(world: World, row: Row) -
     assert resume(run) == "ACCEPT", "before anybody has noticed"
     trains_again(run, before + 2)
     world.current = run
-    row(fault="resume in Prefect", phase="stopping", expected="one attempt", seen="one attempt", kept=run.kept())
+    row(
+        fault="resume in Prefect",
+        phase="stopping",
+        expected="one attempt",
+        seen="one attempt",
+        kept=run.kept(),
+    )
 
 
-def test_several_resumes_at_once_of_a_suspended_run_give_one_attempt(world: World, row: Row) -> None:
+def test_several_resumes_at_once_of_a_suspended_run_give_one_attempt(
+    world: World, row: Row
+) -> None:
     run = world.take("running")
     run.reach("running")
     before, count = run.record.attempt, flow_runs(run)
     suspend(run)
     suspended(run)
-    calls: list[Callable[[], object]] = [lambda: resume(run), lambda: world.service.resume(run.run_id)] * 2
+    calls: list[Callable[[], object]] = [
+        lambda: resume(run),
+        lambda: world.service.resume(run.run_id),
+    ] * 2
     with ThreadPoolExecutor(len(calls)) as pool:
         for future in [pool.submit(call) for call in calls]:
             future.result()
     trains_again(run, before + 1)
     assert flow_runs(run) == count
     world.current = run
-    row(fault="suspend then lachesis resume", phase="ended", expected="one attempt", seen="one attempt", kept=run.kept())
+    row(
+        fault="suspend then lachesis resume",
+        phase="ended",
+        expected="one attempt",
+        seen="one attempt",
+        kept=run.kept(),
+    )
 
 
 def test_a_run_is_suspended_while_it_starts(world: World, row: Row) -> None:
@@ -153,7 +180,12 @@ def test_a_run_is_suspended_while_it_starts(world: World, row: Row) -> None:
     assert run.record.attempt == 3
     assert flow_runs(run) == 1
     world.current = run
-    row(fault="suspend, resume in Prefect", phase="starting", expected="stopped, resumed", seen="stopped, resumed")
+    row(
+        fault="suspend, resume in Prefect",
+        phase="starting",
+        expected="stopped, resumed",
+        seen="stopped, resumed",
+    )
 
 
 def test_a_run_is_suspended_while_it_waits_for_its_place(world: World, row: Row) -> None:
@@ -173,11 +205,18 @@ def test_a_run_is_suspended_while_it_waits_for_its_place(world: World, row: Row)
     run.resume()
     assert flow_runs(run) == 1
     world.current = run
-    row(fault="suspend in Prefect", phase="queued", expected="stopped; resumed", seen="stopped; resumed")
+    row(
+        fault="suspend in Prefect",
+        phase="queued",
+        expected="stopped; resumed",
+        seen="stopped; resumed",
+    )
 
 
 def test_a_suspension_and_a_stop(world: World, row: Row) -> None:
-    """The flow run of a suspended run that is stopped or cancelled cannot be resumed any more; the run can."""
+    """The flow run of a suspended run that is stopped or cancelled cannot be resumed any more; the
+    run can.
+    """
     run = world.take("running")
     run.reach("running")
     suspend(run)
@@ -202,7 +241,14 @@ def test_a_suspension_and_a_stop(world: World, row: Row) -> None:
     suspend(run)
     assert run.ended().status == "stopped"
     assert run.kept() == run.steps()[-1]
-    world.wait(lambda: state_of(run)["type"] in ("CANCELLED", "PAUSED"), 60, "the end of the flow run", 0.2)
+    world.wait(
+        lambda: state_of(run)["type"] in ("CANCELLED", "PAUSED"), 60, "the end of the flow run", 0.2
+    )
     run.resume()
     world.current = run
-    row(fault="suspend, and stop", phase="stopping, ended", expected="stopped; resumed", seen="stopped; resumed")
+    row(
+        fault="suspend, and stop",
+        phase="stopping, ended",
+        expected="stopped; resumed",
+        seen="stopped; resumed",
+    )

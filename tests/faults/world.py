@@ -22,7 +22,7 @@ from lachesis.runs import cleanup
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunDir, RunRecord
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.supervision.restart_policy import RESTART_RULES
 from lachesis.tiny_model import build
@@ -57,7 +57,8 @@ class World:
         self.service = LachesisService(home)
         self.store = self.service.store
 
-    # --- the launcher -----------------------------------------------------------------------------------------------
+    # --- the launcher
+    # -----------------------------------------------------------------------------------------------
 
     def env(self) -> dict[str, str]:
         own = {
@@ -82,12 +83,19 @@ class World:
         command = [*before, sys.executable, "-m", "deployments.up", "--port", str(self.port)]
         with (self.home / "launcher.log").open("ab") as log:
             self.launcher = subprocess.Popen(
-                command, cwd=ROOT, env={**self.env(), **env}, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=ROOT,
+                env={**self.env(), **env},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.wait(lambda: server_file(self.home).exists(), 90, "the launcher to be ready")
 
     def _is_whole(self) -> bool:
-        return set(json.loads(server_file(self.home).read_text())["pids"].values()) <= set(self.processes())
+        return set(json.loads(server_file(self.home).read_text())["pids"].values()) <= set(
+            self.processes()
+        )
 
     def part(self, name: str) -> int:
         """The process id of `server` or `runner`."""
@@ -99,26 +107,38 @@ class World:
             self.launcher.wait(600)
         self.launcher, self.restarts = None, 0
 
-    # --- runs -------------------------------------------------------------------------------------------------------
+    # --- runs
+    # -------------------------------------------------------------------------------------------------------
 
     def start(self, *, start_from: str | None = None, **edits: Any) -> Run:
         values = tuple({**EDITS, **edits}.items())
-        record = self.service.start(LaunchRequest("steady", "embedded", values, self.model, seed=0, start_from=start_from))
+        record = self.service.start(
+            LaunchRequest("steady", "embedded", values, self.model, seed=0, start_from=start_from)
+        )
         return Run(self, record.run_id)
 
     def take(self, phase: Phase, part: str = "") -> Run:
-        """A run for a case that begins in this phase; who leaves it training gives it back as `current`. One whose next death
-        of this part would be one too many is not taken."""
+        """A run for a case that begins in this phase; who leaves it training gives it back as
+        `current`. One whose next death of this part would be one too many is not taken.
+        """
         run, self.current = self.current, None
-        if run is not None and (phase == "starting" or run.seen().status != "running" or run.used_up(part)):
+        if run is not None and (
+            phase == "starting" or run.seen().status != "running" or run.used_up(part)
+        ):
             run.stop(now=True)
             run = None
         return run or self.start()
 
-    def wait(self, condition: Callable[[], Any], timeout_s: float, what: str, poll_s: float = 0.05) -> Any:
+    def wait(
+        self, condition: Callable[[], Any], timeout_s: float, what: str, poll_s: float = 0.05
+    ) -> Any:
         until = deadline(timeout_s)
         while not (value := condition()):
-            if self.launcher is not None and self.launcher.poll() is not None and "launcher" in what:
+            if (
+                self.launcher is not None
+                and self.launcher.poll() is not None
+                and "launcher" in what
+            ):
                 raise AssertionError((self.home / "launcher.log").read_text()[-3000:])
             assert time.monotonic() < until, f"{what} has not happened in {timeout_s:.0f} s"
             time.sleep(poll_s)
@@ -142,7 +162,9 @@ class World:
                     run.stop(now=True)
 
     def processes(self, place: Path | None = None) -> dict[int, str]:
-        """Every living process that has this home, or a folder in it, in its environment, its command or as its own folder."""
+        """Every living process that has this home, or a folder in it, in its environment, its
+        command or as its own folder.
+        """
         return processes_under(place or self.home)
 
 
@@ -165,13 +187,21 @@ class Run:
 
     def pid(self, part: str) -> int:
         if part == "reaper":
-            return next(pid for pid, command in self.world.processes(self.dir.path).items() if "reaper.py" in command)
+            return next(
+                pid
+                for pid, command in self.world.processes(self.dir.path).items()
+                if "reaper.py" in command
+            )
         found = self.record.flow_pid if part == "flow" else self.record.services[part].pid
         assert found is not None
         return found
 
     def steps(self) -> list[int]:
-        return [int(one["step"]) for one in MetricsFile(self.dir.metrics).read()] if self.dir.metrics.exists() else []
+        return (
+            [int(one["step"]) for one in MetricsFile(self.dir.metrics).read()]
+            if self.dir.metrics.exists()
+            else []
+        )
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.dir.checkpoints)
@@ -184,40 +214,68 @@ class Run:
     def health(self) -> dict[str, Any]:
         port = self.record.services["trainer"].port
         try:
-            return dict(httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False).json())
+            return dict(
+                httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False).json()
+            )
         except (httpx.HTTPError, ValueError):
             return {}
 
     def reach(self, phase: Phase, part: str = "engine") -> None:
-        """Wait until the run is in this phase: the part is starting, the run trains, or the trainer saves a checkpoint."""
+        """Wait until the run is in this phase: the part is starting, the run trains, or the trainer
+        saves a checkpoint.
+        """
         wait = self.world.wait
         if phase == "starting":
             name = part if part in ("engine", "api", "trainer", "environment") else "engine"
             wait(
-                lambda: (one := self.record.services.get(name)) and one.pid and one.state == "starting", 120, f"start of {name}"
+                lambda: (
+                    (one := self.record.services.get(name)) and one.pid and one.state == "starting"
+                ),
+                120,
+                f"start of {name}",
             )
             return
         wait(lambda: len(self.steps()) > INTERVAL and self.kept(), 150, "a step after a checkpoint")
         if phase == "checkpointing":
-            wait(lambda: self.health().get("waiting_for") == "checkpoint", 60, "a checkpoint under way", poll_s=0.001)
+            wait(
+                lambda: self.health().get("waiting_for") == "checkpoint",
+                60,
+                "a checkpoint under way",
+                poll_s=0.001,
+            )
 
     def used_up(self, part: str) -> bool:
         """Whether the part has been started again as often as the policy allows."""
-        return part in RESTART_RULES and bool(RESTART_RULES[part].pauses_s) and self.struck[part] >= len(RESTART_RULES[part].pauses_s)
+        return (
+            part in RESTART_RULES
+            and bool(RESTART_RULES[part].pauses_s)
+            and self.struck[part] >= len(RESTART_RULES[part].pauses_s)
+        )
 
     def advances(self, count: int = 3, timeout_s: float = 120) -> None:
         before = self.steps()[-1] if self.steps() else 0
-        self.world.wait(lambda: (self.steps() or [0])[-1] >= before + count, timeout_s, f"{count} steps after step {before}")
+        self.world.wait(
+            lambda: (self.steps() or [0])[-1] >= before + count,
+            timeout_s,
+            f"{count} steps after step {before}",
+        )
 
     def ended(self, timeout_s: float = 120) -> RunRecord:
-        """Wait for an end, in the record and in the eyes of a user, and for the end of every process."""
+        """Wait for an end, in the record and in the eyes of a user, and for the end of every
+        process.
+        """
         self.world.wait(lambda: self.seen().has_ended, timeout_s, "the end of the run", poll_s=0.2)
         self.gone()
         return self.record
 
     def gone(self, timeout_s: float = 60) -> None:
         wait, folder = self.world.wait, self.dir.path
-        wait(lambda: not self.world.processes(folder) and not self.dir.is_alive(), timeout_s, "the end of every process", 0.2)
+        wait(
+            lambda: not self.world.processes(folder) and not self.dir.is_alive(),
+            timeout_s,
+            "the end of every process",
+            0.2,
+        )
 
     def stop(self, *, now: bool = False) -> RunRecord:
         self.world.service.stop(self.run_id, now=now)
@@ -252,7 +310,10 @@ def frozen(pid: int, seconds: float) -> Iterator[None]:
 def stranger_with_the_numbers_of(run: Run) -> Iterator[subprocess.Popen[bytes]]:
     """A process of somebody else, whose number the run's record then holds for each of its own."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
-        services = {name: service.model_copy(update={"pid": stranger.pid}) for name, service in run.record.services.items()}
+        services = {
+            name: service.model_copy(update={"pid": stranger.pid})
+            for name, service in run.record.services.items()
+        }
         run.world.store.update(run.run_id, flow_pid=stranger.pid, services=services)
         try:
             yield stranger

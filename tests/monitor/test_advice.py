@@ -1,4 +1,6 @@
-"""Every command that an advice, a next step or an error message names is one that the command line takes and that works."""
+"""Every command that an advice, a next step or an error message names is one that the command line
+takes and that works.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import parse_assignment
 from lachesis.monitor.judgement import judge_observation
-from lachesis.monitor.observe import observe_files
 from lachesis.monitor.monitor_memory import MonitorMemory
+from lachesis.monitor.observe import observe_files
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore, now_iso
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 RUN = "0123abcd"
@@ -33,7 +35,12 @@ NAMES = [["env"], ["train"], ["resume"], ["test"], ["status"], ["results"], ["lo
          ["env", "check"], ["env", "new"]]  # fmt: skip
 COMMAND = re.compile(r"`(lachesis [^`]+)`")
 WORKED: set[str] = set()
-GOOD = {"batch/rollouts": 128, "rollouts/invalid": 0, "train/learning_rate": 1.5e-3, "weights/change": 0.1}
+GOOD = {
+    "batch/rollouts": 128,
+    "rollouts/invalid": 0,
+    "train/learning_rate": 1.5e-3,
+    "weights/change": 0.1,
+}
 FAULTS: dict[str, dict[str, Any]] = {
     "weights stay": {"weights/change": 0.0},
     "loss is no number": {"train/loss": float("nan")},
@@ -47,8 +54,18 @@ FAULTS: dict[str, dict[str, Any]] = {
     "the entropy is gone": {"entropy/sampling": 0.0, "reward/mean": 0.2},
     "the length drifts": {"length/mean": 90.0},
     "cut off": {"rollouts/truncated_share": 0.9},
-    "held-out falls": {"eval/percent_correct": 0.1, "eval/low": 0.09, "eval/high": 0.11, "eval/step": 39},
-    "held-out lags": {"eval/percent_correct": 0.31, "eval/low": 0.3, "eval/high": 0.32, "eval/step": 39},
+    "held-out falls": {
+        "eval/percent_correct": 0.1,
+        "eval/low": 0.09,
+        "eval/high": 0.11,
+        "eval/step": 39,
+    },
+    "held-out lags": {
+        "eval/percent_correct": 0.31,
+        "eval/low": 0.3,
+        "eval/high": 0.32,
+        "eval/step": 39,
+    },
 }
 
 
@@ -63,7 +80,9 @@ PROMISES = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for the module: it keeps what an environment's configuration is, which takes seconds to find out."""
+    """One for the module: it keeps what an environment's configuration is, which takes seconds to
+    find out.
+    """
     return tmp_path_factory.mktemp("home")
 
 
@@ -83,8 +102,20 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
         (Path(tiny) / "config.json").write_text("{}")
     config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
     file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
-    values = {"environment": "arithmetic", "environment_file": file, "profile": profile, "base_model": model, "seed": 0}
-    values |= {"total_steps": 100, "wandb_project": "p", "wandb_run_name": "n", "status": "running", "started_at": now_iso()}
+    values = {
+        "environment": "arithmetic",
+        "environment_file": file,
+        "profile": profile,
+        "base_model": model,
+        "seed": 0,
+    }
+    values |= {
+        "total_steps": 100,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+        "status": "running",
+        "started_at": now_iso(),
+    }
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
     store.create(record, config.to_yaml())
     return record
@@ -95,10 +126,26 @@ def write_steps(store: RunStore, fault: dict[str, Any]) -> None:
     metrics = MetricsFile(store.dir(RUN).metrics)
     flat = fault.get("reward/mean") == 0.3
     for step in range(1, 81):
-        known = {"reward/mean": 0.3 if flat else 0.2 + step / 200, "length/mean": 10.0, "train/loss": 0.1, **GOOD}
+        known = {
+            "reward/mean": 0.3 if flat else 0.2 + step / 200,
+            "length/mean": 10.0,
+            "train/loss": 0.1,
+            **GOOD,
+        }
         if step % 10 == 0 and "eval/low" in fault:
-            known |= {"eval/percent_correct": 0.3, "eval/low": 0.29, "eval/high": 0.31, "eval/step": step - 1}
-        metrics.append(step, {**known, **(fault if step > 40 and (step % 10 == 0 or "eval/low" not in fault) else {})})
+            known |= {
+                "eval/percent_correct": 0.3,
+                "eval/low": 0.29,
+                "eval/high": 0.31,
+                "eval/step": step - 1,
+            }
+        metrics.append(
+            step,
+            {
+                **known,
+                **(fault if step > 40 and (step % 10 == 0 or "eval/low" not in fault) else {}),
+            },
+        )
 
 
 def advice_of(store: RunStore) -> tuple[str, list[str]]:
@@ -108,7 +155,9 @@ def advice_of(store: RunStore) -> tuple[str, list[str]]:
 
 
 def require_works(command: str, service: LachesisService) -> None:
-    """Parse the command, and do what it does as far as no server is needed for it. What takes long is done once."""
+    """Parse the command, and do what it does as far as no server is needed for it. What takes long
+    is done once.
+    """
     if command in WORKED:
         return
     args = build_parser().parse_args(shlex.split(command)[1:])
@@ -121,12 +170,24 @@ def require_works(command: str, service: LachesisService) -> None:
         assert service.write_report(run)
         WORKED.add(command)
     elif args.command == "test":
-        launch = LaunchRequest(describe.register_environment(args.environment), args.profile, model=(args.model or [None])[0])
+        launch = LaunchRequest(
+            describe.register_environment(args.environment),
+            args.profile,
+            model=(args.model or [None])[0],
+        )
         assert service.describe(launch)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
         edits = tuple(parse_assignment(text) for text in args.edits)
-        service.preview(LaunchRequest(describe.register_environment(args.environment), args.profile, edits, args.model, start_from=args.start_from))
+        service.preview(
+            LaunchRequest(
+                describe.register_environment(args.environment),
+                args.profile,
+                edits,
+                args.model,
+                start_from=args.start_from,
+            )
+        )
     elif args.command == "model":
         assert [describe.find_environment(name) for name in args.environments]
     else:
@@ -139,7 +200,9 @@ def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> 
     make(store)
     write_steps(store, FAULTS[fault])
     for step in (25, 50):
-        Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=step, state="tinker://s", sampler_weights="tinker://w"))
+        Checkpoints(store.dir(RUN).checkpoints).write(
+            Manifest(step=step, state="tinker://s", sampler_weights="tinker://w")
+        )
     word, advice = advice_of(store)
     assert word in ("suspect", "not learning", "broken")
     for sentence in advice:
@@ -157,7 +220,9 @@ def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> Non
     checkpoints.write(Manifest(step=60, state="tinker://s", sampler_weights="tinker://w"))
     assert f"--from {RUN}@60 --set learning_rate=0.0005" in advice_of(store)[1][0]
     checkpoints.write(Manifest(step=20, state="tinker://s", sampler_weights="tinker://w"))
-    assert f"--from {RUN}@20 " in advice_of(store)[1][0], "the newest that is not after the best time"
+    assert f"--from {RUN}@20 " in advice_of(store)[1][0], (
+        "the newest that is not after the best time"
+    )
 
 
 def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
@@ -166,12 +231,16 @@ def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
     assert "lachesis stop" not in " ".join(advice_of(store)[1])
 
 
-@pytest.mark.parametrize("fault", ["the reward falls", "sampler and trainer disagree", "no signal", "cut off"])
+@pytest.mark.parametrize(
+    "fault", ["the reward falls", "sampler and trainer disagree", "no signal", "cut off"]
+)
 def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> None:
     """On the cloud's profile the learning rate and the limits of tokens are."""
     make(store, profile="tinker")
     write_steps(store, FAULTS[fault])
-    Checkpoints(store.dir(RUN).checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
+    Checkpoints(store.dir(RUN).checkpoints).write(
+        Manifest(step=25, state="tinker://s", sampler_weights="tinker://w")
+    )
     for command in COMMAND.findall(" ".join(advice_of(store)[1])):
         require_works(command, LachesisService(store.home))
 
@@ -214,7 +283,9 @@ def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
 @pytest.mark.parametrize("counts", [{"invalid": 640, "errors": {"E: x": 40}}, {"dropped": 640}])
 def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[str, Any]) -> None:
     make(store)
-    store.dir(RUN).get_counters_file("environment").write_text(json.dumps({"at": time.time(), **counts}))
+    store.dir(RUN).get_counters_file("environment").write_text(
+        json.dumps({"at": time.time(), **counts})
+    )
     _, advice = advice_of(store)
     commands = COMMAND.findall(" ".join(advice))
     assert len(commands) >= 2
@@ -248,7 +319,9 @@ def literals(file: Path) -> list[str]:
             parts = [part.value if isinstance(part, ast.Constant) else RUN for part in node.values]
             texts.append("".join(map(str, parts)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.append(node.value.format_map(Placeholders()) if "{run}" in node.value else node.value)
+            texts.append(
+                node.value.format_map(Placeholders()) if "{run}" in node.value else node.value
+            )
     return texts
 
 
@@ -259,7 +332,9 @@ class Placeholders(dict[str, str]):
         return RUN
 
 
-def test_the_command_line_takes_every_command_that_a_text_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_every_command_that_a_text_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Messages, next steps and docstrings of the whole project."""
     root = Path(__file__).parents[2]
     named: dict[str, str] = {}

@@ -1,4 +1,6 @@
-"""The judgement is right on simulated runs: a smaller round of `bench/judgement.py`, with the same bounds."""
+"""The judgement is right on simulated runs: a smaller round of `bench/judgement.py`, with the same
+bounds.
+"""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.run_history import SEVERITY, RunFacts
 from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.run_history import SEVERITY, RunFacts
 from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
@@ -45,8 +45,18 @@ def test_a_run_that_learns_is_healthy_at_every_step(seed: int) -> None:
 
 
 def test_a_solved_task_is_no_fault() -> None:
-    solved = {"reward/mean": 1.0, "batch/zero_signal_share": 1.0, "entropy/sampling": 0.0, "weights/change": None}
-    assert judge_learning(healthy(100) + [{**step, **solved, "step": 100 + step["step"]} for step in healthy(60)]).word == "healthy"
+    solved = {
+        "reward/mean": 1.0,
+        "batch/zero_signal_share": 1.0,
+        "entropy/sampling": 0.0,
+        "weights/change": None,
+    }
+    assert (
+        judge_learning(
+            healthy(100) + [{**step, **solved, "step": 100 + step["step"]} for step in healthy(60)]
+        ).word
+        == "healthy"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,14 +121,19 @@ def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
 
 def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
     """Steps whose groups all have equal rewards."""
-    found = healthy(count, **{"batch/zero_signal_share": 1.0, "reward/mean": 0.0, "batch/rollouts": batch, **fixed})
+    found = healthy(
+        count,
+        **{"batch/zero_signal_share": 1.0, "reward/mean": 0.0, "batch/rollouts": batch, **fixed},
+    )
     for step in found:
         del step["weights/change"]
     return found
 
 
 def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts() -> None:
-    """A late take-off begins with a success in a thousand rollouts; until then it may not be stopped."""
+    """A late take-off begins with a success in a thousand rollouts; until then it may not be
+    stopped.
+    """
     assert judge_learning(silent(4)).word == "too early"
     assert judge_learning(silent(5)).word == "suspect"
     assert judge_learning(silent(156)).word == "suspect"
@@ -143,7 +158,12 @@ def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
     ("counts", "ended", "word", "evidence"),
     [
         ({}, False, "too early", "0 of at least 5 steps"),
-        ({"invalid": 5, "errors": {"E: x": 5}}, False, "too early", "5 rollouts had no usable score (E: x, 5 times)"),
+        (
+            {"invalid": 5, "errors": {"E: x": 5}},
+            False,
+            "too early",
+            "5 rollouts had no usable score (E: x, 5 times)",
+        ),
         ({"invalid": 95}, False, "too early", "95 rollouts had no usable score"),
         ({"invalid": 96}, False, "broken", "100% of 96 rollouts had no usable score"),
         ({"invalid": 96, "rollouts": 25}, False, "too early", "96 rollouts"),
@@ -156,7 +176,13 @@ def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
 def test_before_the_first_steps_the_environment_is_judged(
     counts: dict[str, Any], ended: bool, word: str, evidence: str
 ) -> None:
-    facts = RunFacts(batch_size=32, environment_counts=counts, has_ended=ended, status="failed" if ended else "running", error="E: y\nz")
+    facts = RunFacts(
+        batch_size=32,
+        environment_counts=counts,
+        has_ended=ended,
+        status="failed" if ended else "running",
+        error="E: y\nz",
+    )
     health = judge_learning([], facts=facts)
     assert health.word == word
     assert evidence in health.evidence[0]
@@ -164,16 +190,26 @@ def test_before_the_first_steps_the_environment_is_judged(
 
 
 def test_no_finding_without_a_batch_size() -> None:
-    assert judge_learning([], facts=RunFacts(environment_counts={"invalid": 1000, "dropped": 1000})).word == "too early"
+    assert (
+        judge_learning(
+            [], facts=RunFacts(environment_counts={"invalid": 1000, "dropped": 1000})
+        ).word
+        == "too early"
+    )
 
 
 def test_numbers_that_are_missing_are_no_sign() -> None:
-    assert judge_learning([{"step": number} for number in range(1, 60)]).evidence == ["nothing unusual"]
+    assert judge_learning([{"step": number} for number in range(1, 60)]).evidence == [
+        "nothing unusual"
+    ]
 
 
 def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[Step]:
     rng = random.Random(seed)
-    return [{"step": number, "reward/mean": level + rng.gauss(0, spread)} for number in range(1, count + 1)]
+    return [
+        {"step": number, "reward/mean": level + rng.gauss(0, spread)}
+        for number in range(1, count + 1)
+    ]
 
 
 def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_half() -> None:
@@ -183,7 +219,9 @@ def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_hal
     assert words[495] == "not learning"
     health = judge_learning(steps[:500], facts=facts)
     assert "the mean reward has not risen in 500 steps" in health.evidence[0]
-    assert judge_learning(steps[:500]).word == "healthy", "without the number of all steps nothing is said"
+    assert judge_learning(steps[:500]).word == "healthy", (
+        "without the number of all steps nothing is said"
+    )
 
 
 def test_an_exact_standstill_is_seen_before_the_half() -> None:
@@ -198,7 +236,11 @@ def test_a_plateau_after_a_rise_is_healthy() -> None:
     words = set()
     for end in range(20, 2001, 20):
         trend.add(steps[end - 20 : end])
-        words.add(judge_learning(steps[max(0, end - 60) : end], first_steps=steps[:20], trend=trend, facts=facts).word)
+        words.add(
+            judge_learning(
+                steps[max(0, end - 60) : end], first_steps=steps[:20], trend=trend, facts=facts
+            ).word
+        )
     assert words == {"healthy"}
     assert trend.risen_at is not None
 
@@ -208,8 +250,17 @@ def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02)
     steps: list[Step] = []
     rng = random.Random(0)
     for reward, share in zip(rewards, shares, strict=True):
-        steps += [{"step": len(steps) + 1 + at, "reward/mean": reward + rng.gauss(0, 0.01)} for at in range(20)]
-        known = {"percent_correct": share, "low": share - half, "high": share + half, "items": 500, "step": len(steps) - 1}
+        steps += [
+            {"step": len(steps) + 1 + at, "reward/mean": reward + rng.gauss(0, 0.01)}
+            for at in range(20)
+        ]
+        known = {
+            "percent_correct": share,
+            "low": share - half,
+            "high": share + half,
+            "items": 500,
+            "step": len(steps) - 1,
+        }
         steps[-1] |= {f"eval/{name}": value for name, value in known.items()}
     return steps
 
@@ -236,7 +287,12 @@ def test_held_out_results_are_compared_with_training(
 
 
 def test_the_words_are_ordered() -> None:
-    assert SEVERITY["healthy"] == SEVERITY["too early"] == SEVERITY["unknown"] < SEVERITY["not learning"]
+    assert (
+        SEVERITY["healthy"]
+        == SEVERITY["too early"]
+        == SEVERITY["unknown"]
+        < SEVERITY["not learning"]
+    )
     assert SEVERITY["not learning"] == SEVERITY["suspect"] < SEVERITY["broken"]
 
 
@@ -251,8 +307,13 @@ def test_the_words_are_ordered() -> None:
         (None, 0.0, "healthy"),
     ],
 )
-def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(rate: float | None, change: float, word: str) -> None:
-    assert judge_learning(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word == word
+def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(
+    rate: float | None, change: float, word: str
+) -> None:
+    assert (
+        judge_learning(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word
+        == word
+    )
 
 
 def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
@@ -264,10 +325,18 @@ def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
 
 
 def test_commands_name_the_whole_run() -> None:
-    facts = RunFacts(environment="a", additional_environments=("b=2",), model="/models/mine", tunable_fields=frozenset({"group_size"}))
+    facts = RunFacts(
+        environment="a",
+        additional_environments=("b=2",),
+        model="/models/mine",
+        tunable_fields=frozenset({"group_size"}),
+    )
     assert (
         facts.format_train_command("group_size=8", "learning_rate=1")
         == "`lachesis train a --with b=2 --model /models/mine --set group_size=8`"
     )
     assert facts.format_test_command() == "`lachesis test a --model /models/mine`"
-    assert RunFacts(profile="tinker", environment="a").format_test_command() == "`lachesis test a --profile tinker`"
+    assert (
+        RunFacts(profile="tinker", environment="a").format_test_command()
+        == "`lachesis test a --profile tinker`"
+    )

@@ -19,12 +19,21 @@ ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}
 
 def look(tmp_path: Path, **changes: Any) -> Observation:
     """A run whose trainer waits for rollouts since 100 s; everything answers."""
-    services = {name: ServiceRecord(pid=100, port=1, log="x") for name in ("engine", "api", "trainer", "environment")}
+    services = {
+        name: ServiceRecord(pid=100, port=1, log="x")
+        for name in ("engine", "api", "trainer", "environment")
+    }
     record = RunRecord(
         run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", status="running", phase="training", services=services,
     )  # fmt: skip
-    seen = Observation(record, RunStore(tmp_path).dir(record.run_id), observed_at=NOW, api_counts={"queue_size": 0}, is_engine_alive=True)
+    seen = Observation(
+        record,
+        RunStore(tmp_path).dir(record.run_id),
+        observed_at=NOW,
+        api_counts={"queue_size": 0},
+        is_engine_alive=True,
+    )
     seen.process_states = dict.fromkeys(services, "sleeping")
     seen.trainer_health = {"waiting_for": "rollouts", "since": NOW - 100}
     seen.environment_counts = dict(ALIVE)
@@ -90,13 +99,17 @@ def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
     """There is no usual length yet; a process that gives no sign of life is named all the same."""
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 290)), {}) is None
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 301)), {}) is not None
-    silent = find_stall(look(tmp_path, last_steps=[], environment_counts={**ALIVE, "at": NOW - 90}), {})
+    silent = find_stall(
+        look(tmp_path, last_steps=[], environment_counts={**ALIVE, "at": NOW - 90}), {}
+    )
     assert silent is not None
     assert silent.part == "environment"
 
 
 def test_a_flow_that_stands_still_is_named(tmp_path: Path) -> None:
-    stall = find_stall(look(tmp_path, process_states={"flow": "stopped"}, **waits("rollouts", 1)), {})
+    stall = find_stall(
+        look(tmp_path, process_states={"flow": "stopped"}, **waits("rollouts", 1)), {}
+    )
     assert stall is not None
     assert stall.part == "flow"
 

@@ -1,5 +1,6 @@
-"""A tick on runs on disk: policies, budgets, leftovers. No server is there, which keeps nothing but publishing from being
-done."""
+"""A tick on runs on disk: policies, budgets, leftovers. No server is there, which keeps nothing but
+publishing from being done.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.host_clock import read_boot_id
 from lachesis.config import run_config as run_config
 from lachesis.monitor import tick
-from lachesis.monitor.tick import Monitor
 from lachesis.monitor.monitor_memory import load_memory
+from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import launcher, resuming
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
@@ -43,7 +44,9 @@ def store(tmp_path: Path) -> RunStore:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
     found: Asked = []
-    monkeypatch.setattr(launcher, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason)))
+    monkeypatch.setattr(
+        launcher, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason))
+    )
     return found
 
 
@@ -59,11 +62,28 @@ def make(store: RunStore) -> Iterator[Make]:
     with contextlib.ExitStack() as held:
 
         def run(
-            run_id: str = "0123abcd", limits: dict[str, Any] | None = None, *, alive: bool = True, **changes: Any
+            run_id: str = "0123abcd",
+            limits: dict[str, Any] | None = None,
+            *,
+            alive: bool = True,
+            **changes: Any,
         ) -> RunRecord:
-            config = run_config.resolve_run_config("e", "embedded", {"limits": limits or {}}, model="m")
-            values: dict[str, Any] = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m"}
-            values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now_iso()}
+            config = run_config.resolve_run_config(
+                "e", "embedded", {"limits": limits or {}}, model="m"
+            )
+            values: dict[str, Any] = {
+                "environment": "e",
+                "environment_file": "e.py",
+                "profile": "embedded",
+                "base_model": "m",
+            }
+            values |= {
+                "total_steps": 100,
+                "seed": 0,
+                "wandb_project": "p",
+                "wandb_run_name": "n",
+                "started_at": now_iso(),
+            }
             values |= {
                 "status": "running",
                 "phase": "training",
@@ -95,7 +115,9 @@ def frozen(store: RunStore, run_id: str) -> None:
     store.dir(run_id).get_counters_file("environment").write_text(json.dumps(about))
     process = start([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(19)
-    store.update(run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")})
+    store.update(
+        run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")}
+    )
     until = deadline(20)
     while psutil.Process(process.pid).status() != "stopped":
         assert time.monotonic() < until, "the process was not stopped"
@@ -125,7 +147,10 @@ def test_a_frozen_process_goes_on_by_the_command_that_is_named(store: RunStore, 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("policy", "asks", "resumes"), [("warn", False, False), ("stop", True, False), ("resume", True, True)])
+@pytest.mark.parametrize(
+    ("policy", "asks", "resumes"),
+    [("warn", False, False), ("stop", True, False), ("resume", True, True)],
+)
 def test_a_stall_is_told_and_its_policy_followed(
     store: RunStore, make: Make, asked: Asked, policy: str, asks: bool, resumes: bool
 ) -> None:
@@ -142,8 +167,12 @@ def test_a_stall_is_told_and_its_policy_followed(
     assert not any(text.startswith("stalled") for text in again.messages), "once per stall"
 
 
-def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(store: RunStore, make: Make) -> None:
-    """Its readings of the monotonic clock would end a run that is held for a moment, or wait for ever."""
+def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(
+    store: RunStore, make: Make
+) -> None:
+    """Its readings of the monotonic clock would end a run that is held for a moment, or wait for
+    ever.
+    """
     make()
     Monitor(store).tick()
     file = store.dir("0123abcd").path / "monitor.json"
@@ -166,18 +195,34 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
     file = store.dir("0123abcd").path / "monitor.json"
     memory = json.loads(file.read_text())
     file.write_text(
-        json.dumps({**memory, "ahead_s": memory["ahead_s"] - 3600, "silent_since": {"trainer": time.time() - 3600}})
+        json.dumps(
+            {
+                **memory,
+                "ahead_s": memory["ahead_s"] - 3600,
+                "silent_since": {"trainer": time.time() - 3600},
+            }
+        )
     )
     (seen,) = Monitor(store).tick()
     assert (seen.stall, asked) == (None, [])
     memory = json.loads(file.read_text())
-    file.write_text(json.dumps({**memory, "set_at": memory["set_at"] - 3600, "silent_since": {"trainer": time.time() - 3600}}))
+    file.write_text(
+        json.dumps(
+            {
+                **memory,
+                "set_at": memory["set_at"] - 3600,
+                "silent_since": {"trainer": time.time() - 3600},
+            }
+        )
+    )
     (seen,) = Monitor(store).tick()
     assert seen.stall is not None, "later times are measured again"
     assert asked
 
 
-def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store: RunStore, make: Make, asked: Asked) -> None:
+def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(
+    store: RunStore, make: Make, asked: Asked
+) -> None:
     make(limits={"on_stall": "resume"}, auto_resumes=tick.MAX_AUTO_RESUMES)
     frozen(store, "0123abcd")
     Monitor(store).tick()
@@ -194,9 +239,16 @@ def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store: RunStore, mak
         ({"max_tokens": 7000, "max_hours": 5, "max_cost_usd": 1.0}, None),
     ],
 )
-def test_budgets_are_kept(store: RunStore, make: Make, asked: Asked, limits: dict[str, Any], reason: str | None) -> None:
+def test_budgets_are_kept(
+    store: RunStore, make: Make, asked: Asked, limits: dict[str, Any], reason: str | None
+) -> None:
     make(limits=limits, earlier_hours=1.0, started_at=None)
-    totals = {"tokens/prefill_total": 1000, "tokens/sampled_total": 2000, "tokens/trained_total": 3000, "cost/total": 0.02}
+    totals = {
+        "tokens/prefill_total": 1000,
+        "tokens/sampled_total": 2000,
+        "tokens/trained_total": 3000,
+        "cost/total": 0.02,
+    }
     MetricsFile(store.dir("0123abcd").metrics).append(1, totals)
     Monitor(store).tick()
     assert [why for _, why in asked] == ([reason] if reason else [])
@@ -216,11 +268,15 @@ def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, as
         "0123abcd": "broken",
         "4567abcd": "broken",
     }
-    assert [(run, "learning is broken: the sampled weights" in why) for run, why in asked] == [("4567abcd", True)]
+    assert [(run, "learning is broken: the sampled weights" in why) for run, why in asked] == [
+        ("4567abcd", True)
+    ]
 
 
 def rate_of(schedule: str, step: int) -> float:
-    return compute_learning_rate(1e-3, step, 400, schedule=schedule, warmup_steps=100 if schedule == "constant" else 0)  # type: ignore[arg-type]
+    return compute_learning_rate(
+        1e-3, step, 400, schedule=schedule, warmup_steps=100 if schedule == "constant" else 0
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -241,10 +297,16 @@ def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
     metrics = MetricsFile(store.dir("0123abcd").metrics)
     for step in range(1, 41):
         usual = 1e-3 if rates[0] else 0.0
-        metrics.append(step, {"reward/mean": step / 200, "weights/change": 0.1, "train/learning_rate": usual})
+        metrics.append(
+            step, {"reward/mean": step / 200, "weights/change": 0.1, "train/learning_rate": usual}
+        )
     for step, rate in enumerate(rates, 41):
         hidden = rate < 1e-5
-        values = {"reward/mean": step / 200, "weights/change": change if hidden else rate * 50, "train/learning_rate": rate}
+        values = {
+            "reward/mean": step / 200,
+            "weights/change": change if hidden else rate * 50,
+            "train/learning_rate": rate,
+        }
         metrics.append(step, values)
     Monitor(store).tick()
     assert asked == []
@@ -254,12 +316,20 @@ def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
 def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: Make) -> None:
     """400 groups without a usable score and no step."""
     make()
-    counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
+    counted = {
+        "at": time.time(),
+        "invalid": 6400,
+        "rollouts": 0,
+        "errors": {"ValueError: no answer": 400},
+    }
     store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
     Monitor(store).tick()
     record = store.load("0123abcd")
     assert record.learning == "broken"
-    assert record.evidence == "100% of 6,400 rollouts had no usable score (ValueError: no answer, 400 times)"
+    assert (
+        record.evidence
+        == "100% of 6,400 rollouts had no usable score (ValueError: no answer, 400 times)"
+    )
 
 
 @pytest.mark.parametrize("status", ["starting", "running"])
@@ -268,7 +338,9 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
 ) -> None:
     """The files lie there until the new process of the environment writes, perhaps for minutes."""
     events: list[str] = []
-    monkeypatch.setattr(Monitor, "_emit_event", lambda self, seen, what, payload: events.append(what))
+    monkeypatch.setattr(
+        Monitor, "_emit_event", lambda self, seen, what, payload: events.append(what)
+    )
     counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
     make(status=status, attempt=2, limits={"on_broken": "stop"})
     file = store.dir("0123abcd").get_counters_file("environment")
@@ -312,25 +384,38 @@ def test_a_resumed_run_is_judged_by_its_own_steps(
     assert len(asked) == 1
 
 
-def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(store: RunStore, make: Make) -> None:
+def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(
+    store: RunStore, make: Make
+) -> None:
     make()
     for step in range(1, 31):
         values = {"reward/mean": step / 60, "batch/rollouts": 128, "rollouts/invalid": 0}
         MetricsFile(store.dir("0123abcd").metrics).append(step, values)
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "healthy"
-    counted = {"at": time.time(), "invalid": 800, "rollouts": 30 * 128, "errors": {"KeyError: 'x'": 50}}
+    counted = {
+        "at": time.time(),
+        "invalid": 800,
+        "rollouts": 30 * 128,
+        "errors": {"KeyError: 'x'": 50},
+    }
     store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "broken"
-    assert "since the last step had no usable score (KeyError: 'x', 50 times)" in str(store.load("0123abcd").evidence)
+    assert "since the last step had no usable score (KeyError: 'x', 50 times)" in str(
+        store.load("0123abcd").evidence
+    )
 
 
-def test_rewards_that_never_differ_are_named_before_the_first_step(store: RunStore, make: Make) -> None:
+def test_rewards_that_never_differ_are_named_before_the_first_step(
+    store: RunStore, make: Make
+) -> None:
     """Row 54: such an environment trained for ever at step 0, healthy."""
     make()
     counted = {"at": time.time(), "dropped": 3 * 128, "rollouts": 3 * 128, "groups": 24}
-    store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps({**counted, "dropped": 3 * 128 - 1}))
+    store.dir("0123abcd").get_counters_file("environment").write_text(
+        json.dumps({**counted, "dropped": 3 * 128 - 1})
+    )
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "too early"
     store.dir("0123abcd").get_counters_file("environment").write_text(json.dumps(counted))
@@ -377,12 +462,21 @@ def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make
 
 def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: Make) -> None:
     """It called every run healthy that had not been judged."""
-    before = {"word": "healthy", "evidence": ["not judged yet: 0 of at least 5 steps"], "at": now_iso()}
+    before = {
+        "word": "healthy",
+        "evidence": ["not judged yet: 0 of at least 5 steps"],
+        "at": now_iso(),
+    }
     make(alive=False, status="failed", ended_at=now_iso(), error="gone", health=before)
-    assert LachesisService(store.home).get_results("0123abcd").to_payload()["health"]["word"] == "unknown"
+    assert (
+        LachesisService(store.home).get_results("0123abcd").to_payload()["health"]["word"]
+        == "unknown"
+    )
 
 
-def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunStore, make: Make) -> None:
+def test_only_new_lines_are_read_and_a_step_made_again_counts_once(
+    store: RunStore, make: Make
+) -> None:
     make()
     folder = store.dir("0123abcd")
     metrics = MetricsFile(folder.metrics)
@@ -401,8 +495,12 @@ def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store: RunSto
     assert (trend.num_steps, trend.last_step, trend.recent[-1]) == (20, 20, 0.9)
 
 
-def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore, make: Make) -> None:
-    """Its lock is free, so flow and reaper are gone; a child of its environment lives on. A stranger in its folder stays."""
+def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(
+    store: RunStore, make: Make
+) -> None:
+    """Its lock is free, so flow and reaper are gone; a child of its environment lives on. A
+    stranger in its folder stays.
+    """
     make(alive=False)
     folder = store.dir("0123abcd").path
     (folder / ".alive").touch()
@@ -418,13 +516,26 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store: RunStore
     assert any(f"ended what it had left behind: {left.pid}" in text for text in seen.messages)
 
 
-def test_a_run_that_was_stopped_to_go_on_is_resumed(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(alive=False, status="stopped", ended_at=now_iso(), resume_wanted=True, started_at="2026-01-01T00:00:00+00:00")
+def test_a_run_that_was_stopped_to_go_on_is_resumed(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(
+        alive=False,
+        status="stopped",
+        ended_at=now_iso(),
+        resume_wanted=True,
+        started_at="2026-01-01T00:00:00+00:00",
+    )
     store.update("0123abcd", ended_at="2026-01-01T02:00:00+00:00")
     without_a_server(monkeypatch)
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
-    assert (record.status, record.attempt, record.auto_resumes, record.resume_wanted) == ("pending", 2, 1, False)
+    assert (record.status, record.attempt, record.auto_resumes, record.resume_wanted) == (
+        "pending",
+        2,
+        1,
+        False,
+    )
     assert record.earlier_hours == 2.0
     assert seen.messages[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
 
@@ -459,7 +570,9 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
     (seen,) = Monitor(store).tick()
     assert "trainer" in seen.memory.silent_since
     (store.dir("0123abcd").path / "monitor.json").write_text(
-        seen.memory.model_copy(update={"silent_since": {"trainer": 1.0}, "held_since": -1000.0}).model_dump_json()
+        seen.memory.model_copy(
+            update={"silent_since": {"trainer": 1.0}, "held_since": -1000.0}
+        ).model_dump_json()
     )
     assert Monitor(store).tick()[0].stall is not None
     store.update("0123abcd", flow_run_id="g")
@@ -491,15 +604,24 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
 def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make: Make) -> None:
     make(alive=False, status="completed", ended_at=now_iso())
     assert len(Monitor(store).tick()) == 1
-    assert len(Monitor(store).tick()) == 1, "its last report could not be published, as no server is there"
+    assert len(Monitor(store).tick()) == 1, (
+        "its last report could not be published, as no server is there"
+    )
     store.update("0123abcd", flow_run_id=None)
     assert len(Monitor(store).tick()) == 1
     assert Monitor(store).tick() == []
 
 
-@pytest.mark.parametrize(("policy", "resumes", "again"), [("stop", 0, False), ("resume", 0, True), ("resume", 3, False)])
+@pytest.mark.parametrize(
+    ("policy", "resumes", "again"), [("stop", 0, False), ("resume", 0, True), ("resume", 3, False)]
+)
 def test_a_crashed_run_is_resumed_if_it_shall_be(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, policy: str, resumes: int, again: bool
+    store: RunStore,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    resumes: int,
+    again: bool,
 ) -> None:
     """Three times at most; one that never trained would fail in the same way."""
     without_a_server(monkeypatch)
@@ -512,9 +634,18 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
     assert store.load("4567abcd").status == "failed"
 
 
-def test_a_crashed_run_that_its_user_stopped_stays_so(store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crashed_run_that_its_user_stopped_stays_so(
+    store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_a_server(monkeypatch)
-    make("0123abcd", limits={"on_crash": "resume"}, healthy_at=now_iso(), alive=False, status="failed", ended_at=now_iso())
+    make(
+        "0123abcd",
+        limits={"on_crash": "resume"},
+        healthy_at=now_iso(),
+        alive=False,
+        status="failed",
+        ended_at=now_iso(),
+    )
     assert "stays so" in LachesisService(store.home).stop("0123abcd")["message"]
     Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
@@ -528,7 +659,9 @@ DAMAGE: dict[str, Callable[[RunStore], object]] = {
         "".join(f'{{"step": {step}, "reward/mean": 1.7e308}}\n' for step in range(1, 61))
     ),
     "numbers that are no process and no port": lambda store: store.update(
-        BAD, flow_pid=-5, services={"trainer": ServiceRecord(pid=-1, port=10**9, log="x", state="running")}
+        BAD,
+        flow_pid=-5,
+        services={"trainer": ServiceRecord(pid=-1, port=10**9, log="x", state="running")},
     ),
     "the record of another run": lambda store: store.dir(BAD).record.write_text(
         store.dir(BAD).record.read_text().replace(BAD, "0000ffff")
@@ -537,7 +670,11 @@ DAMAGE: dict[str, Callable[[RunStore], object]] = {
     "half an emoji": lambda store: (
         store.dir(BAD)
         .get_counters_file("environment")
-        .write_text(json.dumps({"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}}))
+        .write_text(
+            json.dumps(
+                {"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}}
+            )
+        )
     ),
     "a configuration that is none": lambda store: store.dir(BAD).config.write_text("{"),
     "a home that remembers a list": lambda store: (store.home / "monitor.json").write_text("[]"),
@@ -546,7 +683,9 @@ BAD = "0bad0bad"
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_whatever_is_wrong_with_one_run_the_others_are_watched(store: RunStore, make: Make, asked: Asked, damage: str) -> None:
+def test_whatever_is_wrong_with_one_run_the_others_are_watched(
+    store: RunStore, make: Make, asked: Asked, damage: str
+) -> None:
     make(BAD)
     make("0600d000", limits={"max_tokens": 5})
     MetricsFile(store.dir("0600d000").metrics).append(1, {"tokens/sampled_total": 10.0})
@@ -555,7 +694,9 @@ def test_whatever_is_wrong_with_one_run_the_others_are_watched(store: RunStore, 
     assert asked == [("0600d000", "budget: 10 of 5 tokens")]
     assert store.load("0600d000").health is not None
     if damage == "a configuration that is none":
-        assert any(text.startswith("its budgets and policies are not kept") for text in seen[BAD].messages)
+        assert any(
+            text.startswith("its budgets and policies are not kept") for text in seen[BAD].messages
+        )
 
 
 def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: Make) -> None:

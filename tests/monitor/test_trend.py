@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.monitor.trend import MAX_BLOCKS, MAX_HELD_OUT_POINTS, WINDOW, Trend, _compute_t_quantile
+from lachesis.monitor.trend import (
+    MAX_BLOCKS,
+    MAX_HELD_OUT_POINTS,
+    WINDOW,
+    Trend,
+    _compute_t_quantile,
+)
 
 REWARDS = st.lists(st.floats(-10, 10), max_size=400)
 
@@ -42,20 +48,31 @@ def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
     assert sum(block[2] for block in trend.blocks) == pytest.approx(math.fsum(rewards), abs=1e-6)
     assert trend.first == rewards[:WINDOW]
     assert trend.recent == rewards[-WINDOW:]
-    windows = [statistics.fmean(rewards[at : at + WINDOW]) for at in range(0, len(rewards) - WINDOW + 1, WINDOW // 2)]
+    windows = [
+        statistics.fmean(rewards[at : at + WINDOW])
+        for at in range(0, len(rewards) - WINDOW + 1, WINDOW // 2)
+    ]
     assert trend.best == (pytest.approx(max(windows)) if windows else None)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(rewards=st.lists(st.floats(0, 1), min_size=20, max_size=300), shift=st.floats(-5, 5), scale=st.floats(0.1, 5))
-def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(rewards: list[float], shift: float, scale: float) -> None:
+@given(
+    rewards=st.lists(st.floats(0, 1), min_size=20, max_size=300),
+    shift=st.floats(-5, 5),
+    scale=st.floats(0.1, 5),
+)
+def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(
+    rewards: list[float], shift: float, scale: float
+) -> None:
     """Except at the edge of the decision, where rounding decides."""
     rise = trend_of(rewards).estimate_rise()
     moved = trend_of([shift + scale * reward for reward in rewards]).estimate_rise()
     assert rise is not None
     assert moved is not None
     if rise.standard_error > 1e-6 and statistics.pstdev(rewards) > 1e-3:
-        assert moved.slope / moved.standard_error == pytest.approx(rise.slope / rise.standard_error, rel=1e-3, abs=1e-3)
+        assert moved.slope / moved.standard_error == pytest.approx(
+            rise.slope / rise.standard_error, rel=1e-3, abs=1e-3
+        )
 
 
 def test_the_slope_is_that_of_a_regression() -> None:
@@ -78,24 +95,51 @@ def test_few_steps_show_no_rise() -> None:
     assert (short.is_significant, short.is_certain) == (True, False)
 
 
-QUANTILES = {2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 8: 2.3060, 10: 2.2281, 14: 2.1448}
+QUANTILES = {
+    2: 4.3027,
+    3: 3.1824,
+    4: 2.7764,
+    5: 2.5706,
+    6: 2.4469,
+    8: 2.3060,
+    10: 2.2281,
+    14: 2.1448,
+}
 """Of Student's t, for 97.5 %, from the table of Abramowitz and Stegun (1964)."""
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), QUANTILES.items())
 def test_the_quantile_is_that_of_student(freedom: int, quantile: float) -> None:
-    assert _compute_t_quantile(freedom) == pytest.approx(quantile, rel=0.06 if freedom == 2 else 0.01)
+    assert _compute_t_quantile(freedom) == pytest.approx(
+        quantile, rel=0.06 if freedom == 2 else 0.01
+    )
 
 
 def held_out(step: int, **changes: Any) -> dict[str, Any]:
-    values = {"eval/percent_correct": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/step": step - 1, "reward/mean": 0.3}
+    values = {
+        "eval/percent_correct": 0.5,
+        "eval/low": 0.4,
+        "eval/high": 0.6,
+        "eval/step": step - 1,
+        "reward/mean": 0.3,
+    }
     return {"step": step, **values, **changes}
 
 
 def test_held_out_results_are_kept_with_the_reward_of_their_time() -> None:
     trend = Trend()
-    trend.add([held_out(1), held_out(2, **{"eval/step": None}), held_out(3, **{"eval/low": None}), {"step": 4}])
-    assert [(point.step, point.share, point.reward) for point in trend.held_out] == [(0, 0.5, 0.3), (2, 0.5, 0.3)]
+    trend.add(
+        [
+            held_out(1),
+            held_out(2, **{"eval/step": None}),
+            held_out(3, **{"eval/low": None}),
+            {"step": 4},
+        ]
+    )
+    assert [(point.step, point.share, point.reward) for point in trend.held_out] == [
+        (0, 0.5, 0.3),
+        (2, 0.5, 0.3),
+    ]
     assert trend.held_out[0].error == pytest.approx(0.2 / (2 * 1.96))
     for step in range(5, 400):
         trend.add([held_out(step)])
@@ -112,5 +156,7 @@ def test_a_held_out_result_before_the_first_reward_is_left_out() -> None:
 def test_counts_of_an_earlier_attempt_are_left_out() -> None:
     trend = Trend()
     counts = {"batch/rollouts": 8, "rollouts/invalid": 3.0}
-    trend.add([{"step": 1, "time": 50.0, **counts}, {"step": 2, "time": 150.0, **counts}], since=100.0)
+    trend.add(
+        [{"step": 1, "time": 50.0, **counts}, {"step": 2, "time": 150.0, **counts}], since=100.0
+    )
     assert (trend.rollouts, trend.invalid) == (8, 3)

@@ -29,7 +29,7 @@ from lachesis.runs.store import RunRecord
 from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
-from lachesis.trainer import supervised
+from lachesis.trainer import sft_examples
 from lachesis.trainer.__main__ import parse_args, read_config
 from lachesis.validation.tests import TestOptions
 from tests.runs.test_checkpoints import save
@@ -103,7 +103,9 @@ def taught(home: Path, name: str, digest: str = "0123abcd") -> Path:
     return folder
 
 
-def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_silence(own: Path, refused: Refused) -> None:
+def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_silence(
+    own: Path, refused: Refused
+) -> None:
     for command in ("train", "test"):
         answer = refused(command, "own.py")
         assert answer["code"] == "config"
@@ -113,7 +115,9 @@ def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_sile
 
 
 @pytest.mark.timeout(600)
-def test_the_command_that_the_refusal_names_helps(own: Path, refused: Refused, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_that_the_refusal_names_helps(
+    own: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = refused("train", "own.py")["error"].split("`")[1]
     assert main([*shlex.split(command)[1:], "--steps", "1", "--json"]) == 0
     built = json.loads(capsys.readouterr().out)["path"]
@@ -125,12 +129,16 @@ def test_the_command_that_the_refusal_names_helps(own: Path, refused: Refused, c
 
 
 @pytest.mark.parametrize("model", ["tiny", "embedded:tiny"])
-def test_the_model_of_sums_is_taken_where_it_is_named(own: Path, refused: Refused, model: str) -> None:
+def test_the_model_of_sums_is_taken_where_it_is_named(
+    own: Path, refused: Refused, model: str
+) -> None:
     assert refused("train", "own.py", "--model", model)["code"] == "server_down"
     assert refused("test", "own.py", "--model", model)["code"] == "server_down"
 
 
-def test_without_a_server_nothing_is_built(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_nothing_is_built(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for command in ("train", "test"):
         answer = refused(command, "arithmetic")
         assert answer["code"] == "server_down"
@@ -142,9 +150,13 @@ def test_without_a_server_nothing_is_built(refused: Refused, monkeypatch: pytest
     assert not (Path(os.environ["LACHESIS_HOME"]) / "models").exists()
 
 
-def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(tmp_path: Path) -> None:
+def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
+    tmp_path: Path,
+) -> None:
     def default(*environments: str) -> str | None:
-        return launch_inputs.find_base_model(LaunchRequest(environments[0]), environments[1:], None, tmp_path)
+        return launch_inputs.find_base_model(
+            LaunchRequest(environments[0]), environments[1:], None, tmp_path
+        )
 
     sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
     assert default("own") == default("arithmetic") == sums
@@ -159,7 +171,10 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(t
     assert launch_inputs.describe_default_model(LaunchRequest("own"), str(newer)) == (
         f"nobody named a model, so the one taught on own is taken: {newer}"
     )
-    assert launch_inputs.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer)) is None
+    assert (
+        launch_inputs.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer))
+        is None
+    )
     assert launch_inputs.describe_default_model(LaunchRequest("arithmetic"), sums) is None
 
 
@@ -200,7 +215,9 @@ def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
     assert refused(*cloud, "--model", random_model)["code"] == "server_down"
 
 
-def test_a_name_in_a_test_means_what_it_means_in_train(random_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_a_test_means_what_it_means_in_train(
+    random_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also for the forecast, which is for the run that `train` would make."""
     seen: list[tuple[LaunchRequest, TestOptions]] = []
 
@@ -234,10 +251,13 @@ def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
         service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
 
 
-# --- examples to imitate ----------------------------------------------------------------------------------------------
+# --- examples to imitate
+# ----------------------------------------------------------------------------------------------
 
 
-def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
@@ -249,11 +269,22 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path: Pat
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
         read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
-        assert len(supervised.read_examples(Path(str(read_by_trainer)), build.build_tokenizer(), max_tokens=99)) == 1
-        with pytest.raises(LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"):
+        assert (
+            len(
+                sft_examples.read_examples(
+                    Path(str(read_by_trainer)), build.build_tokenizer(), max_tokens=99
+                )
+            )
+            == 1
+        )
+        with pytest.raises(
+            LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"
+        ):
             service.preview(LaunchRequest("arithmetic", profile, edits))
     described = service.describe(LaunchRequest("arithmetic", by_owner=True))
-    assert [one["locked"] for one in described["fields"] if one["name"] == "supervised_file"] == [None]
+    assert [one["locked"] for one in described["fields"] if one["name"] == "supervised_file"] == [
+        None
+    ]
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:
@@ -267,26 +298,32 @@ def test_an_agent_cannot_name_a_file(own: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", ".", "~nobody/x", "a\nb"])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FieldValueError, match="allowed: a JSONL file that can be read"):
         launch_inputs.resolve_examples_file(name)
 
 
-# --- from an earlier run ----------------------------------------------------------------------------------------------
+# --- from an earlier run
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def earlier(random_model: str) -> str:
-    """A stopped run of the environment `arithmetic` with a checkpoint of step 4, of another model and rank than the default's;
-    its id."""
+    """A stopped run of the environment `arithmetic` with a checkpoint of step 4, of another model
+    and rank than the default's; its id.
+    """
     return write_run(random_model, steps=(4,))
 
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     service = LachesisService()
     environment, _ = service.resolve(LaunchRequest("arithmetic"))
-    config = run_config.resolve_run_config("arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model)
+    config = run_config.resolve_run_config(
+        "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
+    )
     record = RunRecord(
         run_id=run_id, environment="arithmetic", environment_file=environment.file_path, profile="embedded", base_model=model,
         total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
@@ -303,17 +340,24 @@ def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_m
     assert config.env.tokenizer_name == random_model
 
 
-def test_another_model_or_rank_than_the_checkpoints_is_refused(earlier: str, random_model: str, refused: Refused) -> None:
+def test_another_model_or_rank_than_the_checkpoints_is_refused(
+    earlier: str, random_model: str, refused: Refused
+) -> None:
     begin = ("train", "arithmetic", "--from", f"{earlier}@4")
     answer = refused(*begin, "--model", "tiny")
     tiny = build.get_tiny_model_path(build.TinyModelRecipe(), Path(os.environ["LACHESIS_HOME"]))
-    assert f"has base model {random_model}, this run {tiny}; they must be the same, so leave it out" in answer["error"]
+    assert (
+        f"has base model {random_model}, this run {tiny}; they must be the same, so leave it out"
+        in answer["error"]
+    )
     assert "has lora_rank 8, this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
     assert refused(*begin)["code"] == "server_down"
     assert refused(*begin, "--model", random_model)["code"] == "server_down"
 
 
-def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_sets_it(earlier: str, refused: Refused) -> None:
+def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_sets_it(
+    earlier: str, refused: Refused
+) -> None:
     answer = refused("resume", earlier, "--set", "learning_rate=1e-4")
     before, _, after = answer["error"].partition("; a new run")
     assert before == (
@@ -337,7 +381,9 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
         ("on_broken", "stop"),
     ],
 )
-def test_every_limit_that_is_named_as_allowed_is(earlier: str, refused: Refused, limit: str, value: str) -> None:
+def test_every_limit_that_is_named_as_allowed_is(
+    earlier: str, refused: Refused, limit: str, value: str
+) -> None:
     assert refused("resume", earlier, "--set", f"limits.{limit}={value}")["code"] == "server_down"
     assert refused("resume", earlier, "--set", f"{limit}={value}")["code"] == "server_down"
 
@@ -351,7 +397,9 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
     command = error.split("`")[1]
     assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
     assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
-    assert "would begin again, as it has no checkpoint" in str(AgentSession("s").preview_resume(run_id).message)
+    assert "would begin again, as it has no checkpoint" in str(
+        AgentSession("s").preview_resume(run_id).message
+    )
 
 
 def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
@@ -362,6 +410,8 @@ def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> 
 
 def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
     """What is kept of a draft may be a text where a number is meant."""
-    config, _ = LachesisService().preview(LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5"))))
+    config, _ = LachesisService().preview(
+        LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5")))
+    )
     assert isinstance(config, RunConfig)
     assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

@@ -28,14 +28,28 @@ RUN = "0123abcd"
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     found = RunStore(tmp_path)
-    values = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m", "flow_run_id": "f"}
-    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "status": "running"}
+    values = {
+        "environment": "e",
+        "environment_file": "e.py",
+        "profile": "embedded",
+        "base_model": "m",
+        "flow_run_id": "f",
+    }
+    values |= {
+        "total_steps": 100,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+        "status": "running",
+    }
     found.create(RunRecord.model_validate({"run_id": RUN, **values}))
     return found
 
 
 def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: RunStore) -> None:
-    """Somebody looks, another one writes the end and resumes the run, and the first one goes on with what it saw."""
+    """Somebody looks, another one writes the end and resumes the run, and the first one goes on
+    with what it saw.
+    """
     seen = store.load(RUN)
     store.mark_ended(RUN, "stopped")
     store.update(RUN, **make_next_attempt_changes(store.load(RUN)))
@@ -47,14 +61,20 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
     yield process
     process.kill()
     process.wait()
 
 
-def test_without_a_server_only_who_holds_the_run_is_told(store: RunStore, sleeper: subprocess.Popen[bytes]) -> None:
-    """The system may have given the flow's number to somebody else, while the reaper still ends the services."""
+def test_without_a_server_only_who_holds_the_run_is_told(
+    store: RunStore, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The system may have given the flow's number to somebody else, while the reaper still ends the
+    services.
+    """
     store.update(RUN, flow_pid=sleeper.pid)
     with store.dir(RUN).hold_alive_lock(), pytest.raises(ServerDownError):
         launcher.cancel_run(store, store.load(RUN))
@@ -63,7 +83,9 @@ def test_without_a_server_only_who_holds_the_run_is_told(store: RunStore, sleepe
 
 
 def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
-    code = "import sys, time\nfile = open(sys.argv[1], 'w')\nprint('open', flush=True)\ntime.sleep(60)"
+    code = (
+        "import sys, time\nfile = open(sys.argv[1], 'w')\nprint('open', flush=True)\ntime.sleep(60)"
+    )
     command = [sys.executable, "-c", code, str(store.dir(RUN).lock)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as flow:
         assert flow.stdout is not None
@@ -77,11 +99,18 @@ def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
 def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:
     folder = store.dir(RUN)
     folder.checkpoints.mkdir(exist_ok=True)
-    Checkpoints(folder.checkpoints).write(Manifest(step=25, state="tinker://s", sampler_weights="tinker://w"))
-    steps = [{"step": step, "time": time.time() - 100 + step, "reward/mean": 0.5} for step in range(1, 49)]
+    Checkpoints(folder.checkpoints).write(
+        Manifest(step=25, state="tinker://s", sampler_weights="tinker://w")
+    )
+    steps = [
+        {"step": step, "time": time.time() - 100 + step, "reward/mean": 0.5}
+        for step in range(1, 49)
+    ]
 
     def step_of(record: RunRecord) -> int:
-        return build_run_status(record, folder, steps, ui_url=None, queue=None, warning=None).progress.step
+        return build_run_status(
+            record, folder, steps, ui_url=None, queue=None, warning=None
+        ).progress.step
 
     first = store.load(RUN)
     assert step_of(first) == 48
@@ -94,8 +123,12 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 
-def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner does not hear it, and neither does a process of one of its runs, nor that of its flow."""
+def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner does not hear it, and neither does a process of one of its runs, nor that of its
+    flow.
+    """
     from deployments import up
 
     folder = tmp_path / "runs" / RUN
@@ -105,7 +138,9 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path: P
     env = {**os.environ, MARK_VARIABLE: build_mark(folder)}
     run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
     env = {**os.environ, LAUNCHER_MARK_VARIABLE: build_mark(tmp_path)}
-    flow = subprocess.Popen([*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True)
+    flow = subprocess.Popen(
+        [*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True
+    )
     runner = up.ManagedProcess("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
     runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
     for process in (run, flow, runner.process):
@@ -136,17 +171,23 @@ SERVES = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sle
 
 
 def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Path) -> None:
-    """The runner tells it how its runs ended, and would ask for minutes. One that hangs is not waited for."""
+    """The runner tells it how its runs ended, and would ask for minutes. One that hangs is not
+    waited for.
+    """
     from deployments import up
 
     (tmp_path / "logs").mkdir()
     there = tmp_path / "there"
-    server = up.ManagedProcess("server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0)
+    server = up.ManagedProcess(
+        "server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0
+    )
     server.num_deaths = len(up.RESTART_PAUSES_S)  # long ago
     server.process = subprocess.Popen(["true"], start_new_session=True)
     server.process.wait()
     runner = up.ManagedProcess("runner", [], {}, 60.0, lambda: True, 1.0)
-    runner.process = subprocess.Popen([sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True)
+    runner.process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert runner.process.stdout is not None
     with runner.process.stdout as lines:
         assert lines.readline() == b"up\n"

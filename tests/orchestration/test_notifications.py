@@ -13,7 +13,16 @@ from lachesis.runs.evaluation import read_evaluation
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://a/", "http://[::1", "http://a b/", "http://localhost:99999/x", "http://a/\n", "http://a/{{ flow_run }}"]
+    "url",
+    [
+        "",
+        "ftp://a/",
+        "http://[::1",
+        "http://a b/",
+        "http://localhost:99999/x",
+        "http://a/\n",
+        "http://a/{{ flow_run }}",
+    ],
 )
 def test_an_address_that_cannot_work_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no web address; allowed"):
@@ -22,5 +31,7 @@ def test_an_address_that_cannot_work_is_refused(url: str) -> None:
 
 def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     """In a run's record it could not be read again."""
-    (tmp_path / "metrics.json").write_text(json.dumps({"results": {"all": {"eval/a": float("nan"), "eval/b": 0.5}}}))
+    (tmp_path / "metrics.json").write_text(
+        json.dumps({"results": {"all": {"eval/a": float("nan"), "eval/b": 0.5}}})
+    )
     assert read_evaluation(tmp_path) == {"eval/b": 0.5}

@@ -17,8 +17,13 @@ from deployments.up import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import launcher
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import belongs_to_attempt, resubmit_run, needs_new_attempt
-from lachesis.orchestration.suspension import SUSPENDED, remove_pause_timeout, record_suspension, describe_suspension
+from lachesis.orchestration.resuming import belongs_to_attempt, needs_new_attempt, resubmit_run
+from lachesis.orchestration.suspension import (
+    SUSPENDED,
+    describe_suspension,
+    record_suspension,
+    remove_pause_timeout,
+)
 from lachesis.runs.store import RunRecord, RunStore, now_iso
 from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
@@ -34,7 +39,17 @@ SetState = Callable[..., None]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the deployment of training runs."""
     home, port = tmp_path_factory.mktemp("prefect"), reserve_free_ports(1)[0]
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_HOME": str(home)}
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -79,7 +94,12 @@ def set_state(store: RunStore, state_type: str, **state: Any) -> None:
 def suspend(store: RunStore) -> None:
     """As the dialog in Prefect does."""
     until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
-    set_state(store, "PAUSED", name="Suspended", state_details={"pause_reschedule": True, "pause_timeout": until})
+    set_state(
+        store,
+        "PAUSED",
+        name="Suspended",
+        state_details={"pause_reschedule": True, "pause_timeout": until},
+    )
 
 
 def state_of(store: RunStore) -> dict[str, Any]:
@@ -96,7 +116,13 @@ def end_suspended(store: RunStore) -> RunRecord:
     suspend(store)
     record_suspension(store, record_of(store))
     remove_pause_timeout(PrefectApi(), record.flow_run_id or "")
-    return store.update(record.run_id, status="stopped", error=describe_suspension(record.run_id), ended_at=now_iso(), took_s=1.0)
+    return store.update(
+        record.run_id,
+        status="stopped",
+        error=describe_suspension(record.run_id),
+        ended_at=now_iso(),
+        took_s=1.0,
+    )
 
 
 @pytest.mark.parametrize("pause", [True, False])
@@ -192,7 +218,11 @@ def test_a_flow_run_that_is_gone_is_followed_by_another(store: RunStore, ended_a
     record = end_suspended(store)
     set_state(store, ended_as)
     known = seen(store)
-    assert known.error == known.stop_reason == f"{SUSPENDED}, where its flow run is {ended_as.lower()} by now"
+    assert (
+        known.error
+        == known.stop_reason
+        == f"{SUSPENDED}, where its flow run is {ended_as.lower()} by now"
+    )
     resumed = resubmit_run(store, known)
     assert resumed.flow_run_id not in (None, record.flow_run_id)
     assert not belongs_to_attempt(resumed, record.flow_run_id), "that one is started by hand"
@@ -203,7 +233,10 @@ def test_a_flow_run_that_ends_at_the_last_moment_is_followed_by_another(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = end_suspended(store)
-    monkeypatch.setattr("lachesis.orchestration.resuming.find_flow_run_to_resume", lambda *_: _then_cancelled(store, record))
+    monkeypatch.setattr(
+        "lachesis.orchestration.resuming.find_flow_run_to_resume",
+        lambda *_: _then_cancelled(store, record),
+    )
     resumed = resubmit_run(store, record)
     assert resumed.flow_run_id not in (None, record.flow_run_id)
     assert state_of(store)["type"] == "SCHEDULED"
@@ -215,7 +248,9 @@ def _then_cancelled(store: RunStore, record: RunRecord) -> dict[str, Any] | None
     return flow_run
 
 
-def test_a_server_that_goes_leaves_the_record_as_it_was(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_goes_leaves_the_record_as_it_was(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = end_suspended(store)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     with pytest.raises(ServerDownError):
@@ -233,7 +268,10 @@ def test_a_stop_takes_the_suspension_back(store: RunStore) -> None:
     LachesisService().stop(record.run_id)
     assert state_of(store)["type"] == "CANCELLED"
     stopped = record_of(store)
-    assert stopped.error == "suspended in Prefect, then stopped by its user; the steps after 3 of 4 were not saved"
+    assert (
+        stopped.error
+        == "suspended in Prefect, then stopped by its user; the steps after 3 of 4 were not saved"
+    )
     assert not PrefectApi().resume(record.flow_run_id or "")
     LachesisService().stop(record.run_id)
     assert record_of(store) == stopped
@@ -253,12 +291,21 @@ def test_the_first_reason_to_end_stays(store: RunStore) -> None:
     assert record_suspension(store, record).stop_reason == "budget"
 
 
-def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(store: RunStore) -> None:
-    """Prefect's runner may be at the cancellation still, and would end the process of a flow run that goes on."""
+def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(
+    store: RunStore,
+) -> None:
+    """Prefect's runner may be at the cancellation still, and would end the process of a flow run
+    that goes on.
+    """
     record = record_of(store)
     set_state(store, "RUNNING")
     suspend(store)
-    stopped = {"status": "stopped", "stop_reason": "stopped by its user", "started_at": now_iso(), "ended_at": now_iso()}
+    stopped = {
+        "status": "stopped",
+        "stop_reason": "stopped by its user",
+        "started_at": now_iso(),
+        "ended_at": now_iso(),
+    }
     resumed = resubmit_run(store, store.update(record.run_id, took_s=1.0, **stopped))
     assert (resumed.attempt, resumed.status) == (2, "pending")
     assert resumed.flow_run_id not in (None, record.flow_run_id)

@@ -1,6 +1,8 @@
-"""Programs that others have written for Tinker, unmodified: the supervised loop, the reinforcement loop and direct preference
-optimisation of `tinker-cookbook`. Only the address, the model and the data are ours: a tiny model lies in a cache of Hugging
-Face under the name of a large one, and the data sets are folders of the names that the programs ask for."""
+"""Programs that others have written for Tinker, unmodified: the supervised loop, the reinforcement
+loop and direct preference optimisation of `tinker-cookbook`. Only the address, the model and the
+data are ours: a tiny model lies in a cache of Hugging Face under the name of a large one, and the
+data sets are folders of the names that the programs ask for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ import pytest
 pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
-        importlib.util.find_spec("tinker_cookbook") is None, reason="tinker-cookbook is not installed (make install does it)"
+        importlib.util.find_spec("tinker_cookbook") is None,
+        reason="tinker-cookbook is not installed (make install does it)",
     ),
 ]
 MODEL = "Qwen/Qwen3-8B-Base"
@@ -46,19 +49,30 @@ def server(hub: Path, start_engine: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def play(server: Any, hub: Path, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Run a module of the cookbook with some settings, in a folder with data sets; the metrics it has written."""
+    """Run a module of the cookbook with some settings, in a folder with data sets; the metrics it
+    has written.
+    """
 
-    def run(module: str, data: dict[str, list[dict[str, Any]]], **settings: object) -> list[dict[str, Any]]:
+    def run(
+        module: str, data: dict[str, list[dict[str, Any]]], **settings: object
+    ) -> list[dict[str, Any]]:
         for name, rows in data.items():
             (tmp_path / name).mkdir(parents=True)
             (tmp_path / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
             (tmp_path / name / "test.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
-            splits = "\n".join(f"  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
+            splits = "\n".join(
+                f"  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test")
+            )
             (tmp_path / name / "README.md").write_text(
                 f"---\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n{splits}\n---\n"
             )
         common = {"base_url": server.url, "model_name": MODEL, "log_path": tmp_path / "log"}
-        command = [sys.executable, "-m", module, *(f"{key}={value}" for key, value in {**common, **settings}.items())]
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            *(f"{key}={value}" for key, value in {**common, **settings}.items()),
+        ]
         env = {
             **os.environ,
             "TINKER_API_KEY": server.token,
@@ -67,9 +81,14 @@ def play(server: Any, hub: Path, tmp_path: Path) -> Callable[..., list[dict[str,
             "HF_HUB_OFFLINE": "1",
             "HOME": str(tmp_path),
         }
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=380)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=380
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-        return [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
+        ]
 
     return run
 
@@ -79,26 +98,46 @@ def said(role: str, content: str) -> dict[str, str]:
 
 
 def test_the_supervised_loop_learns(play: Callable[..., list[dict[str, Any]]]) -> None:
-    rows = [{"messages": [said("user", f"Say {n}"), said("assistant", f"I say {n}.")]} for n in range(64)]
+    rows = [
+        {"messages": [said("user", f"Say {n}"), said("assistant", f"I say {n}.")]}
+        for n in range(64)
+    ]
     found = play(
-        "tinker_cookbook.recipes.sl_loop", {"HuggingFaceH4/no_robots": rows}, batch_size=8, learning_rate=0.01, save_every=3
+        "tinker_cookbook.recipes.sl_loop",
+        {"HuggingFaceH4/no_robots": rows},
+        batch_size=8,
+        learning_rate=0.01,
+        save_every=3,
     )
     assert len(found) == 8
     assert found[-1]["train_mean_nll"] < 0.8 * found[0]["train_mean_nll"]
 
 
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "cispo", "gspo"])
-def test_the_reinforcement_loop_runs(play: Callable[..., list[dict[str, Any]]], loss_fn: str) -> None:
-    """A model without training is never right, so nothing is learned; sampling, checkpoints and the loop are real."""
+def test_the_reinforcement_loop_runs(
+    play: Callable[..., list[dict[str, Any]]], loss_fn: str
+) -> None:
+    """A model without training is never right, so nothing is learned; sampling, checkpoints and the
+    loop are real.
+    """
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
-    settings = {"batch_size": 4, "group_size": 4, "max_tokens": 8, "save_every": 1, "max_steps": 2, "loss_fn": loss_fn}
+    settings = {
+        "batch_size": 4,
+        "group_size": 4,
+        "max_tokens": 8,
+        "save_every": 1,
+        "max_steps": 2,
+        "loss_fn": loss_fn,
+    }
     found = play("tinker_cookbook.recipes.rl_loop", {"openai/gsm8k": rows}, **settings)
     assert [line["progress/batch"] for line in found] == [0, 1]
     assert all(line["reward/total"] == 0.0 for line in found)
 
 
 def test_direct_preference_optimisation_learns(play: Callable[..., list[dict[str, Any]]]) -> None:
-    """Before the first step both models are the same, so the loss is ln 2; then what is preferred becomes more likely."""
+    """Before the first step both models are the same, so the loss is ln 2; then what is preferred
+    becomes more likely.
+    """
     rows = [
         {
             "chosen": f"\n\nHuman: Say {n}\n\nAssistant: I say {n}.",

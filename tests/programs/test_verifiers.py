@@ -1,4 +1,6 @@
-"""Environments written for `verifiers`, with the real library in the place where `lachesis env install` puts it."""
+"""Environments written for `verifiers`, with the real library in the place where `lachesis env
+install` puts it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    """The one that has `verifiers`; where nobody has installed it, its tests are left out, as it is a large library."""
+    """The one that has `verifiers`; where nobody has installed it, its tests are left out, as it is
+    a large library.
+    """
     before, os.environ["LACHESIS_HOME"] = (
         os.environ.get("LACHESIS_HOME"),
         os.environ.get("LACHESIS_TEST_HOME", str(ROOT / ".home")),
@@ -28,7 +32,9 @@ def python() -> str:
     try:
         return requirements.find_interpreter(FILE)
     except RequirementsError:
-        pytest.skip("`verifiers` is not installed: LACHESIS_HOME=$PWD/.home lachesis env install verifiers_environment")
+        pytest.skip(
+            "`verifiers` is not installed: LACHESIS_HOME=$PWD/.home lachesis env install verifiers_environment"
+        )
     finally:
         if before is None:
             del os.environ["LACHESIS_HOME"]
@@ -50,7 +56,9 @@ def play(python: str, random_model: str) -> Any:
 
 def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
     found = play("single", "21", "wrong answer", "3", "bug", "!", "21…")
-    assert found["sizes"] == [35, 5], "what is held out is not trained on, though it stands in both data sets"
+    assert found["sizes"] == [35, 5], (
+        "what is held out is not trained on, though it stands in both data sets"
+    )
     rollouts = found["rollouts"]
     assert [one["reward"] for one in rollouts] == [1.25, 0.0, 0.25, None, None, 1.25]
     assert rollouts[3]["reason"].startswith("right raised KeyError at verifiers_words.py:")
@@ -64,7 +72,9 @@ def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
 
 def test_turns_are_one_conversation_of_sampled_tokens(play: Any) -> None:
     (one,) = play("turns", "12", "21")["rollouts"]
-    assert one["text"].endswith("reverse 12<|end|><|assistant|>12<|end|><|user|>sure?<|end|><|assistant|>21<|end|>")
+    assert one["text"].endswith(
+        "reverse 12<|end|><|assistant|>12<|end|><|user|>sure?<|end|><|assistant|>21<|end|>"
+    )
     assert one["trained"] == "12<|end|>21<|end|>"
     assert (one["reward"], one["answer"]) == (1.0, "21")
 

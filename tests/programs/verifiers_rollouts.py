@@ -1,4 +1,5 @@
-"""In the Python that has `verifiers`: rollouts of its environments with answers from a list, as JSON.
+"""In the Python that has `verifiers`: rollouts of its environments with answers from a list, as
+JSON.
 
 python verifiers_rollouts.py KIND ANSWERS TOKENIZER
 """
@@ -43,7 +44,9 @@ async def main(kind, answers, tokenizer):
         use_wandb=False,
         max_token_length=4000,
     )
-    env = VerifiersEnvironment(config, [APIServerConfig(health_check=False)], slurm=False, testing=True)
+    env = VerifiersEnvironment(
+        config, [APIServerConfig(health_check=False)], slurm=False, testing=True
+    )
     await env.setup()
     env.server = Server(answers, env.tokenizer)
     item = await env.get_next_item()

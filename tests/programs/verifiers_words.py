@@ -5,7 +5,10 @@ from datasets import Dataset
 
 
 def load_environment(kind="single", count=40):
-    rows = [{"question": f"reverse {number}", "answer": str(number)[::-1]} for number in range(10, 10 + count)]
+    rows = [
+        {"question": f"reverse {number}", "answer": str(number)[::-1]}
+        for number in range(10, 10 + count)
+    ]
     dataset = Dataset.from_list(rows)
     return {"single": single, "turns": turns, "tools": tools, "group": group}[kind](dataset)
 
@@ -26,7 +29,9 @@ def short(completion):
 
 def single(dataset):
     return vf.SingleTurnEnv(
-        dataset=dataset, eval_dataset=dataset.select(range(5)), rubric=vf.Rubric(funcs=[right, short], weights=[1.0, 0.25])
+        dataset=dataset,
+        eval_dataset=dataset.select(range(5)),
+        rubric=vf.Rubric(funcs=[right, short], weights=[1.0, 0.25]),
     )
 
 
@@ -35,7 +40,9 @@ def tools(dataset):
         """Write a word backwards."""
         return word[::-1]
 
-    return vf.ToolEnv(dataset=dataset, tools=[backwards], rubric=vf.Rubric(funcs=[right]), max_turns=3)
+    return vf.ToolEnv(
+        dataset=dataset, tools=[backwards], rubric=vf.Rubric(funcs=[right]), max_turns=3
+    )
 
 
 class Turns(vf.MultiTurnEnv):

@@ -34,24 +34,49 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 def make(store: RunStore, **changes: Any) -> RunRecord:
-    values = {"environment": "arithmetic", "environment_file": "arithmetic.py", "profile": "embedded", "base_model": "m"}
-    values |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "started_at": now_iso()}
+    values = {
+        "environment": "arithmetic",
+        "environment_file": "arithmetic.py",
+        "profile": "embedded",
+        "base_model": "m",
+    }
+    values |= {
+        "total_steps": 100,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+        "started_at": now_iso(),
+    }
     record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
-    store.create(record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml())
+    store.create(
+        record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml()
+    )
     return record
 
 
 @pytest.fixture
 def failed(store: RunStore) -> RunRecord:
     """A run whose verifier always raised; nobody has judged it."""
-    record = make(store, status="failed", phase="failed", ended_at=now_iso(), error="the environment gave no usable group")
+    record = make(
+        store,
+        status="failed",
+        phase="failed",
+        ended_at=now_iso(),
+        error="the environment gave no usable group",
+    )
     counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     return record
 
 
 def printed(view: Any, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard", highlight=False)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system="standard",
+        highlight=False,
+    )
     console.print(view)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
@@ -89,7 +114,9 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
     counted = {"at": time.time() - 60, "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     record = store.load(RUN)
-    answer = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None).to_payload()
+    answer = build_run_status(
+        record, store.dir(RUN), [], ui_url=None, queue=None, warning=None
+    ).to_payload()
     assert answer.get("rollouts") is None
     (row,) = answers(capsys, "runs")["runs"]
     assert (row["learning"], row["evidence"]) == ("too early", "0 of at least 5 steps")
@@ -119,7 +146,10 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     assert len(lines) == 3, "a head, and two lines per run"
     assert "\x1b[31mbroken" in lines[1]
     assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
-    for view in (show.render_status(service.get_status(RUN).to_payload()), show.render_results(service.get_results(RUN).to_payload())):
+    for view in (
+        show.render_status(service.get_status(RUN).to_payload()),
+        show.render_results(service.get_results(RUN).to_payload()),
+    ):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
         assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
@@ -128,9 +158,15 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
 
 @pytest.mark.parametrize(
     ("status", "word", "green"),
-    [("running", "too early", False), ("stopped", "unknown", False), ("completed", "healthy", True)],
+    [
+        ("running", "too early", False),
+        ("stopped", "unknown", False),
+        ("completed", "healthy", True),
+    ],
 )
-def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, word: str, green: bool) -> None:
+def test_only_a_run_that_was_measured_is_green(
+    store: RunStore, status: str, word: str, green: bool
+) -> None:
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
@@ -138,7 +174,9 @@ def test_only_a_run_that_was_measured_is_green(store: RunStore, status: str, wor
     shown = printed(watch._render_learning(service.list_runs_with_warning()[0][0]))
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
-    assert (f"\x1b[32m{word}" in printed(show.render_status(service.get_status(RUN).to_payload()))) is green
+    assert (
+        f"\x1b[32m{word}" in printed(show.render_status(service.get_status(RUN).to_payload()))
+    ) is green
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

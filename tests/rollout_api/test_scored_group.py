@@ -8,7 +8,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lachesis.rollout_api.scored_group import OTHER_FIELDS, NUMERIC_FIELDS, PER_TOKEN_FIELDS, find_fault, find_unwritable_value
+from lachesis.rollout_api.scored_group import (
+    NUMERIC_FIELDS,
+    OTHER_FIELDS,
+    PER_TOKEN_FIELDS,
+    find_fault,
+    find_unwritable_value,
+)
 from tests.properties import examples
 
 GROUP: dict[str, Any] = {
@@ -31,8 +37,15 @@ def nested(depth: int) -> list[Any]:
         {"inference_logprobs": []},
         {"overrides": [{"invalid": "away"}], "group_overrides": {"environment": "a"}, "env_id": 0},
         {"distill_token_ids": [[[1], [2]], [[3]]], "distill_logprobs": [[[0.0], [-1.0]], [[-2.0]]]},
-        {"tokens": [np.array([1, 2]), np.array([3])], "masks": [np.array([-100, 2]), np.array([3])]},
-        {"messages": [[{"role": "user", "content": "1+1="}]] * 2, "images": None, "ref_logprobs": []},
+        {
+            "tokens": [np.array([1, 2]), np.array([3])],
+            "masks": [np.array([-100, 2]), np.array([3])],
+        },
+        {
+            "messages": [[{"role": "user", "content": "1+1="}]] * 2,
+            "images": None,
+            "ref_logprobs": [],
+        },
     ],
 )
 def test_a_sound_group_has_no_fault(more: dict[str, Any]) -> None:
@@ -65,15 +78,24 @@ def test_a_fault_is_named(more: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"inference_logprobs": [[1.0, float("-inf")], [0.0]]}, "inference_logprobs holds a number that is not finite"),
-        ({"distill_logprobs": [[[float("nan")]]]}, "distill_logprobs holds a number that is not finite"),
+        (
+            {"inference_logprobs": [[1.0, float("-inf")], [0.0]]},
+            "inference_logprobs holds a number that is not finite",
+        ),
+        (
+            {"distill_logprobs": [[[float("nan")]]]},
+            "distill_logprobs holds a number that is not finite",
+        ),
         ({"tokens": [[10**400]]}, "tokens holds something other than lists of numbers"),
         ({"ref_logprobs": {"a": 1}}, "ref_logprobs holds something other than lists of numbers"),
         ({"advantages": {}}, "advantages holds something other than lists of numbers"),
         ({"advantages": [[1.0], {"a": 1}]}, "advantages holds something other than lists"),
         ({"advantages": nested(100_000)}, "advantages holds something other than lists of numbers"),
         ({"masks": [["x"]]}, "masks holds something other than lists of numbers"),
-        ({"group_overrides": {"weight": float("inf")}}, "group_overrides holds a number that is not finite"),
+        (
+            {"group_overrides": {"weight": float("inf")}},
+            "group_overrides holds a number that is not finite",
+        ),
     ],
 )
 def test_what_json_cannot_hold_is_named(more: dict[str, Any], reason: str) -> None:

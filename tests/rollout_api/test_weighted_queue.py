@@ -10,13 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.base.errors import ConfigError, FieldValueError, UnknownEnvironmentError, UnknownFieldError
+from lachesis.base.errors import (
+    ConfigError,
+    FieldValueError,
+    UnknownEnvironmentError,
+    UnknownFieldError,
+)
 from lachesis.catalog import describe
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.rollout_api.weighted_queue import WeightedQueue
-from lachesis.service import LaunchRequest, LachesisService
+from lachesis.service import LachesisService, LaunchRequest
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 
@@ -24,7 +29,12 @@ Json = dict[str, Any]
 
 
 def env(number: int, weight: float = 1.0, *, connected: bool = True) -> Json:
-    return {"registered_id": number, "weight": weight, "connected": connected, "desired_name": f"env{number}"}
+    return {
+        "registered_id": number,
+        "weight": weight,
+        "connected": connected,
+        "desired_name": f"env{number}",
+    }
 
 
 def group(number: int, size: int = 4) -> Json:
@@ -64,7 +74,9 @@ def test_the_fast_one_waits_for_the_slow_one() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int) -> None:
-    """Also where groups differ in size: rollouts are shared, not groups. No environment is ever ahead by more than a group."""
+    """Also where groups differ in size: rollouts are shared, not groups. No environment is ever
+    ahead by more than a group.
+    """
     chance = random.Random(seed)
     weights = [chance.uniform(0.2, 3.0) for _ in range(4)]
     sizes = [chance.choice([2, 4, 8]) for _ in range(4)]
@@ -78,7 +90,9 @@ def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int
         del queue[: chance.randrange(3)]  # a batch takes its groups
     given = [400 - len(shares.waiting_groups.get(number, ())) for number in range(4)]
     passes = [given[number] * sizes[number] / weights[number] for number in range(4)]
-    assert max(passes) - min(passes) <= max(size / weight for size, weight in zip(sizes, weights, strict=True))
+    assert max(passes) - min(passes) <= max(
+        size / weight for size, weight in zip(sizes, weights, strict=True)
+    )
 
 
 def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_nothing() -> None:
@@ -110,22 +124,39 @@ def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
     assert shares.compute_queue_size(1, queue, envs) == 12
     queue.append(group(0))
     shares.arrange(queue, envs)
-    assert (shares.compute_queue_size(0, queue, envs), shares.compute_queue_size(1, queue, envs)) == (18, 12)
+    assert (
+        shares.compute_queue_size(0, queue, envs),
+        shares.compute_queue_size(1, queue, envs),
+    ) == (18, 12)
 
 
 async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> None:
-    config = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}})
+    config = run_config.resolve_run_config(
+        "arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}}
+    )
     with api_process(tmp_path, "--environments", "2") as (url, _):
         atropos = RolloutClient(url)
         await atropos.register(config, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/batch")).json() == {"batch": None}
             for name, weight in (("fast", 1.0), ("slow", 0.5)):
-                wanted = {"max_token_length": 64, "desired_name": name, "weight": weight, "group_size": 2}
-                assert (await client.post("/register-env", json=wanted)).json()["status"] == "success"
+                wanted = {
+                    "max_token_length": 64,
+                    "desired_name": name,
+                    "weight": weight,
+                    "group_size": 2,
+                }
+                assert (await client.post("/register-env", json=wanted)).json()[
+                    "status"
+                ] == "success"
 
             async def send(number: int) -> None:
-                rollouts = {"tokens": [[1, 2]] * 2, "masks": [[-100, 2]] * 2, "scores": [1.0, 0.0], "env_id": number}
+                rollouts = {
+                    "tokens": [[1, 2]] * 2,
+                    "masks": [[-100, 2]] * 2,
+                    "scores": [1.0, 0.0],
+                    "env_id": number,
+                }
                 assert (await client.post("/scored_data", json=rollouts)).status_code == 200
 
             async def seen(number: int) -> int:
@@ -139,8 +170,12 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
             assert (await seen(0), await seen(1)) == (6, 0)
             await send(1)
             groups = await asyncio.wait_for(waiting, 10)
-            assert sorted(one["env_id"] for one in groups) == [0, 0, 1], "the fast one must not fill the share of the slow one"
-            assert (await client.request("GET", "/status-env", json={"env_id": 9})).status_code == 404
+            assert sorted(one["env_id"] for one in groups) == [0, 0, 1], (
+                "the fast one must not fill the share of the slow one"
+            )
+            assert (
+                await client.request("GET", "/status-env", json={"env_id": 9})
+            ).status_code == 404
             waiting = asyncio.create_task(atropos.next_batch(1))
             assert (await client.post("/disconnect-env", json={"env_id": 1})).status_code == 200
             await send(0)
@@ -148,7 +183,8 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
         await atropos.close()
 
 
-# --- configuration --------------------------------------------------------------------------------------------------
+# --- configuration
+# --------------------------------------------------------------------------------------------------
 
 
 def resolved(**others: Json) -> RunConfig:
@@ -180,7 +216,10 @@ def test_each_environment_reads_its_own_view() -> None:
         ({"b": {"weight": 0}}, "env.mixture.b.weight is 0; allowed: above 0, at most 1000"),
         ({"b": {"weight": "much"}}, "env.mixture.b.weight is 'much'"),
         ({"b": {"weight": float("nan")}}, "env.mixture.b.weight is nan"),
-        ({"b": {"group_size": 4}}, "env.mixture.b sets group_size, which all environments of a run have in common"),
+        (
+            {"b": {"group_size": 4}},
+            "env.mixture.b sets group_size, which all environments of a run have in common",
+        ),
         ({"b": {"max_token_length": 99999}}, "env.mixture.b: env.max_token_length"),
         ({"a b": {}, "a-b": {}}, "names that differ in signs only"),
     ],
@@ -192,7 +231,9 @@ def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> 
 
 
 def test_further_environments_are_checked_as_the_first_one_is() -> None:
-    found = mixture.check_mixture("embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S)["reverse_text"]
+    found = mixture.check_mixture(
+        "embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S
+    )["reverse_text"]
     assert found.pop("weight") == 2.0
     assert found
     assert not found.keys() & {"group_size", "tokenizer_name"}
@@ -207,10 +248,17 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
     service = LachesisService(clean_environment)
-    launch, field, value = service.edit(LaunchRequest("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}})
+    launch, field, value = service.edit(
+        LaunchRequest("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}}
+    )
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
     environment, config, _ = service._resolve_with_fork(launch)
-    assert config.build_environment_configs()["reverse_text"].env.model_extra, "with the fields of its own"
-    assert list(mixture.list_environment_files(environment, config)) == ["arithmetic", "reverse_text"]
+    assert config.build_environment_configs()["reverse_text"].env.model_extra, (
+        "with the fields of its own"
+    )
+    assert list(mixture.list_environment_files(environment, config)) == [
+        "arithmetic",
+        "reverse_text",
+    ]
     with pytest.raises(UnknownEnvironmentError, match="there is no environment 'reverse'"):
         service.edit(LaunchRequest("arithmetic"), "mixture", {"reverse": {}})

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.config.schema import LimitsSection
-from lachesis.runs.budgets import BudgetUsage, find_exceeded_budget, read_spent_file, compute_budget_shares, compute_budget_usage
+from lachesis.runs.budgets import (
+    BudgetUsage,
+    compute_budget_shares,
+    compute_budget_usage,
+    find_exceeded_budget,
+    read_spent_file,
+)
 from lachesis.runs.store import RunRecord
 
 
@@ -41,7 +47,9 @@ costs = st.none() | st.floats(0, 1e6)
 
 
 @given(numbers, numbers, numbers, st.tuples(costs, costs, costs))
-def test_the_most_that_is_known_counts(live: int, line: int, end: int, prices: tuple[float | None, ...]) -> None:
+def test_the_most_that_is_known_counts(
+    live: int, line: int, end: int, prices: tuple[float | None, ...]
+) -> None:
     found = compute_budget_usage(
         record(earlier_hours=1.5, took_s=1800.0),
         {"tokens/sampled_total": line, "cost/total": prices[1]},
@@ -69,6 +77,16 @@ def test_each_budget_has_its_words() -> None:
     seen = BudgetUsage(hours=1, tokens=2000, cost_usd=3.5)
     assert find_exceeded_budget(LimitsSection(), seen) is None
     assert compute_budget_shares(LimitsSection(), seen) == {}
-    assert find_exceeded_budget(LimitsSection(max_tokens=2000), seen) == "budget: 2,000 of 2,000 tokens"
-    assert find_exceeded_budget(LimitsSection(max_cost_usd=3), seen) == "budget: 3.5 of 3 US dollars"
-    assert find_exceeded_budget(LimitsSection(max_cost_usd=3), BudgetUsage(hours=1, tokens=1, cost_usd=None)) is None
+    assert (
+        find_exceeded_budget(LimitsSection(max_tokens=2000), seen)
+        == "budget: 2,000 of 2,000 tokens"
+    )
+    assert (
+        find_exceeded_budget(LimitsSection(max_cost_usd=3), seen) == "budget: 3.5 of 3 US dollars"
+    )
+    assert (
+        find_exceeded_budget(
+            LimitsSection(max_cost_usd=3), BudgetUsage(hours=1, tokens=1, cost_usd=None)
+        )
+        is None
+    )

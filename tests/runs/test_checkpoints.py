@@ -23,7 +23,10 @@ def save(checkpoints: Checkpoints, step: int, **about: object) -> Path:
         folder = checkpoints.folder.parent / "engine" / "r" / kind / str(step)
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(bytes([step % 256]) * 100)
-    paths = {"state": f"tinker://r/weights/{step}", "sampler_weights": f"tinker://r/sampler_weights/{step}"}
+    paths = {
+        "state": f"tinker://r/weights/{step}",
+        "sampler_weights": f"tinker://r/sampler_weights/{step}",
+    }
     checkpoints.write(Manifest.model_validate({"step": step, **paths, **about}))
     return folder / "adapter_model.safetensors"
 
@@ -42,17 +45,24 @@ def test_the_newest_whole_one_is_resumed(checkpoints: Checkpoints) -> None:
     newest = checkpoints.find_newest()
     assert newest is not None
     assert (newest.step, newest.state) == (100, "tinker://r/weights/100")
-    assert set(newest.files) == {f"engine/r/{kind}/100/adapter_model.safetensors" for kind in ("weights", "sampler_weights")}
+    assert set(newest.files) == {
+        f"engine/r/{kind}/100/adapter_model.safetensors" for kind in ("weights", "sampler_weights")
+    }
     assert resumed(checkpoints) == 100
 
 
-def test_damaged_ones_are_passed_over_with_a_warning(checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_ones_are_passed_over_with_a_warning(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
     """A byte that has changed, a file that is shorter or gone, a manifest that is cut off."""
     caplog.set_level(logging.WARNING)
     files = {step: save(checkpoints, step) for step in (25, 50, 75, 100)}
     files[100].write_bytes(b"x" + files[100].read_bytes()[1:])
     assert resumed(checkpoints) == 75
-    assert "checkpoint of step 100 is damaged and passed over: engine/r/sampler_weights/100" in caplog.text
+    assert (
+        "checkpoint of step 100 is damaged and passed over: engine/r/sampler_weights/100"
+        in caplog.text
+    )
     files[75].write_bytes(b"")
     assert resumed(checkpoints) == 50
     assert "has 0 bytes instead of 100" in caplog.text
@@ -62,11 +72,15 @@ def test_damaged_ones_are_passed_over_with_a_warning(checkpoints: Checkpoints, c
     assert newest.step == 100, "hashes are looked at by a resume only"
     assert resumed(checkpoints) == 25
     files[25].unlink()
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole .*step-000100\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"none of the checkpoints in .* is whole .*step-000100\.json"
+    ):
         checkpoints.find_resumable()
 
 
-def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoints: Checkpoints) -> None:
+def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(
+    checkpoints: Checkpoints,
+) -> None:
     """Whose size is right would count as the newest one, and have each new one deleted."""
     save(checkpoints, 10)
     for step in (20, 30):
@@ -80,7 +94,13 @@ def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoint
 
 
 def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints: Checkpoints) -> None:
-    checkpoints.write(Manifest(step=1, state="tinker://cloud/weights/a", sampler_weights="tinker://cloud/sampler_weights/a"))
+    checkpoints.write(
+        Manifest(
+            step=1,
+            state="tinker://cloud/weights/a",
+            sampler_weights="tinker://cloud/sampler_weights/a",
+        )
+    )
     assert resumed(checkpoints) == 1
 
 
@@ -115,16 +135,29 @@ def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
 
 def evaluated(step: int, percent_correct: float, reward: float | None = None) -> Manifest:
     held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
-    values = {"step": step, "state": "s", "sampler_weights": "w", "held_out": held_out, "reward": reward}
+    values = {
+        "step": step,
+        "state": "s",
+        "sampler_weights": "w",
+        "held_out": held_out,
+        "reward": reward,
+    }
     return Manifest.model_validate(values)
 
 
 def test_the_best_is_chosen_by_held_out_result_and_else_by_reward() -> None:
-    rewarded = [Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.2), (2, 0.9))]
+    rewarded = [
+        Manifest(step=step, state="s", sampler_weights="w", reward=reward)
+        for step, reward in ((1, 0.2), (2, 0.9))
+    ]
     assert find_best(rewarded) is rewarded[1]
     measured = [evaluated(3, 0.5, 0.1), evaluated(4, 0.7, 0.2), evaluated(5, 0.6, 0.3)]
-    assert find_best([*rewarded, *measured]) is measured[1], "a held-out result counts more than any reward"
-    assert find_best([*measured, evaluated(6, 0.7)]) == evaluated(6, 0.7), "of equal ones the newest"
+    assert find_best([*rewarded, *measured]) is measured[1], (
+        "a held-out result counts more than any reward"
+    )
+    assert find_best([*measured, evaluated(6, 0.7)]) == evaluated(6, 0.7), (
+        "of equal ones the newest"
+    )
     diverged = Manifest(step=7, state="s", sampler_weights="w", reward=float("nan"))
     assert find_best([diverged, *rewarded]) is rewarded[1]
     assert find_best([diverged]) is None
@@ -141,12 +174,19 @@ def test_the_best_by_held_out_result_is_never_superseded(checkpoints: Checkpoint
 def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> None:
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):
         checkpoints.select("last")
-    with pytest.raises(RunStateError, match="no whole checkpoint '7'; allowed: best, last, none yet"):
+    with pytest.raises(
+        RunStateError, match="no whole checkpoint '7'; allowed: best, last, none yet"
+    ):
         checkpoints.select("7")
-    files = {step: save(checkpoints, step, reward=reward) for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2))}
+    files = {
+        step: save(checkpoints, step, reward=reward)
+        for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2))
+    }
     assert [checkpoints.select(which).step for which in ("last", "best", "1")] == [3, 2, 1]
     files[2].write_bytes(b"x" * 100)
-    with pytest.raises(CheckpointError, match=r"checkpoint 2 is damaged: engine/r/sampler_weights/2/.* has changed"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 2 is damaged: engine/r/sampler_weights/2/.* has changed"
+    ):
         checkpoints.select("best")
     files[2].unlink()
     with pytest.raises(CheckpointError, match="checkpoint 2 is damaged; the log above"):
@@ -166,5 +206,8 @@ def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> N
 
 
 def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"step-000001\.json: No such file or directory; check the space and the rights"):
+    with pytest.raises(
+        StorageError,
+        match=r"step-000001\.json: No such file or directory; check the space and the rights",
+    ):
         Checkpoints(tmp_path / "gone").write(Manifest(step=1, state="s", sampler_weights="w"))

@@ -41,7 +41,11 @@ def sleepers() -> Iterator[Any]:
     made = []
 
     def start(value: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)"]
+        command = [
+            sys.executable,
+            "-c",
+            "import socket, time; s = socket.create_server(('127.0.0.1', 0)); time.sleep(600)",
+        ]
         made.append(subprocess.Popen(command, env={**os.environ, MARK_VARIABLE: value}))
         return made[-1]
 
@@ -74,7 +78,10 @@ def test_a_process_tells_where_it_listens(store: RunStore, sleepers: Any) -> Non
     stray = psutil.Process(sleepers(build_mark(store.dir(RUN).path)).pid)
     while not stray.net_connections("inet"):
         pass
-    assert f"listens on :{stray.net_connections('inet')[0].laddr.port}" in cleanup.find_all_leftovers(store)[0].description
+    assert (
+        f"listens on :{stray.net_connections('inet')[0].laddr.port}"
+        in cleanup.find_all_leftovers(store)[0].description
+    )
 
 
 def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunStore) -> None:
@@ -124,7 +131,11 @@ def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore
         place = folder.engine / "s:train:0" / "weights" / name
         place.mkdir(parents=True)
         (place / "checkpoint.json").write_text("{}")
-    manifest = {"step": 4, "state": "tinker://s:train:0/weights/step-000004-state", "sampler_weights": "tinker://x/y/z"}
+    manifest = {
+        "step": 4,
+        "state": "tinker://s:train:0/weights/step-000004-state",
+        "sampler_weights": "tinker://x/y/z",
+    }
     (folder.checkpoints / "step-000004.json").write_text(json.dumps(manifest))
     (folder.checkpoints / "step-000006.json").write_text("{")
     assert cleanup.find_all_leftovers(store) == [], "it may name the other one"
@@ -135,7 +146,9 @@ def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore
     assert [one.name for one in (folder.engine / "s:train:0" / "weights").iterdir()] == names[:1]
 
 
-def test_a_session_whose_trainer_was_killed_is_ended(store: RunStore, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_whose_trainer_was_killed_is_ended(
+    store: RunStore, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     client.create_lora_training_client(base_model=engine.model, rank=4).result()
     session = client.holder.get_session_id()

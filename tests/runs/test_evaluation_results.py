@@ -20,7 +20,14 @@ from lachesis.monitor.learning import RunHealth
 from lachesis.reporting.html import write_report
 from lachesis.reporting.status import build_run_results, build_run_status
 from lachesis.runs.evaluation_results import find_newest_result
-from lachesis.runs.held_out import describe_point, build_held_out_curve, find_accuracy, to_point, build_whole_curve, compute_interval
+from lachesis.runs.held_out import (
+    build_held_out_curve,
+    build_whole_curve,
+    compute_interval,
+    describe_point,
+    find_accuracy,
+    to_point,
+)
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import AdditionalEnvironment, RunDir, RunRecord
 
@@ -38,10 +45,22 @@ def folder(tmp_path: Path) -> RunDir:
     made.evaluation.mkdir(parents=True)
     file = MetricsFile(made.metrics)
     for step in range(1, 31):
-        late = {point + 3: metrics_of(point, share) for point, share in SHARES.items()}.get(step, {})
-        file.append(step, {"reward/mean": step / 40, "train/percent_correct": step / 50, "train/loss": 0.5, **late})
+        late = {point + 3: metrics_of(point, share) for point, share in SHARES.items()}.get(
+            step, {}
+        )
+        file.append(
+            step,
+            {
+                "reward/mean": step / 40,
+                "train/percent_correct": step / 50,
+                "train/loss": 0.5,
+                **late,
+            },
+        )
     file.add_evaluation(metrics_of(30, SHARES[30]))
-    made.failed_evaluations.write_text(json.dumps({"step": 15, "reason": "evaluate() raised ValueError: <no items>"}) + "\n")
+    made.failed_evaluations.write_text(
+        json.dumps({"step": 15, "reason": "evaluate() raised ValueError: <no items>"}) + "\n"
+    )
     return made
 
 
@@ -71,13 +90,22 @@ def test_the_curve_is_by_the_step_of_the_weights(folder: RunDir) -> None:
     steps = MetricsFile(folder.metrics).read()
     assert {point.step: point.percent_correct for point in build_held_out_curve(steps)} == SHARES
     assert build_held_out_curve([{"step": 3, "eval/step": 1, "eval/reward": 2.0}]) == []
-    other = [{"step": 3, "environments/words/eval/step": 2, "environments/words/eval/percent_correct": 0.25}]
+    other = [
+        {
+            "step": 3,
+            "environments/words/eval/step": 2,
+            "environments/words/eval/percent_correct": 0.25,
+        }
+    ]
     assert [point.step for point in build_held_out_curve(other, "words")] == [2]
     assert build_held_out_curve(other) == []
 
 
 def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -> None:
-    evaluation = {"before": {"eval/percent_correct": 0.1}, "after": {"eval/percent_correct": 0.9, "eval/items": 10}}
+    evaluation = {
+        "before": {"eval/percent_correct": 0.1},
+        "after": {"eval/percent_correct": 0.9, "eval/items": 10},
+    }
     steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
     assert [(one.step, one.percent_correct) for one in build_whole_curve(steps, evaluation, is_from_base=True)] == [
         (0, 0.1), (1, 0.5), (2, 0.9),
@@ -91,7 +119,9 @@ def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert not file.add_evaluation(metrics_of(0, 0.5))
     for step in (1, 2, 3):
-        file.append(step, {"reward/mean": 0.5, **(metrics_of(step - 1, step / 10) if step > 1 else {})})
+        file.append(
+            step, {"reward/mean": 0.5, **(metrics_of(step - 1, step / 10) if step > 1 else {})}
+        )
     assert file.add_evaluation(metrics_of(3, 0.9))
     lines = file.read()
     assert [(line["step"], line["eval/step"]) for line in lines] == [(1, 1), (2, 2), (3, 3)]
@@ -120,7 +150,9 @@ def test_a_failed_evaluation_moves_no_result(tmp_path: Path) -> None:
     assert failed == [(2, None), (3, 3)]
 
 
-def test_lines_that_change_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_change_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader drops what follows an earlier step, so half of them would cost the last step."""
     file = MetricsFile(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):
@@ -154,22 +186,49 @@ def full(*_: Any) -> None:
 
 def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     steps = MetricsFile(folder.metrics).read()
-    status = build_run_status(make_record(), folder, steps, ui_url=None, queue=None, warning=None).to_payload()
+    status = build_run_status(
+        make_record(), folder, steps, ui_url=None, queue=None, warning=None
+    ).to_payload()
     assert status["metrics"] == {
         "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7, "loss": 0.5, "state": "running",
     }  # fmt: skip
-    assert status["held_out_curve"][1] == {"step": 10, "percent_correct": 0.3, "items": 20, "low": 0.1455, "high": 0.519}
-    assert status["evaluation"] == {"failed": 1, "last_step": 15, "last_reason": "evaluate() raised ValueError: <no items>"}
-    evaluation = {"before": metrics_of(0, 0.1), "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25}}
+    assert status["held_out_curve"][1] == {
+        "step": 10,
+        "percent_correct": 0.3,
+        "items": 20,
+        "low": 0.1455,
+        "high": 0.519,
+    }
+    assert status["evaluation"] == {
+        "failed": 1,
+        "last_step": 15,
+        "last_reason": "evaluate() raised ValueError: <no items>",
+    }
+    evaluation = {
+        "before": metrics_of(0, 0.1),
+        "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25},
+    }
     ended = make_record(
-        status="completed", evaluation=evaluation, mixture={"words": AdditionalEnvironment(environment_file="w", fingerprint="f")}
+        status="completed",
+        evaluation=evaluation,
+        mixture={"words": AdditionalEnvironment(environment_file="w", fingerprint="f")},
     )
     results = build_run_results(ended, folder, steps).to_payload()
-    assert results["held_out"] == {"before": 0.1, "after": 0.8, "words before": None, "words after": 0.25}
+    assert results["held_out"] == {
+        "before": 0.1,
+        "after": 0.8,
+        "words before": None,
+        "words after": 0.25,
+    }
     assert results["held_out_intervals"] == {
         "before": {"items": 20, "low": 0.0279, "high": 0.301}, "after": {"items": 20, "low": 0.584, "high": 0.9193},
     }  # fmt: skip
-    assert [point["percent_correct"] for point in results["held_out_curve"]] == [0.1, 0.3, 0.55, 0.8]
+    assert [point["percent_correct"] for point in results["held_out_curve"]] == [
+        0.1,
+        0.3,
+        0.55,
+        0.8,
+    ]
     point = find_newest_result(ended, steps[-5:])
     assert point is not None
     assert point.percent_correct == 0.8
@@ -178,15 +237,25 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
 def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: RunDir) -> None:
     """The trainer writes them when it ends; the last line of the metrics is older."""
     file = MetricsFile(folder.metrics)
-    file.append(31, {f"tokens/{kind}_total": 100 for kind in ("prefill", "sampled", "trained")} | {"cost/total": 1.0})
-    folder.spent.write_text(json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost": 1.5}))
-    actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()["actual"]
+    file.append(
+        31,
+        {f"tokens/{kind}_total": 100 for kind in ("prefill", "sampled", "trained")}
+        | {"cost/total": 1.0},
+    )
+    folder.spent.write_text(
+        json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost": 1.5})
+    )
+    actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()[
+        "actual"
+    ]
     assert actual["tokens"] == {"prefill": 120, "sampled": 150, "trained": 100}
     assert actual["cost_usd"] == 1.5
 
 
 def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
-    status = build_run_status(make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None).to_payload()
+    status = build_run_status(
+        make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None
+    ).to_payload()
     assert (status["held_out_curve"], "evaluation" in status) == ([], False)
     assert status["metrics"]["eval_percent_correct"] is None
     assert find_newest_result(make_record(), [{"step": 1}]) is None
@@ -201,15 +270,24 @@ def printed(view: Any) -> str:
 def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
-    status = build_run_status(record, folder, steps, ui_url=None, queue=None, warning=None).to_payload()
+    status = build_run_status(
+        record, folder, steps, ui_url=None, queue=None, warning=None
+    ).to_payload()
     page = printed(show.render_status(status))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
-    assert newest in printed(show.render_results(build_run_results(record, folder, steps).to_payload()))
+    assert newest in printed(
+        show.render_results(build_run_results(record, folder, steps).to_payload())
+    )
     watched = printed(watch._render_panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
     rows = [
-        {**record.model_dump(), "learning": "healthy", "evidence": None, "held_out": {"percent_correct": 0.7, "step": 30}},
+        {
+            **record.model_dump(),
+            "learning": "healthy",
+            "evidence": None,
+            "held_out": {"percent_correct": 0.7, "step": 30},
+        },
         {**record.model_dump(), "learning": "too early", "evidence": None, "held_out": None},
     ]
     assert re.search(r"healthy +0\.700$", printed(show.render_runs(rows)), re.MULTILINE)
@@ -218,12 +296,16 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:
     """The HTML report, and the report in the Prefect UI."""
     steps, record = MetricsFile(folder.metrics).read(), make_record()
-    files = write_report(record, folder, build_run_results(record, folder, steps), tmp_path / "report")
+    files = write_report(
+        record, folder, build_run_results(record, folder, steps), tmp_path / "report"
+    )
     page = files[0].read_text()
     assert "<td>10</td><td>0.300</td><td>20</td><td>0.145 to 0.519</td>" in page
     assert "held out: 0.100 to 0.700" in page, "the legend of the picture"
     assert "its 95 % interval (20 items)" in page
-    assert "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
+    assert (
+        "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
+    )
     look = SimpleNamespace(folder=folder, trainer=None, states={})
     health = RunHealth(word="healthy", evidence=["it learns"])
     seen = SimpleNamespace(record=record, look=look, health=health, stall=None, budget={})

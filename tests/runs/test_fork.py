@@ -64,11 +64,15 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         forks.find_source(store, "4567abcd")
     adapter = store.dir(RUN).engine / "r" / "weights" / "8" / "adapter_model.safetensors"
     adapter.write_bytes(b"x" * 100)
-    with pytest.raises(CheckpointError, match=r"is damaged: engine/r/weights/8/adapter_model\.safetensors has changed"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is damaged: engine/r/weights/8/adapter_model\.safetensors has changed",
+    ):
         forks.find_source(store, f"{RUN}@8")
     assert forks.find_source(store, RUN).name == f"{RUN}@4"
     with pytest.raises(
-        RunStateError, match="no checkpoint has a held-out result or a reward to choose by; allowed: last, 4, 8"
+        RunStateError,
+        match="no checkpoint has a held-out result or a reward to choose by; allowed: last, 4, 8",
     ):
         forks.find_source(store, f"{RUN}@best")
     assert forks.find_source(store, f"{RUN}@last").name == f"{RUN}@4"
@@ -86,9 +90,13 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         ),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused(store: RunStore, profile: str, changes: Any, said: str) -> None:
+def test_an_adapter_that_does_not_fit_is_refused(
+    store: RunStore, profile: str, changes: Any, said: str
+) -> None:
     values = CONFIG.model_dump()
     for section, fields in changes.items():
         values[section].update(fields)
     with pytest.raises(ConfigError, match=said):
-        forks.find_source(store, RUN).require_compatible(profile, run_config.build_run_config(values))
+        forks.find_source(store, RUN).require_compatible(
+            profile, run_config.build_run_config(values)
+        )

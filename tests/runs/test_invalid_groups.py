@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.base.errors import InvalidGroupsError
-from lachesis.runs.invalid_groups import DeadEnvironment, count_invalid_groups, is_dead, require_usable_groups
+from lachesis.runs.invalid_groups import (
+    DeadEnvironment,
+    count_invalid_groups,
+    is_dead,
+    require_usable_groups,
+)
 
 SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
 """Two groups make a batch, six make three."""
@@ -35,7 +40,9 @@ SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
         ({"raised": 60, "failed_requests": 600, "lost_requests": 54}, True),
     ],
 )
-def test_three_batches_of_invalid_groups_are_enough(counts: dict[str, Any] | None, dead: bool) -> None:
+def test_three_batches_of_invalid_groups_are_enough(
+    counts: dict[str, Any] | None, dead: bool
+) -> None:
     assert is_dead(counts, **SIZES) is dead
 
 
@@ -77,5 +84,8 @@ def test_a_run_goes_on_while_one_environment_is_not_dead() -> None:
     one, other = dead("one", {"KeyError: 'a'": 24}), dead("other", {})
     require_usable_groups([], 1)
     require_usable_groups([one], 2)
-    with pytest.raises(InvalidGroupsError, match=r"groups of one were invalid, .*; all of the first 6 groups of other were"):
+    with pytest.raises(
+        InvalidGroupsError,
+        match=r"groups of one were invalid, .*; all of the first 6 groups of other were",
+    ):
         require_usable_groups([one, other], 2)

@@ -12,7 +12,9 @@ from lachesis.runs.metrics import WandbSink
 from lachesis.supervision.process import reserve_free_ports
 
 
-def test_wandb_that_is_away_is_kept_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_that_is_away_is_kept_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real client against a port where nobody listens; no line is lost, and what to do is said."""
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{reserve_free_ports(1)[0]}")
@@ -28,12 +30,15 @@ def test_wandb_that_is_away_is_kept_offline(tmp_path: Path, monkeypatch: pytest.
     assert "k" * 40 not in sink.error
     (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     until = time.monotonic() + 20
-    while b"reward/mean" not in kept.read_bytes():  # W&B's own process writes it a moment after the end
+    # W&B's own process writes it a moment after the end
+    while b"reward/mean" not in kept.read_bytes():
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
-def test_nothing_is_queued_for_a_wandb_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_queued_for_a_wandb_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run of many steps would keep all their metrics in memory."""
     monkeypatch.setenv("WANDB_MODE", "no such mode")
     sink = WandbSink(tmp_path, project="p", group=None, name="n", config={})

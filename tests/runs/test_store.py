@@ -23,8 +23,19 @@ from lachesis.runs.store import RunRecord, RunStore, get_attempt_duration_s
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
-    values = {"run_id": run_id, "environment": "arithmetic", "environment_file": "a.py", "profile": "embedded"}
-    values |= {"base_model": "m", "total_steps": 3, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
+    values = {
+        "run_id": run_id,
+        "environment": "arithmetic",
+        "environment_file": "a.py",
+        "profile": "embedded",
+    }
+    values |= {
+        "base_model": "m",
+        "total_steps": 3,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+    }
     return RunRecord.model_validate({**values, **changes})
 
 
@@ -44,10 +55,15 @@ def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    assert {name: one.pid for name, one in store.load("0123abcd").services.items()} == {"engine": 49, "api": 49}
+    assert {name: one.pid for name, one in store.load("0123abcd").services.items()} == {
+        "engine": 49,
+        "api": 49,
+    }
 
 
-def test_a_process_that_stands_still_with_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stands_still_with_the_lock_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rather than all others standing still with it."""
     monkeypatch.setattr("lachesis.runs.store.LOCK_S", 0.2)
     store = RunStore(tmp_path)
@@ -80,7 +96,10 @@ def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
     with folder.hold_alive_lock() as descriptor:
         assert os.fstat(descriptor)
         assert folder.is_alive()
-        with pytest.raises(RunStateError, match="run 0123abcd is still held by another flow"), folder.hold_alive_lock(timeout_s=0.3):
+        with (
+            pytest.raises(RunStateError, match="run 0123abcd is still held by another flow"),
+            folder.hold_alive_lock(timeout_s=0.3),
+        ):
             pass
     assert not folder.is_alive()
 
@@ -94,9 +113,13 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
 
 
 def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
-    """The time of day was set by a day since the run began; then the host was started anew; then the run ended unseen."""
+    """The time of day was set by a day since the run began; then the host was started anew; then
+    the run ended unseen.
+    """
     yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
-    began = record(status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=read_boot_id())
+    began = record(
+        status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=read_boot_id()
+    )
     assert get_attempt_duration_s(began) == pytest.approx(60, abs=5)
     anew = began.model_copy(update={"boot": "another boot"})
     assert get_attempt_duration_s(anew) == pytest.approx(86400, abs=5)
@@ -112,7 +135,9 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
 
 
 def test_a_record_of_the_release_before_forgets_no_hours() -> None:
-    """It does not say which boot its clock belongs to: nine hours may look like a minute by that clock."""
+    """It does not say which boot its clock belongs to: nine hours may look like a minute by that
+    clock.
+    """
     hours_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
     old = record(status="running", started_at=hours_ago, began_s=time.monotonic() - 60)
     assert old.boot is None
@@ -133,10 +158,16 @@ def test_a_record_of_the_release_before_forgets_no_hours() -> None:
     ),
     took_s=st.none() | st.floats(0, 1e6),
 )
-def test_seconds_are_those_that_passed(uptime: float, events: list[tuple[str, float]], took_s: float | None) -> None:
-    """Whatever the clocks do. A boot leaves the time of day as the only clock, so its corrections count from then on."""
+def test_seconds_are_those_that_passed(
+    uptime: float, events: list[tuple[str, float]], took_s: float | None
+) -> None:
+    """Whatever the clocks do. A boot leaves the time of day as the only clock, so its corrections
+    count from then on.
+    """
     passed, boot, monotonic, ahead, began_at = 0.0, 0, uptime, 0.0, datetime(2026, 1, 1, tzinfo=UTC)
-    began = record(status="running", started_at=began_at.isoformat(), began_s=monotonic, boot="boot 0")
+    began = record(
+        status="running", started_at=began_at.isoformat(), began_s=monotonic, boot="boot 0"
+    )
     for event, seconds in events:
         if event == "pass":
             passed, monotonic = passed + seconds, monotonic + seconds
@@ -147,9 +178,13 @@ def test_seconds_are_those_that_passed(uptime: float, events: list[tuple[str, fl
     clocks = ClockReading(f"boot {boot}", monotonic, began_at + timedelta(seconds=passed + ahead))
     expected = passed if boot == 0 else max(0.0, passed + ahead)
     assert get_attempt_duration_s(began, clocks) == pytest.approx(expected, abs=1e-3)
-    ended = began.model_copy(update={"status": "failed", "took_s": took_s, "ended_at": clocks.now.isoformat()})
+    ended = began.model_copy(
+        update={"status": "failed", "took_s": took_s, "ended_at": clocks.now.isoformat()}
+    )
     at_end = max(0.0, passed + ahead) if took_s is None else took_s
-    assert get_attempt_duration_s(ended) == pytest.approx(at_end, abs=1e-3), "an end does not move any more"
+    assert get_attempt_duration_s(ended) == pytest.approx(at_end, abs=1e-3), (
+        "an end does not move any more"
+    )
 
 
 def look_often(home: Path, count: int, answers: multiprocessing.Queue[int]) -> None:
@@ -163,7 +198,9 @@ def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path: Path, held:
     context, count = multiprocessing.get_context("spawn"), 2000
     answers: multiprocessing.Queue[int] = context.Queue()
     with folder.hold_alive_lock() if held else contextlib.nullcontext(folder.lock.touch()):
-        lookers = [context.Process(target=look_often, args=(tmp_path, count, answers)) for _ in range(4)]
+        lookers = [
+            context.Process(target=look_often, args=(tmp_path, count, answers)) for _ in range(4)
+        ]
         for looker in lookers:
             looker.start()
         alive = [answers.get(timeout=60) for _ in lookers]
@@ -177,7 +214,9 @@ def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path: Path) -> None:
     folder.lock.touch()
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[int] = context.Queue()
-    lookers = [context.Process(target=look_often, args=(tmp_path, 20_000, answers)) for _ in range(3)]
+    lookers = [
+        context.Process(target=look_often, args=(tmp_path, 20_000, answers)) for _ in range(3)
+    ]
     for looker in lookers:
         looker.start()
     with folder.hold_alive_lock():
@@ -211,7 +250,9 @@ def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: 
     folder = store.create(record())
     metrics = folder.path / "full.jsonl"
     os.symlink("/dev/full", metrics)
-    with pytest.raises(StorageError, match=r"full\.jsonl: No space left on device; check the space"):
+    with pytest.raises(
+        StorageError, match=r"full\.jsonl: No space left on device; check the space"
+    ):
         MetricsFile(metrics).append(1, {"reward/mean": 1.0})
     blocker = tmp_path / "file"
     blocker.write_text("")
@@ -220,7 +261,9 @@ def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: 
     assert store.load("0123abcd").status == "pending"
 
 
-def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_was_cut(tmp_path: Path) -> None:
+def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_was_cut(
+    tmp_path: Path,
+) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)):
         metrics.append(step, {"reward/mean": reward})
@@ -228,10 +271,25 @@ def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_wa
         file.write('{"step": 5, "rew')
     for step, reward in ((2, 0.7), (3, 0.8)):  # resumed from the checkpoint of step 1
         metrics.append(step, {"reward/mean": reward})
-    assert [(one["step"], one["reward/mean"]) for one in metrics.read()] == [(1, 0.1), (2, 0.7), (3, 0.8)]
+    assert [(one["step"], one["reward/mean"]) for one in metrics.read()] == [
+        (1, 0.1),
+        (2, 0.7),
+        (3, 0.8),
+    ]
 
 
 def test_a_history_has_ten_samples_with_both_ends() -> None:
     steps = [{"step": step} for step in range(1, 101)]
-    assert [one["step"] for one in sample_history(steps)] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
+    assert [one["step"] for one in sample_history(steps)] == [
+        1,
+        12,
+        23,
+        34,
+        45,
+        56,
+        67,
+        78,
+        89,
+        100,
+    ]
     assert sample_history(steps[:3]) == steps[:3]

@@ -14,7 +14,11 @@ import pytest
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_ended, make_http_readiness_check, wait_until_healthy
+from lachesis.supervision.health import (
+    make_http_readiness_check,
+    wait_until_ended,
+    wait_until_healthy,
+)
 from lachesis.supervision.process import ServiceSpec, reserve_free_ports
 
 CHILD = str(Path(__file__).parents[1] / "child.py")
@@ -47,13 +51,28 @@ def test_services_end_in_reverse_order(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         for name in ("first", "second", "third"):
             group.start(spec(name, tmp_path, "note", str(notes), name))
-        assert wait_for(lambda: all("ready note" in (tmp_path / f"{n}.log").read_text() for n in ("first", "second", "third")))
+        assert wait_for(
+            lambda: all(
+                "ready note" in (tmp_path / f"{n}.log").read_text()
+                for n in ("first", "second", "third")
+            )
+        )
     assert notes.read_text().split() == ["third", "second", "first"]
 
 
-def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_all(tmp_path: Path) -> None:
+def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_all(
+    tmp_path: Path,
+) -> None:
     """Its log may hold a screen of retries before the cause."""
-    command = [sys.executable, "-m", "lachesis.engine", "--model", "Qwen/DoesNotExist", "--store", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "lachesis.engine",
+        "--model",
+        "Qwen/DoesNotExist",
+        "--store",
+        str(tmp_path),
+    ]
     engine = ServiceSpec(
         "engine",
         [*command, "--port", str(reserve_free_ports(1)[0])],
@@ -66,7 +85,9 @@ def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_al
         assert group.wait("engine", timeout_s=150) == 1
         with pytest.raises(ProcessExitedError) as caught:
             group.require_running("engine")
-    begin = "engine exited with code 1: model_not_found: the model Qwen/DoesNotExist cannot be loaded: "
+    begin = (
+        "engine exited with code 1: model_not_found: the model Qwen/DoesNotExist cannot be loaded: "
+    )
     assert str(caught.value).startswith(begin)
     assert "\n" not in str(caught.value)
     assert begin.partition(": ")[2] in engine.log.read_text()
@@ -76,10 +97,20 @@ def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path)
     """We do not sit out the timeout of a process that has already exited."""
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("trainer", tmp_path, "exit", "3", ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=50)
+        one = spec(
+            "trainer",
+            tmp_path,
+            "exit",
+            "3",
+            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            timeout_s=50,
+        )
         group.start(one)
         started = time.monotonic()
-        with pytest.raises(ProcessExitedError, match=r"trainer exited with code 3, see .*trainer\.log.*\n.*\nthe reason"):
+        with pytest.raises(
+            ProcessExitedError,
+            match=r"trainer exited with code 3, see .*trainer\.log.*\n.*\nthe reason",
+        ):
             wait_until_healthy(group, one)
         assert time.monotonic() - started < 10
 
@@ -88,9 +119,17 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
     """The message holds what it answered last."""
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("api", tmp_path, "sleep", ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=0.5)
+        one = spec(
+            "api",
+            tmp_path,
+            "sleep",
+            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            timeout_s=0.5,
+        )
         group.start(one)
-        with pytest.raises(HealthTimeoutError, match=r"api is not healthy after 0 s \(last answer: ConnectError"):
+        with pytest.raises(
+            HealthTimeoutError, match=r"api is not healthy after 0 s \(last answer: ConnectError"
+        ):
             wait_until_healthy(group, one)
 
 
@@ -114,7 +153,14 @@ def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
 def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
-        one = spec("api", tmp_path, "serve", str(port), ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"), timeout_s=20)
+        one = spec(
+            "api",
+            tmp_path,
+            "serve",
+            str(port),
+            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            timeout_s=20,
+        )
         pid = group.start(one)
         assert wait_until_healthy(group, one) < 20
         assert alive(pid)
@@ -132,7 +178,9 @@ def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
 
 
 def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> None:
-    """Its own child, which ignores SIGTERM, has its grace; neither this death nor the next one waits for that."""
+    """Its own child, which ignores SIGTERM, has its grace; neither this death nor the next one
+    waits for that.
+    """
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
         other = group.start(spec("trainer", tmp_path, "sleep"))
@@ -151,7 +199,9 @@ def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
         ServiceGroup() as group,
         pytest.raises(ProcessExitedError, match=r"engine could not be started: .*No such file"),
     ):
-        group.start(ServiceSpec("engine", ["/no/such/program"], log=tmp_path / "x.log", cwd=tmp_path))
+        group.start(
+            ServiceSpec("engine", ["/no/such/program"], log=tmp_path / "x.log", cwd=tmp_path)
+        )
 
 
 def test_one_service_can_be_stopped_and_the_others_go_on(tmp_path: Path) -> None:
@@ -200,7 +250,9 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
         assert wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         os.kill(group._reaper.pid, signal.SIGKILL)
         assert wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
-        with pytest.raises(ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"):
+        with pytest.raises(
+            ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"
+        ):
             group.require_running("environment")
 
 
@@ -212,8 +264,12 @@ def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
             group.call_unless_service_dies(lambda: int("of the question"), 0)
         threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
         started = time.monotonic()
-        assert group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death"
-        assert group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death", "until somebody looks at it"
+        assert (
+            group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death"
+        )
+        assert (
+            group.call_unless_service_dies(lambda: time.sleep(20) or "late", "a death") == "a death"
+        ), "until somebody looks at it"
         assert time.monotonic() - started < 5
         assert group.collect_exit_codes() == {"engine": -9}
         assert group.call_unless_service_dies(lambda: "answer", "none") == "answer"
@@ -222,7 +278,9 @@ def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
 def said(tmp_path: Path, code: str, **env: str) -> str:
     """The log of a program that ends by itself, and the part before it."""
     with ServiceGroup() as group:
-        one = ServiceSpec("child", [sys.executable, "-c", code], log=tmp_path / "child.log", cwd=tmp_path, env=env)
+        one = ServiceSpec(
+            "child", [sys.executable, "-c", code], log=tmp_path / "child.log", cwd=tmp_path, env=env
+        )
         group.start(one)
         assert group.wait("child", timeout_s=30) == 0
     parts = [tmp_path / "child.log.1", tmp_path / "child.log"]
@@ -230,7 +288,9 @@ def said(tmp_path: Path, code: str, **env: str) -> str:
 
 
 def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that the child was given nor one that only we have; also when it comes in parts, or in one endless line."""
+    """Neither one that the child was given nor one that only we have; also when it comes in parts,
+    or in one endless line.
+    """
     monkeypatch.setenv("OTHER_TOKEN", "zz-of-the-parent")
     code = (
         "import os, sys, time\n"
@@ -242,7 +302,9 @@ def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = said(tmp_path, code, MY_API_KEY="sk-0123456789")
     (tmp_path / "child.log").unlink()
     bar = "import os\nfor step in range(200_000): print(end=f'{step} {os.environ[\"MY_API_KEY\"]}\\r')"
-    assert "sk-0123456789" not in said(tmp_path, bar, MY_API_KEY="sk-0123456789"), "a progress bar is one line"
+    assert "sk-0123456789" not in said(tmp_path, bar, MY_API_KEY="sk-0123456789"), (
+        "a progress bar is one line"
+    )
     assert "sk-0123" not in text
     assert "3456789" not in text
     assert "of-the-parent" not in text
@@ -257,13 +319,17 @@ def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert text.endswith("line 99999\n")
     assert 60_000 < len(text) < 300_000
     lines = text.splitlines()
-    assert [int(line.split()[1]) for line in lines] == list(range(100_000 - len(lines), 100_000)), "no line is lost or cut"
+    assert [int(line.split()[1]) for line in lines] == list(range(100_000 - len(lines), 100_000)), (
+        "no line is lost or cut"
+    )
 
 
 def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
     """Long before its time is over, in one line."""
     code = "import os\nwhile True: os.write(2, b'x' * 60000)"
-    loud = ServiceSpec("environment", [sys.executable, "-S", "-c", code], tmp_path / "loud.log", tmp_path)
+    loud = ServiceSpec(
+        "environment", [sys.executable, "-S", "-c", code], tmp_path / "loud.log", tmp_path
+    )
     started = time.monotonic()
     with ServiceGroup() as group:
         group.start(loud)

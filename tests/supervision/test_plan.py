@@ -13,7 +13,9 @@ from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.plan import make_base_model_plan, make_training_plan
 
 
-def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(tmp_path: Path) -> None:
+def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
+    tmp_path: Path,
+) -> None:
     """The record says which code the run began with; an environment that it does not know has none."""
     record = RunRecord(
         run_id="00000001", environment="replay", environment_file="replay.py", profile="embedded", base_model="m",
@@ -22,10 +24,16 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     store = RunStore(tmp_path)
 
     def config(mixture: dict[str, dict[str, float]]) -> RunConfig:
-        return run_config.resolve_run_config("replay", "embedded", {"env": {"mixture": mixture}}, model="m")
+        return run_config.resolve_run_config(
+            "replay", "embedded", {"env": {"mixture": mixture}}, model="m"
+        )
 
-    assert make_training_plan(record, store.dir(record.run_id), config({})).environment_names == {"environment": "replay"}
-    with pytest.raises(ConfigError, match=r"environments replay, other; allowed: .* began with \(replay\)"):
+    assert make_training_plan(record, store.dir(record.run_id), config({})).environment_names == {
+        "environment": "replay"
+    }
+    with pytest.raises(
+        ConfigError, match=r"environments replay, other; allowed: .* began with \(replay\)"
+    ):
         make_training_plan(record, store.dir(record.run_id), config({"other": {"weight": 1.0}}))
 
 

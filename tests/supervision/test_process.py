@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from lachesis.base.errors import PortInUseError
-from lachesis.base.secrets import build_child_env, read_passed_variables, redact, find_secret_values
+from lachesis.base.secrets import build_child_env, find_secret_values, read_passed_variables, redact
 from lachesis.supervision.process import check_port, reserve_free_ports
 
 
@@ -37,7 +37,12 @@ def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
 
 
 def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u", "OTHER": "o"}.items():
+    for name, value in {
+        "WIKI_DIR": "w",
+        "SEARCH_API_KEY": "s",
+        "SEARCH_URL": "u",
+        "OTHER": "o",
+    }.items():
         monkeypatch.setenv(name, value)
     assert read_passed_variables() == {}
     monkeypatch.setenv("LACHESIS_PASS", "WIKI_DIR, SEARCH_*")
@@ -53,7 +58,11 @@ def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_line_of_a_secret_is_one() -> None:
     """A log is written line by line."""
-    assert set(find_secret_values({"MY_KEY": "first line\nsecond line\n}"})) == {"first line\nsecond line\n}", "first line", "second line"}
+    assert set(find_secret_values({"MY_KEY": "first line\nsecond line\n}"})) == {
+        "first line\nsecond line\n}",
+        "first line",
+        "second line",
+    }
 
 
 def test_free_ports_differ_and_are_free() -> None:
@@ -63,9 +72,14 @@ def test_free_ports_differ_and_are_free() -> None:
         check_port(port)
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
+@pytest.mark.skipif(
+    platform.system() != "Linux",
+    reason="other systems do not let a second socket have a reserved port",
+)
 def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
-    """Two runs that started together were given the same port, and one of them ended with port_in_use."""
+    """Two runs that started together were given the same port, and one of them ended with
+    port_in_use.
+    """
     (port,) = reserve_free_ports(1)
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))
@@ -78,7 +92,10 @@ def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
         """The service is restarted."""
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="other systems do not let a second socket have a reserved port")
+@pytest.mark.skipif(
+    platform.system() != "Linux",
+    reason="other systems do not let a second socket have a reserved port",
+)
 def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets() -> None:
     first = reserve_free_ports(1)[0]
     before = len(os.listdir("/proc/self/fd"))

@@ -1,5 +1,6 @@
-"""Foreign code runs in an environment's process, so no key of the user's is there: in a test or a run; `test_checking` has
-the check."""
+"""Foreign code runs in an environment's process, so no key of the user's is there: in a test or a
+run; `test_checking` has the check.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +33,69 @@ def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_in_an_inference_test(nosy: Path, random_model: str, clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_inference_test(
+    nosy: Path, random_model: str, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The environment's process samples at the endpoint all the same, and logs to W&B offline."""
-    config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=random_model)
-    asked = InferenceRequest(environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4)
+    config = run_config.resolve_run_config(
+        "sums", "embedded", {"env": {"kind": "sound"}}, model=random_model
+    )
+    asked = InferenceRequest(
+        environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4
+    )
     tests = InferenceTestStore(clean_environment)
     test = tests.create(asked, config.to_yaml(), class_name="Sums")
     with serving() as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
         lock = os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
-        run_model_inference.fn(InferenceTestContext(tests, test, config, lock), "right", "run-of-the-test")
+        run_model_inference.fn(
+            InferenceTestContext(tests, test, config, lock), "right", "run-of-the-test"
+        )
         assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
     assert tests.count_finished_groups(test) == 2
-    assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in read_variables(nosy)] == [("offline", "mine")]
-    held = [file for file in tests.root.rglob("*") if file.is_file() and b"secret-of" in file.read_bytes()]
+    assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in read_variables(nosy)] == [
+        ("offline", "mine")
+    ]
+    held = [
+        file
+        for file in tests.root.rglob("*")
+        if file.is_file() and b"secret-of" in file.read_bytes()
+    ]
     assert held == []
 
 
 @pytest.mark.parametrize("passed", [False, True])
 def test_in_a_run(
-    nosy: Path, random_model: str, tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch, *, passed: bool
+    nosy: Path,
+    random_model: str,
+    tmp_path: Path,
+    clean_environment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    passed: bool,
 ) -> None:
     """Its log of W&B is offline, unless its user gives it the key."""
     config = run_config.resolve_run_config(
-        "sums", "embedded", {"env": {"use_wandb": True}, "tinker": {"use_wandb": True}}, model=random_model
+        "sums",
+        "embedded",
+        {"env": {"use_wandb": True}, "tinker": {"use_wandb": True}},
+        model=random_model,
     )
     store = RunStore(clean_environment)
-    rest = {"base_model": random_model, "total_steps": 1, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
-    record = RunRecord(run_id="0123abcd", environment="sums", environment_file=str(nosy), profile="embedded", **rest)
+    rest = {
+        "base_model": random_model,
+        "total_steps": 1,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+    }
+    record = RunRecord(
+        run_id="0123abcd",
+        environment="sums",
+        environment_file=str(nosy),
+        profile="embedded",
+        **rest,
+    )
     store.create(record, config.to_yaml())
     if passed:
         monkeypatch.setenv("LACHESIS_PASS", "NOSY_FILE WANDB_API_KEY")

@@ -37,8 +37,18 @@ def caught(*errors: BaseException) -> BaseException:
 def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
     asked = TerminationSignal(signal.SIGTERM)
     assert launch.find_termination_signal(asked) is asked
-    assert launch.find_termination_signal(caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))) is asked
-    assert launch.find_termination_signal(caught(ValueError("of the run"), RuntimeError("left the task"))) is None
+    assert (
+        launch.find_termination_signal(
+            caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))
+        )
+        is asked
+    )
+    assert (
+        launch.find_termination_signal(
+            caught(ValueError("of the run"), RuntimeError("left the task"))
+        )
+        is None
+    )
 
 
 def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

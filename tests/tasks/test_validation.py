@@ -1,4 +1,6 @@
-"""Whether an environment works and can be learned from: the real `process` command against a server of ours."""
+"""Whether an environment works and can be learned from: the real `process` command against a server
+of ours.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.tiny_model import build as tiny_model_build
-from lachesis.validation.tests import InferenceRequest, InferenceTestStore, measure_groups, make_model_result, make_process_config, read_samples, collect_inference_counts
+from lachesis.validation.tests import (
+    InferenceRequest,
+    InferenceTestStore,
+    collect_inference_counts,
+    make_model_result,
+    make_process_config,
+    measure_groups,
+    read_samples,
+)
 from lachesis.validation.verdict import InferenceCounts, judge_learnability
 from tasks import inference
 from tasks.inference import InferenceTestContext, run_model_inference
@@ -43,17 +53,35 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def make(random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(
+    random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Make:
     """A test of the sums with that fault, on the random model's tokenizer."""
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
 
-    def bench(kind: str = "sound", model: str = "right", file: Path = SUMS, class_name: str = "Sums", steps: int = 4) -> InferenceTestContext:
-        config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": kind}}, model=random_model)
-        asked = InferenceRequest(environment="sums", environment_file=str(file), models=[model], num_steps=steps, group_size=8)
+    def bench(
+        kind: str = "sound",
+        model: str = "right",
+        file: Path = SUMS,
+        class_name: str = "Sums",
+        steps: int = 4,
+    ) -> InferenceTestContext:
+        config = run_config.resolve_run_config(
+            "sums", "embedded", {"env": {"kind": kind}}, model=random_model
+        )
+        asked = InferenceRequest(
+            environment="sums",
+            environment_file=str(file),
+            models=[model],
+            num_steps=steps,
+            group_size=8,
+        )
         tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)
-        return InferenceTestContext(tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR))
+        return InferenceTestContext(
+            tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
+        )
 
     return bench
 
@@ -62,8 +90,13 @@ def stages(bench: InferenceTestContext, timeouts_s: dict[str, float]) -> dict[st
     """The detail of each stage; raises for the one that fails."""
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
-        child = StageChild(group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder)
-        return {name: child.wait_for_stage(name, timeouts_s.get(name, 60.0))["detail"] for name in STAGE_NAMES}
+        child = StageChild(
+            group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder
+        )
+        return {
+            name: child.wait_for_stage(name, timeouts_s.get(name, 60.0))["detail"]
+            for name in STAGE_NAMES
+        }
 
 
 def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
@@ -75,16 +108,22 @@ def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
     except LachesisError as problem:
         error = problem
     output = bench.tests.get_output_file(bench.test, model)
-    return collect_inference_counts(output, read_counts(bench.tests.get_counters_file(bench.test, model))), error
+    return collect_inference_counts(
+        output, read_counts(bench.tests.get_counters_file(bench.test, model))
+    ), error
 
 
-def at_once(benches: dict[str, InferenceTestContext], do: Callable[[InferenceTestContext], Any]) -> dict[str, Any]:
+def at_once(
+    benches: dict[str, InferenceTestContext], do: Callable[[InferenceTestContext], Any]
+) -> dict[str, Any]:
     with ThreadPoolExecutor(len(benches)) as pool:
         return dict(zip(benches, pool.map(do, benches.values()), strict=True))
 
 
 def test_verdicts_of_prepared_environments(make: Make) -> None:
-    """One that can be learned, one too easy, one too hard, faults of the environment itself: each by its word and evidence."""
+    """One that can be learned, one too easy, one too hard, faults of the environment itself: each
+    by its word and evidence.
+    """
     benches = {
         "learnable": make(model="sometimes"),
         "too easy": make(model="right"),
@@ -96,8 +135,15 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
         "leaves out": make("leaves out", model="sometimes", steps=12),
     }
     found = at_once(benches, ask)
-    verdicts = {name: judge_learnability(counted, error=error and str(error)) for name, (counted, error) in found.items()}
-    assert [verdicts[name].word for name in ("learnable", "too easy", "too hard")] == ["learnable", "too easy", "too hard"]
+    verdicts = {
+        name: judge_learnability(counted, error=error and str(error))
+        for name, (counted, error) in found.items()
+    }
+    assert [verdicts[name].word for name in ("learnable", "too easy", "too hard")] == [
+        "learnable",
+        "too easy",
+        "too hard",
+    ]
     assert verdicts["learnable"].zero_signal_share == 0
     assert verdicts["learnable"].reward_mean == 0.5
     assert verdicts["too hard"].truncation_rate == 1.0
@@ -111,20 +157,31 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert "cannot be read" in verdicts["raises"].evidence[0]
     assert (verdicts["short"].groups, found["short"][1]) == (2, None)
     assert (verdicts["leaves out"].word, found["leaves out"][1]) == ("learnable", None)
-    assert verdicts["leaves out"].zero_signal_share == 0.6667, "8 of 12 groups were left out, which is no fault"
+    assert verdicts["leaves out"].zero_signal_share == 0.6667, (
+        "8 of 12 groups were left out, which is no fault"
+    )
     learnt = benches["learnable"]
     place = (learnt.test, "sometimes")
-    took = measure_groups(learnt.tests.get_output_file(*place), read_counts(learnt.tests.get_counters_file(*place)))
-    assert [(one.rollouts, one.prefill, one.sampled, one.completions_per_prompt) for one in took] == [(8, 5, 16, 8.0)] * 4
+    took = measure_groups(
+        learnt.tests.get_output_file(*place), read_counts(learnt.tests.get_counters_file(*place))
+    )
+    assert [
+        (one.rollouts, one.prefill, one.sampled, one.completions_per_prompt) for one in took
+    ] == [(8, 5, 16, 8.0)] * 4
     first = read_samples(learnt.tests.get_samples_file(*place))[0]
-    assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == ("1+1=", {("2", 1.0), ("3", 0.0)})
+    assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == (
+        "1+1=",
+        {("2", 1.0), ("3", 0.0)},
+    )
 
 
 def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
     make: Make, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A refused key, too many requests, an answer cut in the middle, one that never comes."""
-    found = at_once({model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask)
+    found = at_once(
+        {model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask
+    )
     monkeypatch.setattr(inference, "MODEL_TIMEOUT_S", 12.0)
     found["slow"] = ask(make(model="slow", steps=1))
     for model in ("status-429", "cut"):  # asking again may help
@@ -134,7 +191,11 @@ def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
     assert "AuthenticationError" in str(found["status-401"][1])
     assert isinstance(found["slow"][1], HealthTimeoutError)
     assert endpoint.keys == {f"Bearer {endpoint.key}"}
-    held = [file for file in tmp_path.rglob("*") if file.is_file() and endpoint.key.encode() in file.read_bytes()]
+    held = [
+        file
+        for file in tmp_path.rglob("*")
+        if file.is_file() and endpoint.key.encode() in file.read_bytes()
+    ]
     assert held == []
     assert all(endpoint.key not in str(error) for _, error in found.values())
 
@@ -152,7 +213,11 @@ def test_stages_fail_by_their_names(make: Make) -> None:
     found = at_once(benches, tried)
     free = found["sound"]["model-free check"]
     assert free["gold_right"] == free["corrupt_wrong"] == 16
-    wrong = {name: error.details["stage"] for name, error in found.items() if isinstance(error, StageError)}
+    wrong = {
+        name: error.details["stage"]
+        for name, error in found.items()
+        if isinstance(error, StageError)
+    }
     assert wrong == {"never returns": "dataset", "crash": "import"}
     assert "not done after 3 s" in str(found["never returns"])
     assert "RuntimeError at crash.py:12: no data set here" in str(found["crash"])
@@ -172,7 +237,9 @@ if __name__ == "__main__":
 """
 
 
-def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(make: Make, tmp_path: Path) -> None:
+def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(
+    make: Make, tmp_path: Path
+) -> None:
     """Here is no Slurm, and the model is where the configuration names it."""
     file = tmp_path / "slurm_sums.py"
     file.write_text(SUMS.read_text().partition("if __name__")[0] + SLURM)
@@ -184,8 +251,14 @@ def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(make: M
 
 def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "loud_sums.py"
-    file.write_text(SUMS.read_text().replace("time.sleep(600)", "while True:\n                print('x' * 60_000)"))
-    with pytest.raises(StageError, match=r"it printed more than 50 MB and was ended, see .*check\.log") as failed:
+    file.write_text(
+        SUMS.read_text().replace(
+            "time.sleep(600)", "while True:\n                print('x' * 60_000)"
+        )
+    )
+    with pytest.raises(
+        StageError, match=r"it printed more than 50 MB and was ended, see .*check\.log"
+    ) as failed:
         stages(make("never returns", file=file), {})
     assert failed.value.details["stage"] == "dataset"
 
@@ -227,8 +300,12 @@ async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
     told = "corrupt() gave '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
     assert found["faults"] == [f"{told}; what corrupt() gives must score less"]
     found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
-    assert found["faults"] == ["gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"]
-    assert (await child_stages._check_without_model({"env": object(), "items": []}))["offered"] is False
+    assert found["faults"] == [
+        "gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"
+    ]
+    assert (await child_stages._check_without_model({"env": object(), "items": []}))[
+        "offered"
+    ] is False
 
 
 async def test_a_data_set_is_counted_or_empty() -> None:
@@ -247,36 +324,59 @@ def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_two_models_have_two_files(tmp_path: Path) -> None:
-    """Also those of the same folder name; and a name that begins like another one is no file of its test."""
+    """Also those of the same folder name; and a name that begins like another one is no file of its
+    test.
+    """
     tests = InferenceTestStore(tmp_path)
     models = ["z/glm-4", "z/glm-4.7", "embedded:/a/tiny", "embedded:/b/tiny"]
     test = tests.create(
-        InferenceRequest(environment="e", environment_file="e.py", models=models, num_steps=1, group_size=1), ""
+        InferenceRequest(
+            environment="e", environment_file="e.py", models=models, num_steps=1, group_size=1
+        ),
+        "",
     )
     assert len({tests.get_output_file(test, model) for model in models}) == 4
-    assert not set(tests.get_output_files(test, models[0])) & set(tests.get_output_files(test, models[1]))
+    assert not set(tests.get_output_files(test, models[0])) & set(
+        tests.get_output_files(test, models[1])
+    )
 
 
 def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     """They are scrubbed of the key and removed before another attempt like all others."""
     tests = InferenceTestStore(tmp_path)
-    request = InferenceRequest(environment="e", environment_file="e.py", models=["m"], prompts=["p"])
+    request = InferenceRequest(
+        environment="e", environment_file="e.py", models=["m"], prompts=["p"]
+    )
     test = tests.create(request, "")
-    config = run_config.resolve_run_config("sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path))
-    content = yaml.safe_load(make_process_config(config, request, tests.get_output_file(test, "m"), {}, "run"))
+    config = run_config.resolve_run_config(
+        "sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path)
+    )
+    content = yaml.safe_load(
+        make_process_config(config, request, tests.get_output_file(test, "m"), {}, "run")
+    )
     assert Path(content["env"]["data_path_to_save_groups"]) in tests.get_output_files(test, "m")
     assert tests.get_output_file(test, "m") in tests.get_output_files(test, "m")
 
 
-def test_a_missing_model_is_built_before_anything_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's tokenizer is that of the model, also when an endpoint answers; without it all would seem broken."""
+def test_a_missing_model_is_built_before_anything_is_judged(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment's tokenizer is that of the model, also when an endpoint answers; without it
+    all would seem broken.
+    """
     bench = make()
     built: list[Path] = []
     monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
     inference.build_missing_model(bench)
     assert not built
-    tiny = tiny_model_build.get_tiny_model_path(tiny_model_build.TinyModelRecipe(), bench.tests.home)
-    inference.build_missing_model(replace(bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))))
+    tiny = tiny_model_build.get_tiny_model_path(
+        tiny_model_build.TinyModelRecipe(), bench.tests.home
+    )
+    inference.build_missing_model(
+        replace(
+            bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))
+        )
+    )
     assert built == [bench.tests.home]
 
 
@@ -302,14 +402,18 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
         ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "every one of the 4 scores is -1"),
     ],
 )
-def test_scores_that_are_all_the_same_are_remarked(scores: list[list[float]], word: str, said: str) -> None:
+def test_scores_that_are_all_the_same_are_remarked(
+    scores: list[list[float]], word: str, said: str
+) -> None:
     verdict = judge_learnability(InferenceCounts(scores_P=scores))
     assert verdict.word == word
     assert said in " ".join(verdict.evidence)
     assert not is_score(1.7e308), "sums of such are infinite"
 
 
-def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_is_suspended_in_prefect_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prefect's next task says so; there is no checkpoint to go on from."""
 
     def suspended(_: InferenceTestContext) -> None:
@@ -322,5 +426,8 @@ def test_a_test_that_is_suspended_in_prefect_ends(make: Make, monkeypatch: pytes
     assert state is not None
     assert state.type == "CANCELLED"
     test = bench.tests.load(bench.test.test_id)
-    assert (test.status, test.error) == ("failed", "it was suspended in Prefect, which ends a test; start it again")
+    assert (test.status, test.error) == (
+        "failed",
+        "it was suspended in Prefect, which ends a test; start it again",
+    )
     os.close(bench.lock_fd)

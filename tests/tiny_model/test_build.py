@@ -17,7 +17,10 @@ def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
     assert tokenizer.encode("5+7=") == [tokenizer.encode(char)[0] for char in "5+7="]
     assert tokenizer.decode(tokenizer.encode("héllo ∑\n")) == "héllo ∑\n"
     chat = [{"role": "user", "content": "5+7="}, {"role": "assistant", "content": "12"}]
-    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>5+7=<|end|><|assistant|>12<|end|>"
+    assert (
+        tokenizer.apply_chat_template(chat, tokenize=False)
+        == "<|user|>5+7=<|end|><|assistant|>12<|end|>"
+    )
 
 
 def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> None:
@@ -27,9 +30,15 @@ def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> No
     other = build.ensure_tiny_model(recipe, tmp_path / "b")
     assert steps == [1, 2, 3]
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert build.ensure_tiny_model(recipe, tmp_path / "a", lambda done, total: steps.append(done)) == one
+    assert (
+        build.ensure_tiny_model(recipe, tmp_path / "a", lambda done, total: steps.append(done))
+        == one
+    )
     assert steps == [1, 2, 3]
-    assert build.ensure_tiny_model(build.TinyModelRecipe(steps=3, batch=4, seed=1), tmp_path / "a") != one
+    assert (
+        build.ensure_tiny_model(build.TinyModelRecipe(steps=3, batch=4, seed=1), tmp_path / "a")
+        != one
+    )
 
 
 def test_it_is_an_ordinary_qwen3_model(random_model: str) -> None:
@@ -42,7 +51,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path)
     (tmp_path / "file").write_text("")
     steps: list[int] = []
     with pytest.raises(StorageError, match="Not a directory"):
-        build.ensure_tiny_model(build.TinyModelRecipe(), tmp_path / "file", lambda done, total: steps.append(done))
+        build.ensure_tiny_model(
+            build.TinyModelRecipe(), tmp_path / "file", lambda done, total: steps.append(done)
+        )
     assert steps == []
 
 
@@ -59,7 +70,10 @@ def test_only_what_the_assistant_says_is_taught() -> None:
     tokenizer = build.build_tokenizer()
     ids, labels = build._build_batch([CONVERSATION, CONVERSATION[:2]], tokenizer.encode)
     assert ids[0].tolist() == tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
-    assert tokenizer.decode([token for token in labels[0].tolist() if token != -100]) == "no<|end|>yes<|end|>"
+    assert (
+        tokenizer.decode([token for token in labels[0].tolist() if token != -100])
+        == "no<|end|>yes<|end|>"
+    )
     assert tokenizer.decode([token for token in labels[1].tolist() if token != -100]) == "no<|end|>"
 
 
@@ -71,7 +85,9 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
     assert build.ensure_tiny_model(recipe, tmp_path, examples=talk) == made
     others = {
         build.ensure_tiny_model(recipe, tmp_path),
-        build.ensure_tiny_model(recipe, tmp_path, examples=build.ExampleConversations("talk", [CONVERSATION[:2]])),
+        build.ensure_tiny_model(
+            recipe, tmp_path, examples=build.ExampleConversations("talk", [CONVERSATION[:2]])
+        ),
     }
     assert made not in others
     assert len(others) == 2

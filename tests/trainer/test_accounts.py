@@ -1,4 +1,6 @@
-"""What a step is told to have taken: tokens, money, staleness; and whether the weights move, on a real engine."""
+"""What a step is told to have taken: tokens, money, staleness; and whether the weights move, on a
+real engine.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,18 @@ from lachesis.trainer.weight_sync_check import WeightSyncCheck
 def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:
     """One rollout: a prompt of two tokens, then `tokens`."""
     whole, masks = [7, 8, *tokens], [-100, -100, *tokens]
-    return {"tokens": [whole], "masks": [masks], "inference_logprobs": [[1.0, 1.0, *logprobs]], "scores": [score]}
+    return {
+        "tokens": [whole],
+        "masks": [masks],
+        "inference_logprobs": [[1.0, 1.0, *logprobs]],
+        "scores": [score],
+    }
 
 
 def test_answers_that_begin_alike_are_told_apart() -> None:
-    """By all of their tokens: their beginnings, in both tokens and log-probabilities, are the same for many tokens."""
+    """By all of their tokens: their beginnings, in both tokens and log-probabilities, are the same
+    for many tokens.
+    """
     usage, begin, logprobs = Usage(), list(range(3, 40)), [-0.5] * 37
     usage.record_sequence([*begin, 50], [*logprobs, -1.0], "length", 0)
     usage.version = 3
@@ -41,13 +50,28 @@ def test_answers_that_begin_alike_are_told_apart() -> None:
     assert usage.was_truncated([*begin, 50], [*logprobs, -1.0])
     assert not usage.was_truncated([*begin, 51], [*logprobs, -1.0])
     assert not usage.was_truncated([*begin, 52], [*logprobs, -1.0])
-    assert [usage.find_staleness([*begin, end], [*logprobs, -1.0]) for end in (50, 51, 52)] == [3, 0, None]
+    assert [usage.find_staleness([*begin, end], [*logprobs, -1.0]) for end in (50, 51, 52)] == [
+        3,
+        0,
+        None,
+    ]
 
 
 def test_the_entropy_is_of_tokens_that_were_sampled() -> None:
-    """Neither the first token, which nothing predicts, nor a sentinel where a log-probability is missing."""
-    whole = {"tokens": [[7, 8, 9]], "masks": [[7, 8, 9]], "inference_logprobs": [[1.0, -0.5, 1.0]], "scores": [1.0]}
-    assert compute_rollout_metrics([whole], Usage()) == {"length/mean": 3.0, "length/max": 3.0, "entropy/sampling": 0.5}
+    """Neither the first token, which nothing predicts, nor a sentinel where a log-probability is
+    missing.
+    """
+    whole = {
+        "tokens": [[7, 8, 9]],
+        "masks": [[7, 8, 9]],
+        "inference_logprobs": [[1.0, -0.5, 1.0]],
+        "scores": [1.0],
+    }
+    assert compute_rollout_metrics([whole], Usage()) == {
+        "length/mean": 3.0,
+        "length/max": 3.0,
+        "entropy/sampling": 0.5,
+    }
 
 
 def test_staleness_is_known_token_by_token() -> None:
@@ -83,9 +107,17 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     usage.prefill, usage.sampled, usage.trained = 100, 20, 3
     tally.write_text(json.dumps({"at": 1.0, "pid": 1, "invalid": 5, "raised": 1, "dropped": 2}))
     step = first.compute_step_metrics(usage, duration_s=2.0)
-    assert (step["tokens/prefill"], step["tokens/sampled_total"], step["tokens_per_second/sampled"]) == (100, 20, 10.0)
+    assert (
+        step["tokens/prefill"],
+        step["tokens/sampled_total"],
+        step["tokens_per_second/sampled"],
+    ) == (100, 20, 10.0)
     assert step["cost/step"] == pytest.approx((100 + 200 + 300) / 1e6)
-    assert (step["rollouts/invalid"], step["rollouts/raised"], step["rollouts/dropped"]) == (5, 1, 2)
+    assert (step["rollouts/invalid"], step["rollouts/raised"], step["rollouts/dropped"]) == (
+        5,
+        1,
+        2,
+    )
     metrics.append(1, step)
 
     tally.write_text(json.dumps({"at": 2.0, "pid": 2, "invalid": 1}))
@@ -93,7 +125,11 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     usage = Usage()
     usage.sampled = 7
     step = again.compute_step_metrics(usage, duration_s=1.0)
-    assert (step["tokens/sampled"], step["tokens/sampled_total"], step["tokens/prefill_total"]) == (7, 27, 100)
+    assert (step["tokens/sampled"], step["tokens/sampled_total"], step["tokens/prefill_total"]) == (
+        7,
+        27,
+        100,
+    )
     assert step["cost/total"] == pytest.approx((600 + 70) / 1e6)
     assert again.compute_spent(usage) == {"tokens": 130.0, "cost_usd": 0.00067}
 
@@ -106,15 +142,22 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     assert ledger.compute_spent(usage) == {"tokens": 1500.0, "cost_usd": 0.006}
     state = TrainerState(usage=usage, get_spent=lambda: ledger.compute_spent(usage))
     assert state.describe_exceeded_budget(LimitsSection(max_tokens=2000)) is None
-    assert state.describe_exceeded_budget(LimitsSection(max_tokens=1500)) == "budget: 1,500 of 1,500 tokens"
+    assert (
+        state.describe_exceeded_budget(LimitsSection(max_tokens=1500))
+        == "budget: 1,500 of 1,500 tokens"
+    )
     ledger.write_spent(usage)
     assert StepAccounting(folder, None).compute_spent(Usage())["tokens"] == 1500
     record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)
     last = {"tokens/prefill_total": 900.0, "tokens/sampled_total": 480.0, "cost/total": 0.0057}
     assert budgets.compute_budget_usage(record, last).tokens == 1380
     used = budgets.compute_budget_usage(record, last, saved=budgets.read_spent_file(folder.spent))
-    assert (used.tokens, used.cost_usd) == (1500, 0.006), "what came after the last step counts against the budget of a resume"
-    folder.metrics.write_text(json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam')
+    assert (used.tokens, used.cost_usd) == (1500, 0.006), (
+        "what came after the last step counts against the budget of a resume"
+    )
+    folder.metrics.write_text(
+        json.dumps({"step": 1, "tokens/sampled_total": 700}) + "\n" + '{"step": 2, "tokens/sam'
+    )
     assert StepAccounting(folder, None).total_tokens.sampled == 700, "the last line may be cut off"
 
 
@@ -125,7 +168,9 @@ def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> No
     assert ledger.compute_step_metrics(usage, 1.0)["rollouts/truncated_share"] == 0
     usage.completions, usage.truncated = 12, 3
     assert ledger.compute_step_metrics(usage, 1.0)["rollouts/truncated_share"] == 0.75
-    assert "rollouts/truncated_share" not in ledger.compute_step_metrics(usage, 1.0), "nothing was sampled"
+    assert "rollouts/truncated_share" not in ledger.compute_step_metrics(usage, 1.0), (
+        "nothing was sampled"
+    )
 
 
 def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
@@ -137,10 +182,16 @@ def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
         file.write_group(step, [arrays])
     lines = [json.loads(line) for line in file.path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, *range(2, 41, 2)]
-    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == ("[7, 8]", ["[3, 4]"], [1.0])
+    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == (
+        "[7, 8]",
+        ["[3, 4]"],
+        [1.0],
+    )
 
 
-async def test_weights_that_do_not_move_are_seen(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_that_do_not_move_are_seen(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the test switch of the engine an update changes nothing, and the canary says exactly 0."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)

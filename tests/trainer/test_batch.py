@@ -15,7 +15,9 @@ EOS = 99
 
 
 def group(scores: list[float], **extra: Any) -> dict[str, Any]:
-    """Rollouts of two prompt tokens and two sampled ones; sentinel logprobs 1.0 on the prompt, as Atropos has them."""
+    """Rollouts of two prompt tokens and two sampled ones; sentinel logprobs 1.0 on the prompt, as
+    Atropos has them.
+    """
     count = len(scores)
     return {
         "tokens": [[1, 2, 3 + index, EOS] for index in range(count)],
@@ -110,11 +112,17 @@ def test_more_than_one_teacher_token_is_refused_with_the_shape() -> None:
 
 def taught(ids: list[int], logprob: float) -> dict[str, Any]:
     """What a teacher gives for each rollout of `group([1.0, 0.0])`."""
-    return {"distill_token_ids": [[[token] for token in ids]] * 2, "distill_logprobs": [[[-1.0]] * 3 + [[logprob]]] * 2}
+    return {
+        "distill_token_ids": [[[token] for token in ids]] * 2,
+        "distill_logprobs": [[[-1.0]] * 3 + [[logprob]]] * 2,
+    }
 
 
 def test_several_environments_have_metrics_of_their_own() -> None:
-    named = [group(scores, group_overrides={"environment": name}) for name, scores in (("a", [1.0, 0.0]), ("b", [1.0, 1.0]))]
+    named = [
+        group(scores, group_overrides={"environment": name})
+        for name, scores in (("a", [1.0, 0.0]), ("b", [1.0, 1.0]))
+    ]
     metrics = batch(*named, named[0], group([0.0, 0.0])).compute_metrics()
     assert (metrics["environments/a/reward_mean"], metrics["environments/a/rollouts"]) == (0.5, 4)
     assert (metrics["environments/b/reward_mean"], metrics["environments/b/rollouts"]) == (1.0, 2)
@@ -130,18 +138,36 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (taught([1, 2, 7, EOS], -1.0), "distill_token_ids names other tokens than those that were sampled"),
-        ({**taught([1, 2, 3, EOS], float("-inf")), "tokens": [[1, 2, 3, EOS]] * 2}, "are not finite, or below -1000"),
+        (
+            taught([1, 2, 7, EOS], -1.0),
+            "distill_token_ids names other tokens than those that were sampled",
+        ),
+        (
+            {**taught([1, 2, 3, EOS], float("-inf")), "tokens": [[1, 2, 3, EOS]] * 2},
+            "are not finite, or below -1000",
+        ),
         ({"scores": [float("nan"), 1.0]}, "group 0: a score is nan; allowed: finite numbers"),
         ({"scores": [1.0]}, "group 0: a group has 2 rollouts and 1 scores"),
         ({"scores": [[1.0], [0.0]]}, r"a score is \[1.0\]"),
         ({"inference_logprobs": None}, "the environment sent no inference_logprobs"),
-        ({"inference_logprobs": [[-1.0] * 4]}, "2 rollouts and 1 inference_logprobs; one list for each rollout"),
-        ({"inference_logprobs": [[-1.0], [-1.0]]}, "rollout 0 has 4 tokens and 1 inference_logprobs"),
+        (
+            {"inference_logprobs": [[-1.0] * 4]},
+            "2 rollouts and 1 inference_logprobs; one list for each rollout",
+        ),
+        (
+            {"inference_logprobs": [[-1.0], [-1.0]]},
+            "rollout 0 has 4 tokens and 1 inference_logprobs",
+        ),
         ({"masks": [[-100, -100, 3, EOS]]}, "2 rollouts and 1 masks"),
         ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0 has 4 tokens and 3 masks"),
-        ({"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2}, r"are not usable: \[-inf\]; none may be above 0"),
-        ({"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2}, r"are not usable: \[1.0\]; none may be above 0"),
+        (
+            {"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2},
+            r"are not usable: \[-inf\]; none may be above 0",
+        ),
+        (
+            {"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2},
+            r"are not usable: \[1.0\]; none may be above 0",
+        ),
         ({"inference_logprobs": [[1.0, 1.0, -9999.0, -0.5]] * 2}, "or below -1000"),
         ({"tokens": [[1, 2, -3, EOS]] * 2}, "no token id is negative"),
         ({"tokens": [[1, 2, 10**30, EOS]] * 2}, "OverflowError"),
@@ -149,7 +175,10 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ({"tokens": [[[1], [2], [3], [4]]] * 2}, "lists of numbers"),
         ({"overrides": {"0": "x"}}, "overrides is .*; a list or null is needed"),
         ({"group_overrides": ["x"]}, "group_overrides is .*; an object or null is needed"),
-        ({"distill_logprobs": [[[0.0]] * 4] * 2}, "distill_token_ids and distill_logprobs are needed together"),
+        (
+            {"distill_logprobs": [[[0.0]] * 4] * 2},
+            "distill_token_ids and distill_logprobs are needed together",
+        ),
         ({"tokens": []}, "at least one rollout"),
     ],
 )
@@ -164,18 +193,32 @@ def test_a_bad_group_is_left_out_and_named_and_the_others_are_trained_on() -> No
     bad["inference_logprobs"][1] = [1.0, 1.0, 1.0, 1.0]
     mixed = batch(good, bad, {**good, "masks": good["masks"][:1]}, "no group")  # type: ignore[arg-type]
     assert sorted(mixed.drop_reasons) == [1, 2, 3]
-    assert "rollout 1: 2 sampling logprobs of trained tokens are not usable" in mixed.drop_reasons[1]
+    assert (
+        "rollout 1: 2 sampling logprobs of trained tokens are not usable" in mixed.drop_reasons[1]
+    )
     alone = batch(good)
-    assert [datum.advantages.tolist() for datum in mixed.datums] == [datum.advantages.tolist() for datum in alone.datums]
+    assert [datum.advantages.tolist() for datum in mixed.datums] == [
+        datum.advantages.tolist() for datum in alone.datums
+    ]
     assert {**mixed.compute_metrics(), "batch/dropped_groups": 0} == alone.compute_metrics()
     assert mixed.compute_metrics()["batch/dropped_groups"] == 3
-    named = to_batch([good, good], BatchSettings(max_tokens=100, eos_id=EOS), {0: "the model gave no log-probabilities"})
-    assert (len(named.datums), named.drop_reasons) == (2, {0: "the model gave no log-probabilities"})
+    named = to_batch(
+        [good, good],
+        BatchSettings(max_tokens=100, eos_id=EOS),
+        {0: "the model gave no log-probabilities"},
+    )
+    assert (len(named.datums), named.drop_reasons) == (
+        2,
+        {0: "the model gave no log-probabilities"},
+    )
 
 
 def test_a_batch_without_any_good_group_is_refused_with_the_first_reason() -> None:
     bad = {**group([1.0, 0.0]), "masks": [[-100] * 4]}
-    with pytest.raises(BatchError, match="none of the 2 groups of a batch can be trained on; group 0: a group has 2 rollouts"):
+    with pytest.raises(
+        BatchError,
+        match="none of the 2 groups of a batch can be trained on; group 0: a group has 2 rollouts",
+    ):
         batch(bad, bad)
 
 
@@ -199,18 +242,24 @@ def penalised(*groups: dict[str, Any], base: float, coefficient: float, **option
 
 def test_the_penalty_reaches_rollouts_whose_scores_teach_nothing() -> None:
     """Each rollout has lp - base of 0.5 and 0.75 on its two tokens, 0.625 on average."""
-    made, distance = penalised(group([1.0, 1.0, 1.0]), group([1.0, 0.5, 0.0]), base=-1.0, coefficient=0.8)
+    made, distance = penalised(
+        group([1.0, 1.0, 1.0]), group([1.0, 0.5, 0.0]), base=-1.0, coefficient=0.8
+    )
     assert distance == pytest.approx(0.625)
     assert len(made.datums) == 6
     expected = [score + np.array([0.1, -0.1]) for score in (0.0, 0.0, 0.0, 0.5, 0.0, -0.5)]
     for datum, advantages in zip(made.datums, expected, strict=True):
-        np.testing.assert_allclose(datum.advantages[datum.loss_mask], advantages, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            datum.advantages[datum.loss_mask], advantages, rtol=1e-5, atol=1e-7
+        )
     assert made.zero_signal_groups == 1
 
 
 def test_the_penalty_leaves_out_what_its_environment_leaves_out() -> None:
     silent = group([1.0, 1.0], group_overrides={"set_advantage_to_zero": True})
-    marked = group([1.0, 0.0, 0.5], overrides=[{"set_advantage_to_zero": True}, {"invalid": "away"}, {}])
+    marked = group(
+        [1.0, 0.0, 0.5], overrides=[{"set_advantage_to_zero": True}, {"invalid": "away"}, {}]
+    )
     made, _ = penalised(silent, marked, group([1.0, 1.0]), base=-1.0, coefficient=0.8)
     assert len(made.datums) == 3
 
@@ -220,7 +269,11 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
     mixed = group([1.0, 1.0])
     mixed["tokens"][0], mixed["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
     mixed["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
-    mixed["tokens"][1], mixed["masks"][1], mixed["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -1.5]
+    mixed["tokens"][1], mixed["masks"][1], mixed["inference_logprobs"][1] = (
+        [1, 2, 9],
+        [-100, -100, 9],
+        [1.0, 1.0, -1.5],
+    )
     made, distance = penalised(mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence")
     assert distance == pytest.approx(0.25)
     first, second = made.datums
@@ -230,7 +283,12 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
 
 def test_metrics_have_the_names_of_the_contract() -> None:
     metrics = batch(group([1.0, 0.0])).compute_metrics()
-    for name in ("reward/mean", "advantages/mean", "advantages/std", *(f"logprobs/{x}" for x in ("mean", "std", "min", "p50"))):
+    for name in (
+        "reward/mean",
+        "advantages/mean",
+        "advantages/std",
+        *(f"logprobs/{x}" for x in ("mean", "std", "min", "p50")),
+    ):
         assert name in metrics
     assert metrics["logprobs/mean"] == pytest.approx(-0.375)
     assert metrics["logprobs/min"] == -0.5
@@ -241,7 +299,11 @@ def test_each_rollout_can_count_the_same_whatever_its_length() -> None:
     one = group([1.0, 0.0])
     one["tokens"][0], one["masks"][0] = [1, 2, 3, 4, 5], [-100, -100, 3, 4, 5]
     one["inference_logprobs"][0] = [1.0, 1.0, -0.5, -0.5, -0.5]
-    one["tokens"][1], one["masks"][1], one["inference_logprobs"][1] = [1, 2, 9], [-100, -100, 9], [1.0, 1.0, -0.5]
+    one["tokens"][1], one["masks"][1], one["inference_logprobs"][1] = (
+        [1, 2, 9],
+        [-100, -100, 9],
+        [1.0, 1.0, -0.5],
+    )
     first, second = batch(one, loss_aggregation="sequence").datums
     np.testing.assert_allclose(first.advantages, [0.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
     np.testing.assert_allclose(second.advantages, [0.0, -1.0])
@@ -269,11 +331,22 @@ def test_the_advantage_of_the_configuration_is_taken() -> None:
 
 def test_an_invalid_rollout_is_left_out_of_the_mean() -> None:
     """Whatever score it carries."""
-    marks = [None, {"invalid": "the judge is away", "set_advantage_to_zero": True}, {}, {"zero": "it rambles"}]
+    marks = [
+        None,
+        {"invalid": "the judge is away", "set_advantage_to_zero": True},
+        {},
+        {"zero": "it rambles"},
+    ]
     made = batch(group([1.0, 7.0, 0.5, 0.0], overrides=marks))
-    assert [float(datum.advantages[-1]) for datum in made.datums] == [0.5, -0.5], "that of 0.5 is nought"
+    assert [float(datum.advantages[-1]) for datum in made.datums] == [0.5, -0.5], (
+        "that of 0.5 is nought"
+    )
     metrics = made.compute_metrics()
-    assert (metrics["reward/mean"], metrics["batch/rollouts"], metrics["batch/invalid"]) == (0.5, 3, 1)
+    assert (metrics["reward/mean"], metrics["batch/rollouts"], metrics["batch/invalid"]) == (
+        0.5,
+        3,
+        1,
+    )
     silent = batch(group([1.0, 0.0, 1.0], overrides=[{}, {"invalid": "away"}, {}]))
     assert (silent.zero_signal_groups, silent.datums) == (1, [])
     assert batch(group([1.0, 0.0], overrides=[{"invalid": "a"}, {"invalid": "b"}])).datums == []
@@ -285,4 +358,8 @@ def test_the_parts_of_a_reward_are_metrics() -> None:
     metrics = batch(group([1.0, 0.5, 3.0], overrides=marks)).compute_metrics()
     assert (metrics["reward/parts/form"], metrics["reward/parts/value"]) == (0.5, 0.5)
     for odd in ({"parts": [1]}, {"parts": {"form": "high", "value": float("nan")}}, "text", 3):
-        assert not [name for name in batch(group([1.0, 0.0], overrides=[odd, odd])).compute_metrics() if "parts" in name]
+        assert not [
+            name
+            for name in batch(group([1.0, 0.0], overrides=[odd, odd])).compute_metrics()
+            if "parts" in name
+        ]

@@ -12,9 +12,22 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.advantages import compute_advantages, compute_kl_penalties, compute_learning_rate, compute_sequence_weights
-from lachesis.trainer.batch import IGNORE_INDEX, Batch, Datum, BatchSettings, add_kl_penalty, find_sampled_spans, to_batch
-from lachesis.trainer.doubled_eos import collapse_doubled_eos, build_keep_mask
+from lachesis.trainer.advantages import (
+    compute_advantages,
+    compute_kl_penalties,
+    compute_learning_rate,
+    compute_sequence_weights,
+)
+from lachesis.trainer.batch import (
+    IGNORE_INDEX,
+    Batch,
+    BatchSettings,
+    Datum,
+    add_kl_penalty,
+    find_sampled_spans,
+    to_batch,
+)
+from lachesis.trainer.doubled_eos import build_keep_mask, collapse_doubled_eos
 from tests.properties import examples
 
 EOS = 3
@@ -31,7 +44,11 @@ def rollouts(draw: st.DrawFn) -> tuple[list[int], list[bool], list[float]]:
     tokens = draw(st.lists(st.integers(0, 6), min_size=1, max_size=9))
     sampled = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
     values = draw(st.lists(LOGPROBS, min_size=len(tokens), max_size=len(tokens)))
-    return tokens, sampled, [value if flag else 1.0 for value, flag in zip(values, sampled, strict=True)]
+    return (
+        tokens,
+        sampled,
+        [value if flag else 1.0 for value, flag in zip(values, sampled, strict=True)],
+    )
 
 
 @st.composite
@@ -40,7 +57,8 @@ def groups(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "tokens": [tokens for tokens, _, _ in made],
         "masks": [
-            [token if flag else IGNORE_INDEX for token, flag in zip(tokens, sampled, strict=True)] for tokens, sampled, _ in made
+            [token if flag else IGNORE_INDEX for token, flag in zip(tokens, sampled, strict=True)]
+            for tokens, sampled, _ in made
         ],
         "inference_logprobs": [values for _, _, values in made],
         "scores": [draw(SCORES) for _ in made],
@@ -72,7 +90,9 @@ def test_advantages_of_a_group_add_up_to_zero_and_do_not_know_where_the_scale_be
 ) -> None:
     advantages = compute_advantages(np.array(scores), kind)
     assert advantages.sum() == pytest.approx(0.0, abs=1e-9 * max(1.0, np.abs(advantages).max()))
-    np.testing.assert_allclose(compute_advantages(np.array(scores) + shift, kind), advantages, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        compute_advantages(np.array(scores) + shift, kind), advantages, rtol=1e-9, atol=1e-9
+    )
 
 
 @examples(st.lists(SCORES, min_size=2, max_size=8), KINDS, st.randoms(use_true_random=False))
@@ -81,7 +101,9 @@ def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: 
     values, order = np.array(scores), list(range(len(scores)))
     random.shuffle(order)
     advantages = compute_advantages(values, kind)
-    np.testing.assert_allclose(compute_advantages(values[order], kind), advantages[order], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        compute_advantages(values[order], kind), advantages[order], rtol=1e-9, atol=1e-9
+    )
     assert (np.diff(advantages[np.argsort(values)]) >= -1e-9).all()
 
 
@@ -89,15 +111,23 @@ def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: 
 def test_each_kind_of_advantage_has_its_scale(scores: list[float], factor: float) -> None:
     values = np.array(scores)
     for kind in ("mean", "leave_one_out"):
-        np.testing.assert_allclose(compute_advantages(factor * values, kind), factor * compute_advantages(values, kind), atol=1e-9)  # type: ignore[arg-type]
+        np.testing.assert_allclose(
+            compute_advantages(factor * values, kind),
+            factor * compute_advantages(values, kind),
+            atol=1e-9,
+        )  # type: ignore[arg-type]
     others = [np.mean(np.delete(values, index)) for index in range(len(values))]
-    np.testing.assert_allclose(compute_advantages(values, "leave_one_out"), values - others, atol=1e-9)
+    np.testing.assert_allclose(
+        compute_advantages(values, "leave_one_out"), values - others, atol=1e-9
+    )
     assume(values.std() > 0.1)
     assert compute_advantages(factor * values, "mean_std").std() == pytest.approx(1.0, rel=1e-3)
 
 
 @examples(BATCHES, st.sampled_from(["token", "sequence"]), KINDS)
-def test_masked_positions_never_contribute(batch: list[dict[str, Any]], weight_by: Any, kind: Any) -> None:
+def test_masked_positions_never_contribute(
+    batch: list[dict[str, Any]], weight_by: Any, kind: Any
+) -> None:
     """Whatever stands at them, and at the first token, which nothing predicts."""
     recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, advantage=kind)
     made = to_batch(batch, recipe)
@@ -114,7 +144,9 @@ def test_masked_positions_never_contribute(batch: list[dict[str, Any]], weight_b
     assert contents(to_batch(other, recipe)) == contents(made)
 
 
-@examples(groups(), groups(), st.randoms(use_true_random=False), st.sampled_from(["token", "sequence"]))
+@examples(
+    groups(), groups(), st.randoms(use_true_random=False), st.sampled_from(["token", "sequence"])
+)
 def test_the_order_of_rollouts_and_groups_does_not_matter(
     first: dict[str, Any], second: dict[str, Any], random: Any, weight_by: Any
 ) -> None:
@@ -128,7 +160,9 @@ def test_the_order_of_rollouts_and_groups_does_not_matter(
 
 
 @examples(BATCHES, SCORES)
-def test_datums_do_not_know_where_the_scale_of_the_scores_begins(batch: list[dict[str, Any]], shift: float) -> None:
+def test_datums_do_not_know_where_the_scale_of_the_scores_begins(
+    batch: list[dict[str, Any]], shift: float
+) -> None:
     moved = [{**group, "scores": [score + shift for score in group["scores"]]} for group in batch]
     assert contents(to_batch(moved, RECIPE)) == contents(to_batch(batch, RECIPE))
 
@@ -141,26 +175,40 @@ def test_no_trained_token_is_lost_or_invented(batch: list[dict[str, Any]]) -> No
     for group in batch:
         mean = sum(group["scores"]) / len(group["scores"])
         for tokens, masks, values, score in zip(
-            group["tokens"], group["masks"], group["inference_logprobs"], group["scores"], strict=True
+            group["tokens"],
+            group["masks"],
+            group["inference_logprobs"],
+            group["scores"],
+            strict=True,
         ):
-            trained = [index for index, mask in enumerate(masks) if mask != IGNORE_INDEX and index > 0]
+            trained = [
+                index for index, mask in enumerate(masks) if mask != IGNORE_INDEX and index > 0
+            ]
             if not trained or score == mean:
                 continue
             datum = next(datums)
             assert datum.targets[datum.loss_mask].tolist() == [tokens[index] for index in trained]
-            np.testing.assert_array_equal(datum.logprobs[datum.loss_mask], np.float32([values[index] for index in trained]))
+            np.testing.assert_array_equal(
+                datum.logprobs[datum.loss_mask], np.float32([values[index] for index in trained])
+            )
             np.testing.assert_allclose(datum.advantages[datum.loss_mask], score - mean, rtol=1e-6)
             kept = build_keep_mask(np.array(tokens), EOS, np.array(masks) != IGNORE_INDEX)
             assert [*datum.tokens, datum.targets[-1]] == np.array(tokens)[kept].tolist()
             np.testing.assert_array_equal(datum.tokens[1:], datum.targets[:-1])
     assert next(datums, None) is None
-    assert made.compute_metrics()["batch/trained_tokens"] == sum(int(datum.loss_mask.sum()) for datum in made.datums)
+    assert made.compute_metrics()["batch/trained_tokens"] == sum(
+        int(datum.loss_mask.sum()) for datum in made.datums
+    )
 
 
 @examples(BATCHES)
-def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(batch: list[dict[str, Any]]) -> None:
+def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(
+    batch: list[dict[str, Any]],
+) -> None:
     token = to_batch(batch, RECIPE).datums
-    sequence = to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence")).datums
+    sequence = to_batch(
+        batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence")
+    ).datums
     assume(token)
     factors = [
         float((weighed.advantages[weighed.loss_mask] / plain.advantages[plain.loss_mask]).mean())
@@ -173,7 +221,9 @@ def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(batch: list[
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=8,
 )
 NAMES = [
@@ -199,10 +249,21 @@ def odd_groups(draw: st.DrawFn) -> Any:
     return draw(st.just(group) | JSON) if draw(st.integers(0, 9)) == 0 else group
 
 
-@examples(st.lists(odd_groups(), max_size=3), groups(), st.sampled_from(["token", "sequence"]), st.booleans())
-def test_a_bad_group_changes_nothing_for_the_others(odd: list[Any], good: Any, weight_by: Any, penalised: bool) -> None:
-    """Whatever it holds: what is trained on is finite, and a batch with one good group is never refused."""
-    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=penalised)
+@examples(
+    st.lists(odd_groups(), max_size=3),
+    groups(),
+    st.sampled_from(["token", "sequence"]),
+    st.booleans(),
+)
+def test_a_bad_group_changes_nothing_for_the_others(
+    odd: list[Any], good: Any, weight_by: Any, penalised: bool
+) -> None:
+    """Whatever it holds: what is trained on is finite, and a batch with one good group is never
+    refused.
+    """
+    recipe = BatchSettings(
+        max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=penalised
+    )
     made = to_batch([*odd, good], recipe)
     usable = [group for number, group in enumerate(odd) if number not in made.drop_reasons]
     assert len(odd) not in made.drop_reasons
@@ -211,7 +272,9 @@ def test_a_bad_group_changes_nothing_for_the_others(odd: list[Any], good: Any, w
     for datum in made.datums:
         assert np.isfinite(datum.advantages).all()
         assert np.isfinite(datum.logprobs).all()
-        assert len(datum.tokens) == len(datum.targets) == len(datum.logprobs) == len(datum.advantages)
+        assert (
+            len(datum.tokens) == len(datum.targets) == len(datum.logprobs) == len(datum.advantages)
+        )
         assert datum.loss_mask.any()
     assert all(np.isfinite(value) for value in made.compute_metrics().values())
     bad = [group for number, group in enumerate(odd) if number in made.drop_reasons]
@@ -222,21 +285,36 @@ def test_a_bad_group_changes_nothing_for_the_others(odd: list[Any], good: Any, w
 
 def base_of(batch: Batch, draw: st.DataObject) -> list[Any]:
     lengths = [int(datum.loss_mask.sum()) for datum in batch.datums]
-    return [np.array(draw.draw(st.lists(LOGPROBS, min_size=count, max_size=count))) for count in lengths]
+    return [
+        np.array(draw.draw(st.lists(LOGPROBS, min_size=count, max_size=count))) for count in lengths
+    ]
 
 
-@examples(st.lists(st.lists(LOGPROBS, min_size=1, max_size=5), min_size=1, max_size=4), st.floats(0, 10), st.data(), LOGPROBS)
+@examples(
+    st.lists(st.lists(LOGPROBS, min_size=1, max_size=5), min_size=1, max_size=4),
+    st.floats(0, 10),
+    st.data(),
+    LOGPROBS,
+)
 def test_the_penalty_adds_up_to_zero_and_pulls_towards_the_base(
     sampling: list[list[float]], coefficient: float, data: st.DataObject, shift: float
 ) -> None:
     sampling_D = [np.array(values) for values in sampling]
-    base_D = [np.array(data.draw(st.lists(LOGPROBS, min_size=len(row), max_size=len(row)))) for row in sampling]
+    base_D = [
+        np.array(data.draw(st.lists(LOGPROBS, min_size=len(row), max_size=len(row))))
+        for row in sampling
+    ]
     penalties, mean = compute_kl_penalties(sampling_D, base_D, coefficient)
-    distance, penalty = np.concatenate(sampling_D) - np.concatenate(base_D), np.concatenate(penalties)
+    distance, penalty = (
+        np.concatenate(sampling_D) - np.concatenate(base_D),
+        np.concatenate(penalties),
+    )
     assert mean == pytest.approx(distance.mean())
     assert penalty.sum() == pytest.approx(0.0, abs=1e-9)
     np.testing.assert_allclose(penalty, -coefficient * (distance - distance.mean()), atol=1e-9)
-    moved, moved_mean = compute_kl_penalties(sampling_D, [base + shift for base in base_D], coefficient)
+    moved, moved_mean = compute_kl_penalties(
+        sampling_D, [base + shift for base in base_D], coefficient
+    )
     assert moved_mean == pytest.approx(mean - shift)
     np.testing.assert_allclose(np.concatenate(moved), penalty, atol=1e-8)
 
@@ -248,7 +326,12 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
     """On top of the advantages that it would have without the penalty, and then it is centred."""
     recipe = BatchSettings(max_tokens=1000, eos_id=EOS, has_kl_penalty=True)
     made = to_batch(batch, recipe)
-    trained = [mask for group in batch for mask in group["masks"] if any(entry != IGNORE_INDEX for entry in mask[1:])]
+    trained = [
+        mask
+        for group in batch
+        for mask in group["masks"]
+        if any(entry != IGNORE_INDEX for entry in mask[1:])
+    ]
     assert len(made.datums) == len(trained)
     assume(made.datums)
     scores = [datum.advantages.copy() for datum in made.datums]
@@ -257,8 +340,15 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
     assert plain == contents(to_batch(batch, RECIPE))
     base_D = base_of(made, data)
     mean = add_kl_penalty(made, base_D, coefficient, recipe)
-    added = np.concatenate([(datum.advantages - score)[datum.loss_mask] for datum, score in zip(datums, scores, strict=True)])
-    sampling = np.concatenate([datum.logprobs[datum.loss_mask] for datum in datums]).astype(np.float64)
+    added = np.concatenate(
+        [
+            (datum.advantages - score)[datum.loss_mask]
+            for datum, score in zip(datums, scores, strict=True)
+        ]
+    )
+    sampling = np.concatenate([datum.logprobs[datum.loss_mask] for datum in datums]).astype(
+        np.float64
+    )
     expected = -coefficient * (sampling - np.concatenate(base_D) - mean)
     np.testing.assert_allclose(added, expected, atol=1e-4)
     assert added.sum() == pytest.approx(0.0, abs=1e-3)
@@ -266,14 +356,22 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
 
 
 @examples(BATCHES, st.floats(0.01, 5), st.sampled_from(["token", "sequence"]))
-def test_a_penalty_of_nothing_changes_nothing(batch: list[dict[str, Any]], coefficient: float, weight_by: Any) -> None:
-    """The base model agrees with the one that sampled: the batch is that without a penalty, weights included."""
-    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=True)
+def test_a_penalty_of_nothing_changes_nothing(
+    batch: list[dict[str, Any]], coefficient: float, weight_by: Any
+) -> None:
+    """The base model agrees with the one that sampled: the batch is that without a penalty, weights
+    included.
+    """
+    recipe = BatchSettings(
+        max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=True
+    )
     made = to_batch(batch, recipe)
     assume(made.datums)
     base_D = [datum.logprobs[datum.loss_mask].astype(np.float64) for datum in made.datums]
     assert add_kl_penalty(made, base_D, coefficient, recipe) == 0.0
-    assert contents(made) == contents(to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by)))
+    assert contents(made) == contents(
+        to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by))
+    )
 
 
 TOKENS = st.lists(st.integers(0, 4), max_size=12)
@@ -290,7 +388,9 @@ def test_a_prompt_is_repaired_once(tokens: list[int]) -> None:
 
 
 @examples(rollouts())
-def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(rollout: tuple[list[int], list[bool], list[float]]) -> None:
+def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(
+    rollout: tuple[list[int], list[bool], list[float]],
+) -> None:
     tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
     keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
     assert keep_T[sampled_T].all()
@@ -299,21 +399,37 @@ def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(rollout: tuple[li
 
 
 @examples(rollouts())
-def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(rollout: tuple[list[int], list[bool], list[float]]) -> None:
-    """What stands before each sampled piece is what the inference server made of the prompt of that turn."""
+def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(
+    rollout: tuple[list[int], list[bool], list[float]],
+) -> None:
+    """What stands before each sampled piece is what the inference server made of the prompt of that
+    turn.
+    """
     tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
     keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
     for start, _ in find_sampled_spans(sampled_T):
         before = tokens_T[:start]
         doubled = (before[1:] == EOS) & (before[:-1] == EOS) & sampled_T[1:start]
-        if doubled.any():  # a sampled end of turn behind another stays in training, and no prompt knows what was sampled
+        # a sampled end of turn behind another stays in training, and no prompt knows what was
+        # sampled
+        if doubled.any():
             continue
         assert before[keep_T[:start]].tolist() == collapse_doubled_eos(before.tolist(), EOS)
 
 
-@examples(st.floats(1e-9, 1), st.integers(1, 400), st.integers(0, 400), st.sampled_from(["constant", "linear", "cosine"]))
-def test_a_learning_rate_stays_within_its_peak(peak: float, total: int, warmup: int, schedule: Any) -> None:
-    rates = [compute_learning_rate(peak, step, total, schedule=schedule, warmup_steps=warmup) for step in range(total)]
+@examples(
+    st.floats(1e-9, 1),
+    st.integers(1, 400),
+    st.integers(0, 400),
+    st.sampled_from(["constant", "linear", "cosine"]),
+)
+def test_a_learning_rate_stays_within_its_peak(
+    peak: float, total: int, warmup: int, schedule: Any
+) -> None:
+    rates = [
+        compute_learning_rate(peak, step, total, schedule=schedule, warmup_steps=warmup)
+        for step in range(total)
+    ]
     assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates)
     assert (np.diff(rates[:warmup]) >= 0).all()
     assert (np.diff(rates[warmup:]) <= 0).all()

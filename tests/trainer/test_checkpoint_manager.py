@@ -1,4 +1,6 @@
-"""A checkpoint is written as a whole, and a try that failed does not stand in the way of the next one."""
+"""A checkpoint is written as a whole, and a try that failed does not stand in the way of the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.conftest import RunningEngine
 
 @pytest.fixture
 def keeper(policy: Policy, tmp_path: Path) -> CheckpointManager:
-    return CheckpointManager(policy, Checkpoints(tmp_path / "checkpoints"), num_to_keep=2, resume_checkpoint=None)
+    return CheckpointManager(
+        policy, Checkpoints(tmp_path / "checkpoints"), num_to_keep=2, resume_checkpoint=None
+    )
 
 
 def run_folder(engine: RunningEngine, policy: Policy) -> Path:
@@ -25,10 +29,14 @@ def run_folder(engine: RunningEngine, policy: Policy) -> Path:
 
 
 def saved_names(folder: Path) -> list[str]:
-    return sorted(f"{file.parts[-3]}/{file.parts[-2]}" for file in folder.glob("*/*/checkpoint.json"))
+    return sorted(
+        f"{file.parts[-3]}/{file.parts[-2]}" for file in folder.glob("*/*/checkpoint.json")
+    )
 
 
-@pytest.mark.parametrize(("refused", "other"), [("weights", "sampler_weights"), ("sampler_weights", "weights")])
+@pytest.mark.parametrize(
+    ("refused", "other"), [("weights", "sampler_weights"), ("sampler_weights", "weights")]
+)
 async def test_a_save_that_failed_half_way_is_repeated(
     keeper: CheckpointManager, policy: Policy, engine: RunningEngine, refused: str, other: str
 ) -> None:
@@ -65,8 +73,15 @@ async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
     await resumed.close("success")
 
 
-async def test_names_that_exist_on_the_server_do_not_matter(keeper: CheckpointManager, policy: Policy) -> None:
+async def test_names_that_exist_on_the_server_do_not_matter(
+    keeper: CheckpointManager, policy: Policy
+) -> None:
     """A try whose answer was lost leaves parts that nobody knows of."""
-    await CheckpointManager(policy, Checkpoints(keeper.checkpoints.folder.with_name("lost")), num_to_keep=2, resume_checkpoint=None).save(3)
+    await CheckpointManager(
+        policy,
+        Checkpoints(keeper.checkpoints.folder.with_name("lost")),
+        num_to_keep=2,
+        resume_checkpoint=None,
+    ).save(3)
     await keeper.save(3)
     assert keeper.step == 3

@@ -1,4 +1,6 @@
-"""Evaluations during training: when they are due, what they see, what comes of them, and that no step waits."""
+"""Evaluations during training: when they are due, what they see, what comes of them, and that no
+step waits.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,24 @@ def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [int(line["eval/step"]) for line in lines if "eval/step" in line] == [0, 16, 24]
     curve = build_held_out_curve(lines)
-    assert [(point.step, point.percent_correct, point.items) for point in curve] == [(0, 0.5, 4), (24, 0.5, 4)]
-    assert all(point.low is not None and point.high is not None and point.low < 0.5 < point.high for point in curve)
+    assert [(point.step, point.percent_correct, point.items) for point in curve] == [
+        (0, 0.5, 4),
+        (24, 0.5, 4),
+    ]
+    assert all(
+        point.low is not None and point.high is not None and point.low < 0.5 < point.high
+        for point in curve
+    )
     (returned,) = [line for line in lines if line.get("eval/step") == 16]
     assert (returned["eval/quality"], returned["eval/items"]) == (2.5, 4)
 
 
 def test_an_evaluation_that_raises_is_counted_and_named(run: Run) -> None:
     (failed,) = read_json_lines(run.folder.failed_evaluations)
-    assert (failed["step"], failed["reason"]) == (8, "evaluate() raised ValueError: no held-out items")
+    assert (failed["step"], failed["reason"]) == (
+        8,
+        "evaluate() raised ValueError: no held-out items",
+    )
     assert sum(line.get("eval/failed") or 0 for line in run.steps()) == 1
 
 
@@ -53,11 +64,15 @@ def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run:
     lines = [line for line in run.steps() if "eval/step" in line]
     assert [line["eval/apart"] for line in lines] == [0.0] * 3
     assert len({line["eval/logprob"] for line in lines}) == 3, "and each another one"
-    assert next(line["step"] for line in lines if line["eval/step"] == 0) >= 4, "no step waited for its end"
+    assert next(line["step"] for line in lines if line["eval/step"] == 0) >= 4, (
+        "no step waited for its end"
+    )
 
 
 def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
-    found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).list_intact()}[STEPS]
+    found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).list_intact()}[
+        STEPS
+    ]
     assert found is not None
     assert (found.step, found.percent_correct, found.items) == (24, 0.5, 4)
 
@@ -97,7 +112,9 @@ async def test_an_evaluation_is_due_at_each_multiple_and_the_final_one_is_not_ma
 
 
 async def test_several_environments_evaluate_the_same_weights() -> None:
-    """The next evaluation begins when all have ended, and one that never begins it does not keep the others."""
+    """The next evaluation begins when all have ended, and one that never begins it does not keep
+    the others.
+    """
     evaluations, first, second = make_evaluations(), Weights(), Weights()
     evaluations.start_round_if_due(10, first)  # type: ignore[arg-type]
     sums, words = await evaluations.wait_for_next("sums"), await evaluations.wait_for_next("words")
@@ -106,7 +123,9 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
         evaluations.finish(sums["id"], RIGHT)
     evaluations.start_round_if_due(20, second)  # type: ignore[arg-type]
     assert evaluations.get_sampler(words["id"]) is first, "that of step 20 is left out"
-    evaluations.finish(words["id"], {"metrics": {"eval/percent_correct": 1.0, "items": 2}, "seconds": 1.5})
+    evaluations.finish(
+        words["id"], {"metrics": {"eval/percent_correct": 1.0, "items": 2}, "seconds": 1.5}
+    )
     assert await evaluations.wait_for_next("sums", wait_s=0.01) == {}
     found = evaluations.take_metrics()
     assert {key: found[key] for key in ("eval/step", "eval/items", "environments/words/eval/percent_correct")} == {
@@ -157,7 +176,9 @@ async def test_weights_that_are_held_are_asked_now_and_then() -> None:
 
 
 def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
-    """Of step 10, which arrived on a line that is made again; that of step 20 is of weights that are gone."""
+    """Of step 10, which arrived on a line that is made again; that of step 20 is of weights that
+    are gone.
+    """
     lines = [{"step": step} for step in range(1, 24)]
     lines[11] |= {"eval/step": 10, "eval/percent_correct": 0.25, "eval/failed": 1}
     lines[21] |= {"eval/step": 20, "eval/percent_correct": 0.75}
@@ -168,7 +189,9 @@ def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
     assert evaluations.take_metrics() == {"eval/step": 10, "eval/percent_correct": 0.25}
 
 
-async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     evaluations, stop = EvaluationScheduler(every_steps=10), asyncio.Event()
     evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     settled = asyncio.ensure_future(evaluations.wait_for_last_round(stop))

@@ -1,4 +1,6 @@
-"""A run that is interrupted and resumed is the run that was not: the same losses and the same weights, bit for bit."""
+"""A run that is interrupted and resumed is the run that was not: the same losses and the same
+weights, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunRecord, RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_healthy
-from lachesis.supervision.plan import make_training_plan, fetch_trainer_health
+from lachesis.supervision.plan import fetch_trainer_health, make_training_plan
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(600)
@@ -55,10 +57,17 @@ class Run:
         self.record, self.config = record, config
 
     def attempt(self, kill_at: int | None = None) -> None:
-        """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is killed."""
+        """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is
+        killed.
+        """
         found = Checkpoints(self.folder.checkpoints).find_resumable()
         plan = make_training_plan(
-            self.record, self.folder, self.config, received_groups=found.get_groups_by_environment([self.record.environment]) if found else None
+            self.record,
+            self.folder,
+            self.config,
+            received_groups=found.get_groups_by_environment([self.record.environment])
+            if found
+            else None,
         )
         plan.write_files()
         with ServiceGroup() as group:
@@ -68,7 +77,9 @@ class Run:
                 wait_until_healthy(group, spec)
             self.resumed = fetch_trainer_health(plan).get("resumed")
             until = deadline(90)
-            while group.is_running("trainer") and not (kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at):
+            while group.is_running("trainer") and not (
+                kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at
+            ):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             if kill_at:
@@ -83,7 +94,9 @@ class Run:
         assert newest is not None
         assert newest.final
         return (
-            self.folder.engine / newest.sampler_weights.removeprefix("tinker://") / "adapter_model.safetensors"
+            self.folder.engine
+            / newest.sampler_weights.removeprefix("tinker://")
+            / "adapter_model.safetensors"
         ).read_bytes()
 
 
@@ -106,10 +119,15 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_m
     assert resumed["loss_change"] == 0.0
     assert [one["step"] for one in parted.steps()] == list(range(1, STEPS + 1))
     for key in ("train/loss", "reward/mean", "logprobs/mean_training"):
-        assert [one[key] for one in parted.steps()] == [one[key] for one in whole.steps()], (key, end)
+        assert [one[key] for one in parted.steps()] == [one[key] for one in whole.steps()], (
+            key,
+            end,
+        )
     assert len({one["train/loss"] for one in whole.steps()}) == STEPS
     assert parted.weights() == whole.weights(), end
     kept = [one.step for one in Checkpoints(whole.folder.checkpoints).list_intact()]
     assert kept[-2:] == [12, STEPS]
     assert len(kept) <= 3
-    assert len(list(whole.folder.engine.glob("*/weights/*"))) == len(kept), "files of superseded checkpoints are gone"
+    assert len(list(whole.folder.engine.glob("*/weights/*"))) == len(kept), (
+        "files of superseded checkpoints are gone"
+    )

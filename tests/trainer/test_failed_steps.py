@@ -1,4 +1,6 @@
-"""An error in a step loses no step and counts none twice: a checkpoint holds as many updates as its name says."""
+"""An error in a step loses no step and counts none twice: a checkpoint holds as many updates as its
+name says.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ PROMPT, ANSWER = 4, 6
 
 
 class Replayed(RolloutClient):
-    """Groups that nobody samples: the n-th one is always the same, so that two runs can be compared number by number."""
+    """Groups that nobody samples: the n-th one is always the same, so that two runs can be compared
+    number by number.
+    """
 
     def __init__(self, received: int) -> None:
         super().__init__("http://127.0.0.1:9")
@@ -48,7 +52,9 @@ def _group(number: int) -> ScoredGroup:
     return {
         "tokens": tokens_G,
         "masks": [[-100] * PROMPT + tokens[PROMPT:] for tokens in tokens_G],
-        "inference_logprobs": [[1.0] * PROMPT + [-chance.random() - 2 for _ in range(ANSWER)] for _ in tokens_G],
+        "inference_logprobs": [
+            [1.0] * PROMPT + [-chance.random() - 2 for _ in range(ANSWER)] for _ in tokens_G
+        ],
         "scores": [0.0, 1.0, 0.0, 1.0],
     }
 
@@ -62,9 +68,15 @@ class Run:
         self.checkpoints = Checkpoints(self.folder.checkpoints)
         edits = {
             "env": {"group_size": 4, "batch_size": 4 * GROUPS, "total_steps": STEPS},
-            "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3},
+            "tinker": {
+                "use_wandb": False,
+                "save_checkpoint_interval": INTERVAL,
+                "learning_rate": 1e-3,
+            },
         }
-        self.config: RunConfig = run_config.resolve_run_config("replay", "embedded", edits, model=engine.model)
+        self.config: RunConfig = run_config.resolve_run_config(
+            "replay", "embedded", edits, model=engine.model
+        )
         self.tokenizer = AutoTokenizer.from_pretrained(engine.model)
 
     async def attempt(self) -> None:
@@ -72,7 +84,9 @@ class Run:
         newest = self.checkpoints.find_resumable()
         policy = await Policy.create(self.config, resume_from=newest.state if newest else None)
         await policy.publish()
-        keeper = CheckpointManager(policy, self.checkpoints, num_to_keep=2, resume_checkpoint=newest)
+        keeper = CheckpointManager(
+            policy, self.checkpoints, num_to_keep=2, resume_checkpoint=newest
+        )
         trainer = loop.Trainer(
             self.config,
             policy,
@@ -160,7 +174,10 @@ async def test_an_error_in_the_middle_of_an_update_saves_nothing(
     with pytest.raises(RuntimeError, match="injected"):
         await run.attempt()
     assert run.newest().step == INTERVAL
-    assert "no checkpoint after an error in the middle of an update; the last one is of step 4" in caplog.text
+    assert (
+        "no checkpoint after an error in the middle of an update; the last one is of step 4"
+        in caplog.text
+    )
 
 
 async def test_a_line_that_cannot_be_written_costs_no_checkpoint(

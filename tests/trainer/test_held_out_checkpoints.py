@@ -32,7 +32,9 @@ class Policy:
 
 def make_keeper(folder: Path, *, keep: int = 10) -> CheckpointManager:
     (folder / "checkpoints").mkdir(exist_ok=True)
-    return CheckpointManager(Policy(), Checkpoints(folder / "checkpoints"), num_to_keep=keep, resume_checkpoint=None)  # type: ignore[arg-type]
+    return CheckpointManager(
+        Policy(), Checkpoints(folder / "checkpoints"), num_to_keep=keep, resume_checkpoint=None
+    )  # type: ignore[arg-type]
 
 
 def point(step: int, share: float) -> HeldOutPoint:
@@ -45,7 +47,9 @@ def held_out(keeper: CheckpointManager) -> dict[int, tuple[int, float] | None]:
     return {step: (one.step, one.percent_correct) if one else None for step, one in found.items()}
 
 
-async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(tmp_path: Path) -> None:
+async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(
+    tmp_path: Path,
+) -> None:
     keeper = make_keeper(tmp_path)
     keeper.note_held_out(point(0, 0.1))
     await keeper.save(10)
@@ -62,7 +66,9 @@ async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(tmp
 
 
 async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_path: Path) -> None:
-    """It stays beside the newest ones; where none was evaluated the reward decides, and of equal ones the newer one stays."""
+    """It stays beside the newest ones; where none was evaluated the reward decides, and of equal
+    ones the newer one stays.
+    """
     keeper = make_keeper(tmp_path, keep=1)
     for step, share, reward in ((10, 0.8, 0.1), (20, 0.8, 0.2), (30, 0.5, 0.9), (40, None, 0.95)):
         keeper.count_step(reward, [])
@@ -72,7 +78,8 @@ async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_
     await keeper.save(50)
     assert list(held_out(keeper)) == [20, 50]
     manifests = [
-        Manifest(step=step, state="s", sampler_weights="w", reward=reward) for step, reward in ((1, 0.5), (2, None), (3, 0.5))
+        Manifest(step=step, state="s", sampler_weights="w", reward=reward)
+        for step, reward in ((1, 0.5), (2, None), (3, 0.5))
     ]
     assert find_best(manifests) is manifests[2]
     assert find_best(manifests[1:2]) is None
@@ -102,7 +109,9 @@ async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lachesis.base.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full}))
+    monkeypatch.setattr(
+        "lachesis.base.files.os", SimpleNamespace(**{**vars(__import__("os")), "open": full})
+    )
     keeper.note_held_out(point(10, 0.75))
     assert "the checkpoint of step 10 has no held-out result" in caplog.text
 

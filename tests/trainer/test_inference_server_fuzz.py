@@ -33,19 +33,29 @@ def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}"
     edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
     file = folder / "server.yaml"
-    file.write_text(run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model).to_yaml())
-    secrets = {"TINKER_BASE_URL": engine.url, "TINKER_API_KEY": engine.token, "LACHESIS_INFERENCE_TOKEN": "run-token"}
+    file.write_text(
+        run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model).to_yaml()
+    )
+    secrets = {
+        "TINKER_BASE_URL": engine.url,
+        "TINKER_API_KEY": engine.token,
+        "LACHESIS_INFERENCE_TOKEN": "run-token",
+    }
     command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file), "--base-only"]
     with (folder / "log").open("wb") as log:
         env = {**os.environ, **secrets, "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, env=env, cwd=Path(folder), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, cwd=Path(folder), stdout=log, stderr=log, start_new_session=True
+        )
     wait_http(f"{url}/health", process)
     yield url
     assert process.poll() is None, (folder / "log").read_text()
     end(process)
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in routes(SCHEMA) if not one[1].startswith("/base/")])
+@pytest.mark.parametrize(
+    ("method", "path"), [one for one in routes(SCHEMA) if not one[1].startswith("/base/")]
+)
 def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str) -> None:
     fuzz(SCHEMA, method, path, server, TOKEN, examples=10)
 
@@ -70,17 +80,27 @@ def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str
 )
 def test_wrong_samplings_are_faults_of_the_client(server: str, body: dict[str, Any]) -> None:
     headers = {**TOKEN, "content-type": "application/json"}
-    answer = httpx.post(f"{server}/generate", content=json.dumps(body), headers=headers, trust_env=False, timeout=20)
+    answer = httpx.post(
+        f"{server}/generate", content=json.dumps(body), headers=headers, trust_env=False, timeout=20
+    )
     assert 400 <= answer.status_code < 500, answer.text
 
 
 @pytest.mark.parametrize(
-    "change", [{"prompt": "\ud800"}, {"stop": "\ud800"}, {"temperature": float("nan")}, {"model": "\ud800", "n": "x"}]
+    "change",
+    [
+        {"prompt": "\ud800"},
+        {"stop": "\ud800"},
+        {"temperature": float("nan")},
+        {"model": "\ud800", "n": "x"},
+    ],
 )
 def test_wrong_completions_are_faults_of_the_client(server: str, change: dict[str, Any]) -> None:
     body = json.dumps({"prompt": "1+1=", "max_tokens": 2, **change})
     headers = {**TOKEN, "content-type": "application/json"}
-    answer = httpx.post(f"{server}/v1/completions", content=body, headers=headers, trust_env=False, timeout=20)
+    answer = httpx.post(
+        f"{server}/v1/completions", content=body, headers=headers, trust_env=False, timeout=20
+    )
     assert 400 <= answer.status_code < 500, answer.text
 
 
@@ -93,4 +113,9 @@ def test_strangers_are_refused(server: str) -> None:
 
 def test_it_answers_after_all_that(server: str) -> None:
     body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
-    assert httpx.post(f"{server}/v1/chat/completions", json=body, headers=TOKEN, trust_env=False).status_code == 200
+    assert (
+        httpx.post(
+            f"{server}/v1/chat/completions", json=body, headers=TOKEN, trust_env=False
+        ).status_code
+        == 200
+    )

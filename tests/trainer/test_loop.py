@@ -41,7 +41,9 @@ def scored(*scores: float, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+async def trainer(
+    engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Make]:
     """A factory of trainers whose steps take two groups of two rollouts."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
@@ -50,14 +52,21 @@ async def trainer(engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.Mon
         async def make(**tinker: Any) -> Trainer:
             env = {"batch_size": 4, "group_size": 2, "total_steps": 1, "rollout_server_url": api}
             edits = {"env": env, "tinker": {"use_wandb": False, "learning_rate": 1e-3, **tinker}}
-            config = run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model)
+            config = run_config.resolve_run_config(
+                "arithmetic", "embedded", edits, model=engine.model
+            )
             trained = await Policy.create(config, resume_from=None)
             stack.push_async_callback(trained.close, "success")
             await trained.publish()
             client = RolloutClient(api)
             stack.push_async_callback(client.close)
             await client.register(config, first_step=0, checkpoint_dir=tmp_path)
-            keeper = CheckpointManager(trained, Checkpoints(tmp_path / "checkpoints"), num_to_keep=1, resume_checkpoint=None)
+            keeper = CheckpointManager(
+                trained,
+                Checkpoints(tmp_path / "checkpoints"),
+                num_to_keep=1,
+                resume_checkpoint=None,
+            )
             return Trainer(
                 config, trained, client, checkpoint_manager=keeper, state=TrainerState(), run_dir=RunDir(tmp_path.parent, tmp_path.name),
                 wandb=None, tokenizer=AutoTokenizer.from_pretrained(engine.model),
@@ -76,28 +85,49 @@ async def play(trainer: Trainer, *groups: dict[str, Any]) -> dict[str, Any]:
 
 
 NO_LOGPROB = {"inference_logprobs": [[1.0, 1.0, 1.0, -1.0]] * 2}
-FOREIGN = {"tokens": [[2, 3, 999_999, 5]] * 2, "masks": [[-100, -100, 999_999, 5]] * 2, "inference_logprobs": None}
+FOREIGN = {
+    "tokens": [[2, 3, 999_999, 5]] * 2,
+    "masks": [[-100, -100, 999_999, 5]] * 2,
+    "inference_logprobs": None,
+}
 
 
-@pytest.mark.parametrize(("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "gave no log-probabilities")])
+@pytest.mark.parametrize(
+    ("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "gave no log-probabilities")]
+)
 async def test_a_bad_group_costs_itself_and_is_named(
     trainer: Make, caplog: pytest.LogCaptureFixture, bad: dict[str, Any], reason: str
 ) -> None:
     caplog.set_level(logging.WARNING)
     line = await play(await trainer(), scored(1.0, 0.0), scored(1.0, 0.0, **bad))
     assert (line["batch/dropped_groups"], line["batch/groups"], line["batch/datums"]) == (1, 1, 2)
-    assert [reason in message for message in caplog.messages if "is left out of the batch of step 1" in message] == [True]
+    assert [
+        reason in message
+        for message in caplog.messages
+        if "is left out of the batch of step 1" in message
+    ] == [True]
 
 
 async def test_a_batch_of_bad_groups_ends_the_run_with_the_first_reason(trainer: Make) -> None:
-    with pytest.raises(BatchError, match="none of the 2 groups of a batch can be trained on; group 0: rollout 0: 1 sampling"):
+    with pytest.raises(
+        BatchError,
+        match="none of the 2 groups of a batch can be trained on; group 0: rollout 0: 1 sampling",
+    ):
         await play(await trainer(), scored(1.0, 0.0, **NO_LOGPROB), scored(1.0, 0.0, **NO_LOGPROB))
 
 
 async def test_the_penalty_reaches_groups_of_equal_scores(trainer: Make) -> None:
     """Near convergence there are no others."""
-    line = await play(await trainer(kl_coefficient=0.5), scored(1.0, 1.0), scored(0.0, 0.0, inference_logprobs=None))
-    assert (line["batch/zero_signal_groups"], line["batch/datums"], line["batch/without_logprobs"]) == (2, 4, 2)
+    line = await play(
+        await trainer(kl_coefficient=0.5),
+        scored(1.0, 1.0),
+        scored(0.0, 0.0, inference_logprobs=None),
+    )
+    assert (
+        line["batch/zero_signal_groups"],
+        line["batch/datums"],
+        line["batch/without_logprobs"],
+    ) == (2, 4, 2)
     assert line["advantages/mean"] == pytest.approx(0.0, abs=1e-5)
     assert line["advantages/std"] > 0
     assert "kl/base" in line
@@ -118,7 +148,11 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
 
         monkeypatch.setattr(module, name, watched)
 
-    work = {rollout_client: ["read_batch_json"], loop: ["to_batch", "compute_rollout_metrics"], policy: ["_to_data", "_to_prompts"]}
+    work = {
+        rollout_client: ["read_batch_json"],
+        loop: ["to_batch", "compute_rollout_metrics"],
+        policy: ["_to_data", "_to_prompts"],
+    }
     for module, names in work.items():
         for name in names:
             watch(module, name)
@@ -136,7 +170,9 @@ async def test_without_a_penalty_groups_of_equal_scores_teach_nothing(trainer: M
 
 async def test_a_learning_rate_of_nothing_ends_no_run(trainer: Make) -> None:
     """Nor does a first rollout of which one token alone can be predicted."""
-    short = scored(1.0, 0.0, tokens=[[2, 3]] * 2, masks=[[-100, 3]] * 2, inference_logprobs=[[1.0, -5.0]] * 2)
+    short = scored(
+        1.0, 0.0, tokens=[[2, 3]] * 2, masks=[[-100, 3]] * 2, inference_logprobs=[[1.0, -5.0]] * 2
+    )
     line = await play(await trainer(learning_rate=1e-12), short, scored(1.0, 0.0))
     assert line["batch/datums"] == 4
 

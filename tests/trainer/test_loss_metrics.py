@@ -19,7 +19,10 @@ RATIOS = [[0.5, 0.9, 1.1, 2.0], [5.0, 5.0]]
 
 def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
     """Return loss/clipped_share, or None where there is no such metric."""
-    edits: dict[str, Any] = {"env": {"max_batches_offpolicy": offpolicy}, "tinker": {"loss_fn": loss_fn, **bounds}}
+    edits: dict[str, Any] = {
+        "env": {"max_batches_offpolicy": offpolicy},
+        "tinker": {"loss_fn": loss_fn, **bounds},
+    }
     datums, training_D = [], []
     for ratios in RATIOS:
         count = len(ratios) + 1
@@ -28,7 +31,12 @@ def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
         ids, ones = np.arange(count), np.ones(count, np.float32)
         datums.append(Datum(ids, ids + 1, logprobs, ones, trained))
         training_D.append(np.array([-9.0, *(-3.0 + math.log(ratio) for ratio in ratios)]))
-    metrics = compute_loss_metrics(Batch(datums), training_D, 1.0, run_config.resolve_run_config("arithmetic", "embedded", edits))
+    metrics = compute_loss_metrics(
+        Batch(datums),
+        training_D,
+        1.0,
+        run_config.resolve_run_config("arithmetic", "embedded", edits),
+    )
     return metrics.get("loss/clipped_share")
 
 
@@ -46,8 +54,12 @@ def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
         ("dro", {}, None),
     ],
 )
-def test_the_clipped_share_is_of_the_bounds_of_the_loss(loss_fn: str, bounds: dict[str, float], expected: float | None) -> None:
-    """For GSPO by the geometric mean of a rollout's ratios: that of the first is 0.99749…, that of the second 5."""
+def test_the_clipped_share_is_of_the_bounds_of_the_loss(
+    loss_fn: str, bounds: dict[str, float], expected: float | None
+) -> None:
+    """For GSPO by the geometric mean of a rollout's ratios: that of the first is 0.99749…, that of
+    the second 5.
+    """
     assert share(loss_fn, **bounds) == expected
 
 
@@ -59,5 +71,12 @@ def test_the_loss_that_is_chosen_by_the_queue_decides() -> None:
 @pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
 def test_the_bounds_are_those_of_the_engine(loss_fn: str) -> None:
     settings = losses.LOSSES[loss_fn].default_settings
-    assert RATIO_BOUNDS[loss_fn] == (settings["clip_low_threshold"], settings["clip_high_threshold"])
-    assert {name for name, loss in losses.LOSSES.items() if "clip_low_threshold" in loss.default_settings} == set(RATIO_BOUNDS)
+    assert RATIO_BOUNDS[loss_fn] == (
+        settings["clip_low_threshold"],
+        settings["clip_high_threshold"],
+    )
+    assert {
+        name
+        for name, loss in losses.LOSSES.items()
+        if "clip_low_threshold" in loss.default_settings
+    } == set(RATIO_BOUNDS)

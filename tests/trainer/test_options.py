@@ -1,4 +1,6 @@
-"""A run with every choice of the trainer made otherwise, through real processes; then its weights, handed over."""
+"""A run with every choice of the trainer made otherwise, through real processes; then its weights,
+handed over.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STEPS = 6
 def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
     folder = tmp_path_factory.mktemp("options")
     examples = folder / "examples.jsonl"
-    examples.write_text("\n".join(json.dumps({"prompt": f"{n}", "completion": "one"}) for n in range(12)))
+    examples.write_text(
+        "\n".join(json.dumps({"prompt": f"{n}", "completion": "one"}) for n in range(12))
+    )
     tinker = {
         "loss_fn": "auto", "advantage": "leave_one_out", "weight_by": "sequence", "kl_coefficient": 0.05, "grad_clip_norm": 1.0,
         "cut_rollouts": "leave_out", "learning_rate_schedule": "linear", "learning_rate_warmup": 2, "clip_high_threshold": 1.3,
@@ -56,7 +60,9 @@ def test_the_examples_were_learned_first(run: Run) -> None:
     assert (found["examples"], found["updates"]) == (12, 12)
     assert found["last_loss"] < 0.8 * found["first_loss"]
     log = run.folder.get_log_file("trainer").read_text()
-    assert log.count("supervised update 12/12") == 1, "a run that is killed after it goes on behind it"
+    assert log.count("supervised update 12/12") == 1, (
+        "a run that is killed after it goes on behind it"
+    )
     assert run.resumed["step"] == 0
 
 
@@ -66,23 +72,31 @@ def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_pa
     for parity in (note["parity"], note["parity_merged"]):
         assert parity["largest"] < 1e-3
         assert parity["tokens"] > 10
-    assert {"adapter_config.json", "adapter_model.safetensors", "merged/model.safetensors"} <= set(note["sha256"])
+    assert {"adapter_config.json", "adapter_model.safetensors", "merged/model.safetensors"} <= set(
+        note["sha256"]
+    )
     assert note["base_revision"].startswith("sha256:")
     scope: dict[str, Any] = {}
     exec("\n".join(note["load"]), scope)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "merged", dtype=torch.float32)
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "out" / "merged").encode("12")])
     with torch.no_grad():
-        torch.testing.assert_close(scope["model"](ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            scope["model"](ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4
+        )
 
 
 def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
-    local = export.find_adapter_folder(run.folder, export.Checkpoints(run.folder.checkpoints).find_resumable())  # type: ignore[arg-type]
+    local = export.find_adapter_folder(
+        run.folder, export.Checkpoints(run.folder.checkpoints).find_resumable()
+    )  # type: ignore[arg-type]
     assert local is not None
     copy = tmp_path / "adapter"
     copy.mkdir()
     tensors = load_file(local / "adapter_model.safetensors")
-    save_file({key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors")
+    save_file(
+        {key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors"
+    )
     (copy / "adapter_config.json").write_text((local / "adapter_config.json").read_text())
     manifest = export.Checkpoints(run.folder.checkpoints).find_resumable()
     assert manifest is not None

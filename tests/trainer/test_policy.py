@@ -15,17 +15,24 @@ from lachesis.trainer.policy import Policy
 
 
 async def test_the_trainer_answers_while_a_deletion_waits_for_a_dead_server(
-    engine: Any, start_engine: Callable[..., Any], random_model: str, monkeypatch: pytest.MonkeyPatch
+    engine: Any,
+    start_engine: Callable[..., Any],
+    random_model: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who asks how the run is would otherwise wait until the client has given up, which takes minutes. A server that this
-    process has asked before, and which lives, is not asked instead."""
+    """Who asks how the run is would otherwise wait until the client has given up, which takes
+    minutes. A server that this process has asked before, and which lives, is not asked instead.
+    """
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     await asyncio.to_thread(tinker.RestClient)
     engine = start_engine(random_model)
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    policy = await Policy.create(run_config.resolve_run_config("replay", "embedded", {}, model=random_model), resume_from=None)
+    policy = await Policy.create(
+        run_config.resolve_run_config("replay", "embedded", {}, model=random_model),
+        resume_from=None,
+    )
     path = (await policy.save("one"))["state"]
     engine.process.kill()
     engine.process.wait()

@@ -16,11 +16,20 @@ RECIPE = BatchSettings(max_tokens=8, eos_id=None)
 
 def group(*tokens: list[int], **changes: Any) -> dict[str, Any]:
     masks = [[-100, *one[1:]] for one in tokens]
-    return {"tokens": list(tokens), "masks": masks, "scores": [float(index) for index in range(len(tokens))], **changes}
+    return {
+        "tokens": list(tokens),
+        "masks": masks,
+        "scores": [float(index) for index in range(len(tokens))],
+        **changes,
+    }
 
 
 async def test_they_are_those_of_the_model_that_samples(policy: Policy) -> None:
-    wanting, whole, equal = group([2, 3, 4], [2, 5, 6, 7]), group([2, 3], [2, 4]), group([2, 3], [2, 4], scores=[1.0, 1.0])
+    wanting, whole, equal = (
+        group([2, 3, 4], [2, 5, 6, 7]),
+        group([2, 3], [2, 4]),
+        group([2, 3], [2, 4], scores=[1.0, 1.0]),
+    )
     whole["inference_logprobs"] = [[1.0, -0.5], [1.0, -0.25]]
     groups = [wanting, whole, equal]
     assert await fill_missing_logprobs(groups, policy.sampler, RECIPE) == RecomputedLogprobs(2, 7)
@@ -34,7 +43,9 @@ async def test_they_are_those_of_the_model_that_samples(policy: Policy) -> None:
 
 async def test_what_is_left_out_is_not_asked_about(policy: Policy) -> None:
     wanting = group(list(range(2, 20)), [2, 3], [5], scores=[0.0, 5.0, 1.0])
-    assert await fill_missing_logprobs([wanting, group()], policy.sampler, RECIPE) == RecomputedLogprobs(1, 2)
+    assert await fill_missing_logprobs(
+        [wanting, group()], policy.sampler, RECIPE
+    ) == RecomputedLogprobs(1, 2)
     batch = to_batch([wanting], RECIPE)
     assert (len(batch.datums), batch.num_too_long) == (1, 1)
 
@@ -48,15 +59,26 @@ async def test_a_group_that_cannot_be_asked_about_is_left_out(policy: Policy) ->
     assert "outside the vocabulary" in filled.refusal_reasons[1]
     batch = to_batch(groups, RECIPE, filled.refusal_reasons)
     assert (sorted(batch.drop_reasons), len(batch.datums)) == ([0, 1], 2)
-    assert batch.drop_reasons[0] == "rollout 1 has 3 tokens and 1 masks; one entry for each token is needed"
+    assert (
+        batch.drop_reasons[0]
+        == "rollout 1 has 3 tokens and 1 masks; one entry for each token is needed"
+    )
 
 
 async def test_whatever_a_batch_trains_on_is_asked_about(policy: Policy) -> None:
     """Equal scores teach by a penalty on the distance to the base model, or by a teacher."""
     equal = group([2, 3], [2, 4], scores=[1.0, 1.0])
-    taught = {**equal, "distill_token_ids": [[[2], [3]], [[2], [4]]], "distill_logprobs": [[[0.0], [-9.0]]] * 2}
-    assert await fill_missing_logprobs([dict(equal)], policy.sampler, RECIPE) == RecomputedLogprobs()
-    assert await fill_missing_logprobs([dict(equal)], policy.sampler, replace(RECIPE, has_kl_penalty=True)) == RecomputedLogprobs(2, 4)
+    taught = {
+        **equal,
+        "distill_token_ids": [[[2], [3]], [[2], [4]]],
+        "distill_logprobs": [[[0.0], [-9.0]]] * 2,
+    }
+    assert (
+        await fill_missing_logprobs([dict(equal)], policy.sampler, RECIPE) == RecomputedLogprobs()
+    )
+    assert await fill_missing_logprobs(
+        [dict(equal)], policy.sampler, replace(RECIPE, has_kl_penalty=True)
+    ) == RecomputedLogprobs(2, 4)
     assert await fill_missing_logprobs([taught], policy.sampler, RECIPE) == RecomputedLogprobs(2, 4)
     assert to_batch([taught], RECIPE).num_distilled == 2
 

@@ -22,27 +22,37 @@ from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 from tests.patience import deadline
 
-CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {"env": {"batch_size": 4, "group_size": 2}})
+CONFIG = run_config.resolve_run_config(
+    "arithmetic", "embedded", {"env": {"batch_size": 4, "group_size": 2}}
+)
 
 
 async def until_connected(pid: int, clients: int = 1) -> None:
     """Wait until this process has accepted as many connections."""
     until = deadline(20)
-    while [one.status for one in psutil.Process(pid).net_connections("tcp")].count("ESTABLISHED") < clients:
+    while [one.status for one in psutil.Process(pid).net_connections("tcp")].count(
+        "ESTABLISHED"
+    ) < clients:
         assert time.monotonic() < until, "nobody has connected"
         await asyncio.sleep(0.05)
 
 
 def scored(*scores: float) -> dict[str, Any]:
     count = len(scores)
-    rollouts: dict[str, Any] = {"tokens": [[1, 2]] * count, "masks": [[-100, 2]] * count, "scores": list(scores)}
+    rollouts: dict[str, Any] = {
+        "tokens": [[1, 2]] * count,
+        "masks": [[-100, 2]] * count,
+        "scores": list(scores),
+    }
     return {**rollouts, "inference_logprobs": [[1.0, -1.0]] * count}
 
 
 async def post(url: str, group: dict[str, Any]) -> None:
     async with httpx.AsyncClient() as client:
         answer = await client.post(
-            f"{url}/scored_data", content=json.dumps(group), headers={"Content-Type": "application/json"}
+            f"{url}/scored_data",
+            content=json.dumps(group),
+            headers={"Content-Type": "application/json"},
         )
         assert answer.status_code == 200
 
@@ -76,16 +86,27 @@ async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> Non
     await atropos.close()
 
 
-async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(tmp_path: Path) -> None:
-    """Or after a while, as it has other things to look after; one with an allocation of its own is answered at once."""
+async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(
+    tmp_path: Path,
+) -> None:
+    """Or after a while, as it has other things to look after; one with an allocation of its own is
+    answered at once.
+    """
     with api_process(tmp_path, "--offpolicy", "1") as (url, _):
         atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
 
             async def register(allocation: float | None) -> int:
-                wanted = {"max_token_length": 64, "desired_name": "a", "weight": 1.0, "group_size": 2}
-                answer = await client.post("/register-env", json={**wanted, "min_batch_allocation": allocation})
+                wanted = {
+                    "max_token_length": 64,
+                    "desired_name": "a",
+                    "weight": 1.0,
+                    "group_size": 2,
+                }
+                answer = await client.post(
+                    "/register-env", json={**wanted, "min_batch_allocation": allocation}
+                )
                 return int(answer.json()["env_id"])
 
             async def make_enough(number: int) -> None:
@@ -93,7 +114,11 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
                     await post(url, {**scored(1.0, 0.0), "env_id": number})
 
             async def queued(number: int) -> int:
-                return int((await client.request("GET", "/status-env", json={"env_id": number})).json()["queue_size"])
+                return int(
+                    (await client.request("GET", "/status-env", json={"env_id": number})).json()[
+                        "queue_size"
+                    ]
+                )
 
             await client.get("/batch")  # the trainer is there
             number = await register(None)
@@ -104,7 +129,10 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
             assert len(await atropos.next_batch(0)) == 2
             assert await asked == 0, "an answer that did not wait for the batch would be 2"
             await make_enough(number)
-            waiting, allocated = asyncio.create_task(queued(number)), asyncio.create_task(queued(await register(0.5)))
+            waiting, allocated = (
+                asyncio.create_task(queued(number)),
+                asyncio.create_task(queued(await register(0.5))),
+            )
             await asyncio.wait({waiting, allocated}, return_when=asyncio.FIRST_COMPLETED)
             assert (waiting.done(), allocated.done()) == (False, True)
             assert await waiting == 2
@@ -116,11 +144,15 @@ async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path:
         atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient() as client:
-            waiting = asyncio.create_task(client.get(f"{url}/batch", params={"wait": 300}, timeout=600))
+            waiting = asyncio.create_task(
+                client.get(f"{url}/batch", params={"wait": 300}, timeout=600)
+            )
             await until_connected(process.pid, clients=2)  # this one and the trainer's
             process.terminate()
             assert await asyncio.to_thread(process.wait, 20) == -signal.SIGTERM
-            assert (await waiting).status_code == 500, "which a trainer takes for an API that is away"
+            assert (await waiting).status_code == 500, (
+                "which a trainer takes for an API that is away"
+            )
         await atropos.close()
 
 
@@ -153,7 +185,9 @@ async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path: Path) -> None:
-    """Groups from before the registration are sent again by their environment; unusable ones are counted with the reason."""
+    """Groups from before the registration are sent again by their environment; unusable ones are
+    counted with the reason.
+    """
     async with httpx.AsyncClient(base_url=api) as client:
         early = await client.post("/scored_data", json=scored(1.0, 0.0))
         assert early.status_code == 503
@@ -168,14 +202,20 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
             ({"tokens": 1}, "a group is an object"),
             (7, "a group is an object"),
         ):
-            answer = await client.post("/scored_data", content=json.dumps(bad), headers={"Content-Type": "application/json"})
+            answer = await client.post(
+                "/scored_data",
+                content=json.dumps(bad),
+                headers={"Content-Type": "application/json"},
+            )
             assert answer.status_code == 422
             assert reason in answer.json()["detail"]
         many = await client.post("/scored_data_list", content="[" * 100_000)
         assert many.status_code == 422
         packed = gzip.compress(json.dumps(scored(1.0, 0.0)).encode())
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-        assert (await client.post("/scored_data", content=packed, headers=headers)).json() == {"status": "received"}
+        assert (await client.post("/scored_data", content=packed, headers=headers)).json() == {
+            "status": "received"
+        }
         await client.post("/scored_data_list", json=[scored(1.0, 0.0)])
         assert len(await asyncio.wait_for(atropos.next_batch(5), 10)) == 2
         assert await atropos.read_queue_counts() == {"queue/dropped": 0, "queue/refused": 7}
@@ -192,20 +232,41 @@ def changed(name: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (changed("masks", [[-100, 2]]), "a group has 2 rollouts and 1 masks; one list for each rollout is needed"),
+        (
+            changed("masks", [[-100, 2]]),
+            "a group has 2 rollouts and 1 masks; one list for each rollout is needed",
+        ),
         (changed("inference_logprobs", [[1.0, -1.0]]), "2 rollouts and 1 inference_logprobs"),
         (changed("tokens", [[1, 2]]), "a group has 1 rollouts and 2 scores"),
-        (changed("masks", [[-100, 2], [-100]]), "rollout 1 has 2 tokens and 1 masks; one entry for each token is needed"),
-        (changed("inference_logprobs", [[1.0], [1.0, -1.0]]), "rollout 0 has 2 tokens and 1 inference_logprobs"),
-        (changed("inference_logprobs", [[1.0, float("nan")]] * 2), "inference_logprobs holds a number that is not finite"),
+        (
+            changed("masks", [[-100, 2], [-100]]),
+            "rollout 1 has 2 tokens and 1 masks; one entry for each token is needed",
+        ),
+        (
+            changed("inference_logprobs", [[1.0], [1.0, -1.0]]),
+            "rollout 0 has 2 tokens and 1 inference_logprobs",
+        ),
+        (
+            changed("inference_logprobs", [[1.0, float("nan")]] * 2),
+            "inference_logprobs holds a number that is not finite",
+        ),
         (changed("advantages", [[float("inf")]]), "advantages holds a number that is not finite"),
         (changed("tokens", [[1, "x"]] * 2), "tokens holds something other than lists of numbers"),
         (changed("masks", 3), "the lists tokens, masks and scores"),
         (changed("overrides", "all"), "overrides is 'all'; a list or null is needed"),
-        (changed("overrides", [{"parts": {"form": float("nan")}}, {}]), "overrides holds a number that is not finite"),
+        (
+            changed("overrides", [{"parts": {"form": float("nan")}}, {}]),
+            "overrides holds a number that is not finite",
+        ),
         (changed("group_overrides", [1]), "group_overrides is [1]; an object or null is needed"),
-        (changed("distill_token_ids", [[[1], [2]]] * 2), "distill_token_ids and distill_logprobs are needed together"),
-        ({**changed("distill_token_ids", [[[1]]] * 2), "distill_logprobs": [[[0.0]]] * 2}, "1 distill_token_ids; one entry"),
+        (
+            changed("distill_token_ids", [[[1], [2]]] * 2),
+            "distill_token_ids and distill_logprobs are needed together",
+        ),
+        (
+            {**changed("distill_token_ids", [[[1]]] * 2), "distill_logprobs": [[[0.0]]] * 2},
+            "1 distill_token_ids; one entry",
+        ),
         (changed("env_id", -7), "env_id is -7"),
         (changed("messages", [[1]]), "TypeError"),
         (changed("tokens", [[1, 2.5]] * 2), "int_from_float"),
@@ -214,7 +275,9 @@ def changed(name: str, value: Any) -> dict[str, Any]:
 async def test_a_group_that_cannot_be_trained_on_is_refused(
     registered: tuple[str, RolloutClient], bad: dict[str, Any], reason: str
 ) -> None:
-    """With its reason, and counted; those beside it in the same message are taken, and the batch is whole."""
+    """With its reason, and counted; those beside it in the same message are taken, and the batch is
+    whole.
+    """
     url, atropos = registered
     headers = {"Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=url) as client:
@@ -222,9 +285,14 @@ async def test_a_group_that_cannot_be_trained_on_is_refused(
         alone = await client.post("/scored_data", content=json.dumps(bad), headers=headers)
         assert (alone.status_code, reason in alone.json()["detail"]) == (422, True), alone.text
         counts = (await client.get("/counts")).json()
-        assert (counts["refused"] - before["refused"], counts["received"]) == (1, before["received"])
+        assert (counts["refused"] - before["refused"], counts["received"]) == (
+            1,
+            before["received"],
+        )
         assert reason in counts["refusal"]
-        mixed = await client.post("/scored_data_list", content=json.dumps([scored(1.0, 0.0), bad]), headers=headers)
+        mixed = await client.post(
+            "/scored_data_list", content=json.dumps([scored(1.0, 0.0), bad]), headers=headers
+        )
         assert (mixed.status_code, mixed.json()["groups_processed"]) == (200, 1)
         await post(url, scored(0.5, 0.0))
         groups = await asyncio.wait_for(atropos.next_batch(0), 10)
@@ -252,14 +320,21 @@ async def test_an_empty_message_is_answered(registered: tuple[str, RolloutClient
 
 
 async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path: Path) -> None:
-    """Three batches of two groups may wait and one more be filled; a batch that cannot be filled is told apart."""
+    """Three batches of two groups may wait and one more be filled; a batch that cannot be filled is
+    told apart.
+    """
     atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     for number in range(20):
         await post(api, scored(float(number), -1.0))
     async with httpx.AsyncClient(base_url=api) as client:
         told = (await client.get("/counts")).json()
-        assert (told["received"], told["dropped"], told["queue_size"], told["queued"]) == (20, 12, 8, {"2": 8})
+        assert (told["received"], told["dropped"], told["queue_size"], told["queued"]) == (
+            20,
+            12,
+            8,
+            {"2": 8},
+        )
         first = await atropos.next_batch(0)
         assert [group["scores"][0] for group in first] == [18, 19], "the newest batch comes first"
         assert (await client.get("/counts")).json()["formed"] == 3
@@ -271,5 +346,7 @@ async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path:
 
 async def test_an_api_that_is_not_there_is_told(tmp_path: Path) -> None:
     atropos = RolloutClient("http://127.0.0.1:9")
-    with pytest.raises(ServerDownError, match=r"Atropos API at http://127.0.0.1:9 does not answer /reset_data"):
+    with pytest.raises(
+        ServerDownError, match=r"Atropos API at http://127.0.0.1:9 does not answer /reset_data"
+    ):
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)

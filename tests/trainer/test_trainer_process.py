@@ -17,21 +17,29 @@ from lachesis.trainer.__main__ import parse_args, read_config
 
 
 def write(folder: Path, model: str, **addresses: str) -> Path:
-    urls = {"rollout_server_url": "http://127.0.0.1:9", "base_url": f"http://127.0.0.1:{reserve_free_ports(1)[0]}/v1", **addresses}
+    urls = {
+        "rollout_server_url": "http://127.0.0.1:9",
+        "base_url": f"http://127.0.0.1:{reserve_free_ports(1)[0]}/v1",
+        **addresses,
+    }
     edits = {
         "env": {"rollout_server_url": urls["rollout_server_url"], "batch_size": 4, "group_size": 2},
         "openai": {"base_url": urls["base_url"]},
         "tinker": {"use_wandb": False},
     }
     file = folder / "config.yaml"
-    file.write_text(run_config.resolve_run_config("arithmetic", "embedded", edits, model=model).to_yaml())
+    file.write_text(
+        run_config.resolve_run_config("arithmetic", "embedded", edits, model=model).to_yaml()
+    )
     return file
 
 
 def run(file: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=50
+    )
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -44,7 +52,9 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_key_is_named(tmp_path: Path, random_model: str) -> None:
-    assert last_line(run(write(tmp_path, random_model))).startswith("missing_key: the Tinker client refuses its key")
+    assert last_line(run(write(tmp_path, random_model))).startswith(
+        "missing_key: the Tinker client refuses its key"
+    )
 
 
 def test_a_taken_port_is_named(tmp_path: Path, random_model: str) -> None:
@@ -57,17 +67,34 @@ def test_a_taken_port_is_named(tmp_path: Path, random_model: str) -> None:
 
 
 def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:
-    done = run(write(tmp_path, engine.model), TINKER_BASE_URL=engine.url, TINKER_API_KEY=engine.token)
-    assert last_line(done) == "server_down: the Atropos API at http://127.0.0.1:9 does not answer /reset_data: ConnectError"
+    done = run(
+        write(tmp_path, engine.model), TINKER_BASE_URL=engine.url, TINKER_API_KEY=engine.token
+    )
+    assert (
+        last_line(done)
+        == "server_down: the Atropos API at http://127.0.0.1:9 does not answer /reset_data: ConnectError"
+    )
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path, random_model: str) -> None:
     file = write(tmp_path, random_model)
     options = "--lora-rank 8 --learning-rate 0.01 --num-steps 3 --batch-size 8 --group-size 4 --wandb-project p --no-wandb"
-    config = read_config(parse_args(["--config", str(file), *options.split(), "--base-model", "m", "--wandb-group", "g"]))
-    assert (config.tinker.lora_rank, config.tinker.learning_rate, config.tinker.use_wandb) == (8, 0.01, False)
+    config = read_config(
+        parse_args(
+            ["--config", str(file), *options.split(), "--base-model", "m", "--wandb-group", "g"]
+        )
+    )
+    assert (config.tinker.lora_rank, config.tinker.learning_rate, config.tinker.use_wandb) == (
+        8,
+        0.01,
+        False,
+    )
     assert (config.env.total_steps, config.env.batch_size, config.env.group_size) == (3, 8, 4)
-    assert (config.openai.model_name, config.tinker.wandb_project, config.tinker.wandb_group) == ("m", "p", "g")
+    assert (config.openai.model_name, config.tinker.wandb_project, config.tinker.wandb_group) == (
+        "m",
+        "p",
+        "g",
+    )
 
 
 @pytest.mark.parametrize("content", ["- a list", "env: {group_size: x}", "{"])

@@ -12,7 +12,7 @@ from lachesis.base.errors import WeightSyncError
 from lachesis.trainer.advantages import compute_learning_rate
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.weight_sync_check import WeightSyncCheck, WeightSample
+from lachesis.trainer.weight_sync_check import WeightSample, WeightSyncCheck
 
 TOKENS = np.arange(2, 12)
 
@@ -23,7 +23,9 @@ def batch() -> Batch:
 
 
 async def play(policy: Policy, rates: list[float], *, stale_from: int | None = None) -> None:
-    """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays where it is."""
+    """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays
+    where it is.
+    """
     canary = WeightSyncCheck(policy)
     for number, rate in enumerate(rates):
         await canary.take_reference(TOKENS)
@@ -50,21 +52,34 @@ async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) ->
         [1e-3],
         [0.0],
         [1e-12] * 5,
-        [compute_learning_rate(1e-4, step, 300, schedule="cosine", warmup_steps=0) for step in (299,)],
-        [compute_learning_rate(4e-5, step, 300, schedule="constant", warmup_steps=100) for step in range(4)],
+        [
+            compute_learning_rate(1e-4, step, 300, schedule="cosine", warmup_steps=0)
+            for step in (299,)
+        ],
+        [
+            compute_learning_rate(4e-5, step, 300, schedule="constant", warmup_steps=100)
+            for step in range(4)
+        ],
         [1e-2] * 9,
     ],
     ids=["usual", "none", "tiny", "last of a cosine", "warm-up", "large"],
 )
-async def test_a_sampler_that_follows_is_let_through_at_any_rate(policy: Policy, rates: list[float]) -> None:
+async def test_a_sampler_that_follows_is_let_through_at_any_rate(
+    policy: Policy, rates: list[float]
+) -> None:
     await play(policy, rates)
 
 
-async def test_values_that_rounding_has_kept_the_same_are_let_through(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine in bfloat16 gives the same digits after a small update, or moves one side by a step of the rounding alone."""
+async def test_values_that_rounding_has_kept_the_same_are_let_through(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine in bfloat16 gives the same digits after a small update, or moves one side by a step
+    of the rounding alone.
+    """
 
     def rounded(values: Any) -> Any:
-        return np.round(np.asarray(values, np.float64) * 64) / 64  # 1.6e-2, as bfloat16 between 4 and 8 has
+        # 1.6e-2, as bfloat16 between 4 and 8 has
+        return np.round(np.asarray(values, np.float64) * 64) / 64
 
     original = Policy.compute_logprobs
 
@@ -103,7 +118,9 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
 
 def look(gap: float, moved: float = 0.0) -> WeightSample:
     """What both sides give when training has moved the text so far; the sampler has a gap."""
-    return WeightSample(sampler_logprobs=np.full(9, moved - 3.0 + gap), trainer_logprobs=np.full(9, moved - 3.0))
+    return WeightSample(
+        sampler_logprobs=np.full(9, moved - 3.0 + gap), trainer_logprobs=np.full(9, moved - 3.0)
+    )
 
 
 async def play_looks(*looks: WeightSample | None) -> list[float | None]:
@@ -126,7 +143,10 @@ async def test_one_look_that_is_off_ends_no_run() -> None:
     assert await play_looks(look(0.01), look(0.06), look(0.02)) == pytest.approx([0.02])
     assert await play_looks(look(0.06), look(0.02), look(0.03)) == pytest.approx([0.03])
     assert await play_looks(look(0.01), look(0.06), None, look(0.02)) == [None, pytest.approx(0.02)]
-    behind = WeightSample(sampler_logprobs=look(0.01).sampler_logprobs, trainer_logprobs=look(0.0, 0.04).trainer_logprobs)
+    behind = WeightSample(
+        sampler_logprobs=look(0.01).sampler_logprobs,
+        trainer_logprobs=look(0.0, 0.04).trainer_logprobs,
+    )
     assert await play_looks(look(0.01), behind, look(0.01, 0.04)) == pytest.approx([0.01])
     first = look(0.01)
     for looks in ([look(0.06)] * 2, [first, look(0.06), look(0.07)], [first, behind, behind]):

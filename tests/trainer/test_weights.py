@@ -1,4 +1,6 @@
-"""Weights of a real run, handed over: which checkpoint, judged by the precision of its server, and written as a whole."""
+"""Weights of a real run, handed over: which checkpoint, judged by the precision of its server, and
+written as a whole.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,15 @@ def adapter(folder: RunDir, manifest: Manifest) -> Path:
 
 
 def add_noise(folder: RunDir, step: int) -> None:
-    """Let the server have computed the log-probabilities of a step with as much rounding as bfloat16 has."""
+    """Let the server have computed the log-probabilities of a step with as much rounding as
+    bfloat16 has.
+    """
     chance = random.Random(0)
     probes = Checkpoints(folder.checkpoints).select(str(step)).probes
     noisy = [
-        one.model_copy(update={"logprobs": [value + chance.gauss(0, BFLOAT16_NOISE) for value in one.logprobs]})
+        one.model_copy(
+            update={"logprobs": [value + chance.gauss(0, BFLOAT16_NOISE) for value in one.logprobs]}
+        )
         for one in probes
     ]
     rewrite(folder, step, probes=noisy)
@@ -77,18 +83,35 @@ def add_noise(folder: RunDir, step: int) -> None:
 
 def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_path: Path) -> None:
     for step, percent_correct in ((2, 0.4), (4, 0.6)):
-        rewrite(folder, step, held_out=HeldOutResult(percent_correct=percent_correct, items=50, step=step))
+        rewrite(
+            folder,
+            step,
+            held_out=HeldOutResult(percent_correct=percent_correct, items=50, step=step),
+        )
     last = export.export(trained.record, folder, tmp_path / "last", verify=False)
     assert last["step"] == STEPS
-    assert last["better"] == {"step": 4, "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result"}
+    assert last["better"] == {
+        "step": 4,
+        "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result",
+    }
     best = export.export(trained.record, folder, tmp_path / "best", checkpoint="best")
     assert (best["step"], best["verified"]) == (4, True)
     assert best["held_out"] == {"percent_correct": 0.6, "items": 50, "step": 4}
     assert "better" not in best
-    assert export.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)["step"] == 2
-    files = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("last", "best", "two")]
+    assert (
+        export.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)[
+            "step"
+        ]
+        == 2
+    )
+    files = [
+        (tmp_path / name / "adapter_model.safetensors").read_bytes()
+        for name in ("last", "best", "two")
+    ]
     assert len(set(files)) == 3
-    with pytest.raises(RunStateError, match="no whole checkpoint '3'; allowed: best, last, 2, 4, 6"):
+    with pytest.raises(
+        RunStateError, match="no whole checkpoint '3'; allowed: best, last, 2, 4, 6"
+    ):
         export.export(trained.record, folder, tmp_path / "three", checkpoint="3")
     assert not (tmp_path / "three").exists()
 
@@ -99,14 +122,21 @@ def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: R
     found = export.find_weights(folder)
     assert found.step == STEPS
     assert found.best is not None
-    assert (found.best.step, found.best.reason) == (2, "mean reward 0.900 instead of mean reward 0.250")
+    assert (found.best.step, found.best.reason) == (
+        2,
+        "mean reward 0.900 instead of mean reward 0.250",
+    )
     assert found.best.adapter == str(adapter(folder, Checkpoints(folder.checkpoints).select("2")))
     rewrite(folder, 6, reward=0.95)
     assert export.find_weights(folder).best is None
 
 
 def test_the_command_takes_a_checkpoint(
-    trained: Run, folder: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Run,
+    folder: RunDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rewrite(folder, 4, reward=2.0)
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
@@ -131,7 +161,11 @@ def spoil_adapter(record: RunRecord, folder: RunDir) -> RunRecord:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"), [(remove_base, "cannot be loaded on /no/such/model"), (spoil_adapter, "is NOT the trained weights")]
+    ("damage", "message"),
+    [
+        (remove_base, "cannot be loaded on /no/such/model"),
+        (spoil_adapter, "is NOT the trained weights"),
+    ],
 )
 @pytest.mark.parametrize("exists", [False, True])
 def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
@@ -157,7 +191,9 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
     assert list(place.iterdir()) == [target]
 
 
-def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder: RunDir, tmp_path: Path) -> None:
+def test_good_weights_of_a_server_in_bfloat16_are_verified(
+    trained: Run, folder: RunDir, tmp_path: Path
+) -> None:
     """The largest difference of a token is far above what float32 may have."""
     add_noise(folder, STEPS)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
@@ -171,7 +207,9 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(trained: Run, folder:
     text = " ".join(shown.get().split())
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
-    with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"):
+    with pytest.raises(
+        CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"
+    ):
         export.export(trained.record, folder, tmp_path / "embedded")
 
 
@@ -208,12 +246,19 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
-def test_wrong_weights_of_a_server_in_bfloat16_are_refused(trained: Run, folder: RunDir, tmp_path: Path, factor: float) -> None:
+def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
+    trained: Run, folder: RunDir, tmp_path: Path, factor: float
+) -> None:
     """The adapter was not trained, was subtracted, or was scaled wrongly."""
     add_noise(folder, STEPS)
-    tensors = load_file(adapter(folder, Checkpoints(folder.checkpoints).select("last")) / "adapter_model.safetensors")
+    tensors = load_file(
+        adapter(folder, Checkpoints(folder.checkpoints).select("last"))
+        / "adapter_model.safetensors"
+    )
     wrong = {key: factor * value if "lora_B" in key else value for key, value in tensors.items()}
     replace_adapter(folder, STEPS, wrong)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
-    with pytest.raises(CheckpointError, match=r"is NOT the trained weights: .* on average \(allowed: 0\.05\)"):
+    with pytest.raises(
+        CheckpointError, match=r"is NOT the trained weights: .* on average \(allowed: 0\.05\)"
+    ):
         export.export(cloud, folder, tmp_path / "out")

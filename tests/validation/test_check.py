@@ -1,4 +1,6 @@
-"""`lachesis env new` and `lachesis env check`, as their user has them: children, an engine, no Prefect server."""
+"""`lachesis env new` and `lachesis env check`, as their user has them: children, an engine, no
+Prefect server.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
-def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes have none of the user's keys, and do not log to W&B: with a key and no way to its server, that would end
-    in a time-out."""
+def test_a_new_environment_passes_every_check(
+    tmp_path: Path, new_home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes have none of the user's keys, and do not log to W&B: with a key and no way to
+    its server, that would end in a time-out.
+    """
     home = new_home()
     code, made, _ = lachesis("env", "new", "loud_words", home=home, cwd=tmp_path)
     assert (code, made["file"]) == (0, "loud_words.py")
@@ -45,7 +50,9 @@ def test_a_new_environment_passes_every_check(tmp_path: Path, new_home: Any, mon
     assert processes_under(tmp_path) == {}
     variables = read_variables(file)
     assert {process["WANDB_MODE"] for process in variables} == {"disabled"}
-    assert len(variables) == 3, "one that describes it, one for its data and verifier, one for its rollouts"
+    assert len(variables) == 3, (
+        "one that describes it, one for its data and verifier, one for its rollouts"
+    )
     assert not list(tmp_path.rglob("wandb"))
     assert not list(home.rglob("wandb"))
     code, _, said = lachesis("env", "new", "loud_words", home=home, cwd=tmp_path)
@@ -69,7 +76,9 @@ FAULTS = {  # what is replaced, with what, and what is said then
 
 
 @pytest.mark.parametrize("stage", ["import", "dataset", "model-free check", "rollout"])
-def test_the_check_that_fails_is_named_and_is_the_last(tmp_path: Path, new_home: Any, stage: str) -> None:
+def test_the_check_that_fails_is_named_and_is_the_last(
+    tmp_path: Path, new_home: Any, stage: str
+) -> None:
     file = scaffold.write_scaffold("faulty", tmp_path)
     old, new, said = FAULTS[stage]
     assert old in file.read_text()
@@ -84,7 +93,11 @@ def test_the_check_that_fails_is_named_and_is_the_last(tmp_path: Path, new_home:
 
 
 def group(**changes: Any) -> dict[str, Any]:
-    one = {"tokens": [[1, 2, 3, 9]], "masks": [[-100, -100, 3, 9]], "inference_logprobs": [[1.0, 1.0, -0.5, -0.1]]}
+    one = {
+        "tokens": [[1, 2, 3, 9]],
+        "masks": [[-100, -100, 3, 9]],
+        "inference_logprobs": [[1.0, 1.0, -0.5, -0.1]],
+    }
     return {**one, "scores": [1.0], **changes}
 
 
@@ -106,7 +119,9 @@ def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str
 
 def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
     """Nothing comes before it, so its place holds a sentinel; the trainer leaves it out."""
-    line = check._check_tokens(group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]]))
+    line = check._check_tokens(
+        group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]])
+    )
     assert line.status == "passed"
 
 
@@ -126,7 +141,9 @@ def test_turns_that_end_twice_or_never_are_warned_of() -> None:
     assert check._check_truncation({"truncated": 5, "completions": 8}).status == "warned"
 
 
-@pytest.mark.parametrize("name", ["../evil", "Evil", "class", "1st", "", "a" * 65, "a.b", "a/b", "ä"])
+@pytest.mark.parametrize(
+    "name", ["../evil", "Evil", "class", "1st", "", "a" * 65, "a.b", "a/b", "ä"]
+)
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be an environment's name"):
         scaffold.write_scaffold(name, tmp_path)

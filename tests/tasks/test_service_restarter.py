@@ -28,7 +28,9 @@ ENVIRONMENTS = {"environment": "one", "environment-two": "two"}
 
 
 class World:
-    """Engine, API, trainer and two environments that have each given a group; none of them does anything."""
+    """Engine, API, trainer and two environments that have each given a group; none of them does
+    anything.
+    """
 
     def __init__(self, home: Path, group: ServiceGroup) -> None:
         self.group, store = group, RunStore(home)
@@ -38,10 +40,14 @@ class World:
         self.ready = threading.Event()
         """Whether the first environment is ready, once it has been started."""
         self.ready.set()
-        self.specs = {name: self._spec(name) for name in ("engine", "api", "trainer", *ENVIRONMENTS)}
+        self.specs = {
+            name: self._spec(name) for name in ("engine", "api", "trainer", *ENVIRONMENTS)
+        }
         self.pids = {name: group.start(spec) for name, spec in self.specs.items()}
         for name in ENVIRONMENTS:
-            self.folder.get_counters_file(name).write_text(json.dumps({"groups": 3, "at": time.time()}))
+            self.folder.get_counters_file(name).write_text(
+                json.dumps({"groups": 3, "at": time.time()})
+            )
         self.forgotten: list[int] = []
         plan: Any = SimpleNamespace(
             environments=ENVIRONMENTS,
@@ -57,7 +63,9 @@ class World:
 
         log = self.folder.get_log_file(name)
         argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-        return ServiceSpec(name, argv, log=log, cwd=log.parent, check_ready=ready, timeout_s=30.0, grace_s=2.0)
+        return ServiceSpec(
+            name, argv, log=log, cwd=log.parent, check_ready=ready, timeout_s=30.0, grace_s=2.0
+        )
 
     def start(self, group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> None:
         self.pids[spec.name] = start_service.fn(group, spec, store, run_id)
@@ -94,7 +102,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         monkeypatch.setattr(service_restarter, "wait_for_service", wait_for_service.fn)
         monkeypatch.setattr(service_restarter, "fetch_trainer_health", lambda plan: {"groups": 5})
         monkeypatch.setattr(service_restarter, "count_registered_environments", lambda plan: 2)
-        monkeypatch.setattr(service_restarter, "disconnect_environment", lambda plan, number: made.forgotten.append(number))
+        monkeypatch.setattr(
+            service_restarter,
+            "disconnect_environment",
+            lambda plan, number: made.forgotten.append(number),
+        )
         yield made
 
 
@@ -122,7 +134,9 @@ def test_one_that_has_ended_well_ends_no_restart(world: World) -> None:
 
 @pytest.mark.parametrize("victim", ["environment", "environment-two", "api"])
 def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -> None:
-    """Of the one that is being started, of another one, and of the API, after which all environments are started again."""
+    """Of the one that is being started, of another one, and of the API, after which all
+    environments are started again.
+    """
     problem = world.kill("environment")
     killer = world.kill_while_it_starts(victim)
     world.again.restart("environment", problem)
@@ -133,7 +147,9 @@ def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -
     assert all(world.group.is_running(name) for name in world.specs)
 
 
-def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(world: World) -> None:
+def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(
+    world: World,
+) -> None:
     problem = world.kill("api")
     killer = world.kill_while_it_starts("environment")
     world.again.restart("api", problem)

@@ -15,7 +15,9 @@ Json = dict[str, Any]
 def test_rl_check_environment(
     ask: Callable[..., Json], random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was just begun is sound, what is wrong with another is told, and a check whose process dies has failed."""
+    """One that was just begun is sound, what is wrong with another is told, and a check whose
+    process dies has failed.
+    """
     mine = tmp_path / "mine"
     mine.mkdir()
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(mine))
@@ -24,7 +26,8 @@ def test_rl_check_environment(
     assert ask("rl_check_environment", check_id="../x")["code"] == "unknown_test"
 
     with monkeypatch.context() as brief:
-        brief.setattr("lachesis.agent.check_jobs.MAX_TEST_WAIT_S", 0.1)  # a quick machine would be done with the check
+        # a quick machine would be done with the check
+        brief.setattr("lachesis.agent.check_jobs.MAX_TEST_WAIT_S", 0.1)
         answer = ask("rl_check_environment", environment="my_task", new=True, model=random_model)
         same = ask("rl_check_environment", environment="my_task", model=random_model)
     assert same["check_id"] == answer["check_id"]
@@ -33,12 +36,26 @@ def test_rl_check_environment(
         answer = ask("rl_check_environment", check_id=answer["check_id"])
     assert answer["ok"], answer
     assert answer["environment_file"] == str(mine / "my_task.py")
-    names = ["import", "config", "dataset", "model-free check", "rollout", "tokens", "round trip", "stop tokens", "truncation"]
+    names = [
+        "import",
+        "config",
+        "dataset",
+        "model-free check",
+        "rollout",
+        "tokens",
+        "round trip",
+        "stop tokens",
+        "truncation",
+    ]
     assert [one["name"] for one in answer["checks"]] == names
-    assert ask("rl_check_environment", environment="my_task", new=True)["code"] == "storage", "it is there already"
+    assert ask("rl_check_environment", environment="my_task", new=True)["code"] == "storage", (
+        "it is there already"
+    )
 
     text = (mine / "my_task.py").read_text()
-    (mine / "my_task.py").write_text(text.replace("def load_dataset(self)", "def load_dataset(self, more)"))
+    (mine / "my_task.py").write_text(
+        text.replace("def load_dataset(self)", "def load_dataset(self, more)")
+    )
     answer = ask("rl_check_environment", environment="my_task", model=random_model)
     while answer["status"] == "running":
         answer = ask("rl_check_environment", check_id=answer["check_id"])
@@ -49,7 +66,11 @@ def test_rl_check_environment(
     (mine / "my_task.py").write_text(text + "\n# another version\n")
     answer = ask("rl_check_environment", environment="my_task", model=random_model)
     assert answer["status"] == "running"
-    (process,) = [one for one in psutil.process_iter(["cmdline"]) if answer["check_id"] in (one.info["cmdline"] or ())]
+    (process,) = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if answer["check_id"] in (one.info["cmdline"] or ())
+    ]
     process.kill()
     process.wait(10)
     answer = ask("rl_check_environment", check_id=answer["check_id"])

@@ -61,7 +61,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
-        monkeypatch.setattr(stop_requests, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN)))
+        monkeypatch.setattr(
+            stop_requests, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
+        )
         monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
         yield kind
         served.shutdown()
@@ -70,9 +72,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
     store = RunStore(tmp_path)
-    values = {"environment": "sums", "environment_file": "sums.py", "profile": "embedded", "base_model": "m"}
+    values = {
+        "environment": "sums",
+        "environment_file": "sums.py",
+        "profile": "embedded",
+        "base_model": "m",
+    }
     numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
-    store.create(RunRecord.model_validate({"run_id": RUN, "started_at": now_iso(), **values, **numbers}))
+    store.create(
+        RunRecord.model_validate({"run_id": RUN, "started_at": now_iso(), **values, **numbers})
+    )
     return store
 
 
@@ -87,7 +96,9 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
         with pytest.raises(stop_requests.SuspendRequested):
             stop_requests.raise_if_stop_requested(store, RUN)
     assert store.load(RUN).stop_reason == SUSPENDED
-    assert [sent["state"]["state_details"] for sent in server.sent] == [{"pause_reschedule": True}] * (state == "PAUSED")
+    assert [sent["state"]["state_details"] for sent in server.sent] == [
+        {"pause_reschedule": True}
+    ] * (state == "PAUSED")
     with pytest.raises(Pause):
         stop_requests.leave_flow_run_suspended()
 
@@ -105,7 +116,9 @@ def test_a_resume_since_the_last_question_is_not_overwritten(
     assert server.sent == []
 
 
-def test_other_ends_are_no_suspensions(server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ends_are_no_suspensions(
+    server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.state = {"type": "CANCELLING"}
     with pytest.raises(stop_requests.StopRequested, match="cancelling") as caught:
         stop_requests.raise_if_stop_requested(store, RUN)
@@ -142,7 +155,10 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
-    watch, file = DeadEnvironmentDetector(store, RUN, plan), store.dir(RUN).get_counters_file("environment")
+    watch, file = (
+        DeadEnvironmentDetector(store, RUN, plan),
+        store.dir(RUN).get_counters_file("environment"),
+    )
     watch.check()
     counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
     for changed in ({"at": 1.0}, {"at": 1.0, "rollouts": 1}, {"at": 9e9, "raised": 5}):
@@ -150,7 +166,10 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
         watch.check()
     assert store.load(RUN).stop_reason is None
     file.write_text(json.dumps({**counts, "at": 9e9}))
-    with pytest.raises(InvalidGroupsError, match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'"):
+    with pytest.raises(
+        InvalidGroupsError,
+        match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'",
+    ):
         watch.check()
     assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
 
@@ -162,7 +181,10 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
     plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
     file = store.dir(RUN).get_counters_file("environment")
     invalid = json.dumps({"raised": 60, "at": 9e9})
-    looking, restarting = DeadEnvironmentDetector(store, RUN, plan), DeadEnvironmentDetector(store, RUN, plan)
+    looking, restarting = (
+        DeadEnvironmentDetector(store, RUN, plan),
+        DeadEnvironmentDetector(store, RUN, plan),
+    )
     for counts in ({"rollouts": 4, "raised": 2}, {"empty": 1}):
         file.write_text(json.dumps({**counts, "at": 9e9}))
         looking.check()
@@ -186,9 +208,13 @@ def test_one_dead_environment_of_two_is_named_once(
     store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
-    plan: Any = SimpleNamespace(environments={"environment": "sums", "environment-other": "other"}, config=config)
+    plan: Any = SimpleNamespace(
+        environments={"environment": "sums", "environment-other": "other"}, config=config
+    )
     watch = DeadEnvironmentDetector(store, RUN, plan)
-    store.dir(RUN).get_counters_file("environment-other").write_text(json.dumps({"raised": 60, "at": 9e9}))
+    store.dir(RUN).get_counters_file("environment-other").write_text(
+        json.dumps({"raised": 60, "at": 9e9})
+    )
     for _ in range(2):
         watch.check()
     assert [line.message for line in caplog.records if "other.py" in line.message] == [
@@ -196,11 +222,15 @@ def test_one_dead_environment_of_two_is_named_once(
         f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).get_log_file('environment-other')}"
     ]
     record = store.load(RUN)
-    assert record.dead_environments["other"].startswith("all of the first 60 groups of other were invalid")
+    assert record.dead_environments["other"].startswith(
+        "all of the first 60 groups of other were invalid"
+    )
     report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
     show.print_answer(Namespace(json=False), {}, show.render_status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
-    store.dir(RUN).get_counters_file("environment-other").write_text('{"raised": 60, "rollouts": 1, "at": 9e9}')
+    store.dir(RUN).get_counters_file("environment-other").write_text(
+        '{"raised": 60, "rollouts": 1, "at": 9e9}'
+    )
     watch.check()
     assert store.load(RUN).dead_environments == {}, "it gives groups again"

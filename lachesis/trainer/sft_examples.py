@@ -3,8 +3,8 @@
     {"prompt": "2+3=", "completion": "5"}
     {"messages": [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]}
 
-A prompt becomes one user message of the tokenizer's chat template, where it has one. Only the completion, or the last message,
-is trained on.
+A prompt becomes one user message of the tokenizer's chat template, where it has one. Only the
+completion, or the last message, is trained on.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class SftExample:
 
 
 def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExample]:
-    """The examples of a file. Raises ConfigError, which names the line, for one that is none or has more than `most_tokens`
-    tokens."""
+    """The examples of a file. Raises ConfigError, which names the line, for one that is none or has
+    more than `most_tokens` tokens.
+    """
     try:
         lines = split_lines(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
@@ -72,19 +73,30 @@ def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
             raise ValueError("the last message is not the assistant's")
         prompt_messages, completion = messages[:-1], messages[-1]["content"]
     else:
-        prompt_messages, completion = [{"role": "user", "content": record["prompt"]}], record["completion"]
+        prompt_messages, completion = (
+            [{"role": "user", "content": record["prompt"]}],
+            record["completion"],
+        )
     if not isinstance(completion, str):
         raise TypeError("the completion is no text")
     if tokenizer.chat_template:
-        prompt_ids = list(tokenizer.apply_chat_template(prompt_messages, add_generation_prompt=True, return_dict=False))
+        prompt_ids = list(
+            tokenizer.apply_chat_template(
+                prompt_messages, add_generation_prompt=True, return_dict=False
+            )
+        )
     else:
-        prompt_ids = list(tokenizer.encode("".join(message["content"] for message in prompt_messages)))
+        prompt_ids = list(
+            tokenizer.encode("".join(message["content"] for message in prompt_messages))
+        )
     completion_ids = list(tokenizer.encode(completion, add_special_tokens=False))
     end_ids = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     return len(prompt_ids), [*prompt_ids, *completion_ids, *end_ids]
 
 
-def iterate_batches(examples: list[SftExample], *, batch_size: int, epochs: int, seed: int) -> Iterator[list[SftExample]]:
+def iterate_batches(
+    examples: list[SftExample], *, batch_size: int, epochs: int, seed: int
+) -> Iterator[list[SftExample]]:
     """Every example once per epoch, in an order that the seed decides."""
     rng = random.Random(seed)
     for _ in range(epochs):

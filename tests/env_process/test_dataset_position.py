@@ -14,7 +14,9 @@ from lachesis.env_process.dataset_position import DatasetPosition, install_posit
 
 
 def environment(**more: Any) -> Any:
-    """A class with the four methods that are watched; its items are 1, 2, 3 …, and each third gives no group."""
+    """A class with the four methods that are watched; its items are 1, 2, 3 …, and each third gives
+    no group.
+    """
 
     class Env:
         save_checkpoint, load_checkpoint = BaseEnv.save_checkpoint, BaseEnv.load_checkpoint
@@ -54,7 +56,9 @@ def give(file: Path, groups: int, items: int) -> list[int]:
 def test_items_that_training_has_seen_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "cursor.txt"
     assert give(file, 0, 8) == [1, 2, 3, 4, 5, 6, 7, 8]  # groups of 1 2 4 5 7 8
-    assert give(file, 3, 4) == [5, 6, 7, 8], "the third group was that of item 4; the groups after it were not trained on"
+    assert give(file, 3, 4) == [5, 6, 7, 8], (
+        "the third group was that of item 4; the groups after it were not trained on"
+    )
     assert give(file, 5, 2) == [8, 9], "numbers go on over several attempts"
     assert give(file, 0, 2) == [1, 2], "a run without a checkpoint begins anew"
 
@@ -67,19 +71,30 @@ def test_groups_that_nobody_counted_do_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 24, b"-3         \n", b"many\n"])
-def test_a_damaged_cursor_begins_anew(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cursor_begins_anew(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "cursor.txt").write_bytes(content)
     assert DatasetPosition(tmp_path / "cursor.txt", 2).items_to_skip == 0
     assert "is damaged" in caplog.text
 
 
-def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step(tmp_path: Path) -> None:
-    """Atropos asks for the file of exactly that step, and begins without a word at the start when it is not there."""
+def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step(
+    tmp_path: Path,
+) -> None:
+    """Atropos asks for the file of exactly that step, and begins without a word at the start when
+    it is not there.
+    """
     loaded: list[str] = []
 
     def load(self: Any) -> None:
         loaded.append(
-            (Path(self.checkpoint_dir) / "env_checkpoints" / self.wandb_prepend / f"step-{self.curr_step}.json").read_text()
+            (
+                Path(self.checkpoint_dir)
+                / "env_checkpoints"
+                / self.wandb_prepend
+                / f"step-{self.curr_step}.json"
+            ).read_text()
         )
 
     folder = tmp_path / "env_checkpoints" / "e_0"
@@ -95,7 +110,9 @@ def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step
     assert asyncio.run(cls().get_next_item()) == 1, "nothing is passed over besides"
 
 
-def test_an_environment_that_cannot_be_passed_over_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_environment_that_cannot_be_passed_over_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     give(tmp_path / "cursor.txt", 0, 5)
 
     async def ends(self: Any) -> int:
@@ -107,7 +124,10 @@ def test_an_environment_that_cannot_be_passed_over_goes_on(tmp_path: Path, caplo
     cls = environment(get_next_item=ends)
     install_position_tracking(DatasetPosition(tmp_path / "cursor.txt", 3), cls)
     assert asyncio.run(cls().get_next_item()) == 3
-    assert "not all of the 4 items that training has seen are passed over: RuntimeError('no more')" in caplog.text
+    assert (
+        "not all of the 4 items that training has seen are passed over: RuntimeError('no more')"
+        in caplog.text
+    )
 
 
 def test_an_environment_that_can_seek_is_told_the_number(tmp_path: Path) -> None:

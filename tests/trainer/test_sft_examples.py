@@ -12,12 +12,14 @@ from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.tiny_model import build
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.supervised import iterate_batches, read_examples
+from lachesis.trainer.sft_examples import iterate_batches, read_examples
 
 
 def written(folder: Path, *lines: Any) -> Path:
     file = folder / "examples.jsonl"
-    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n\n")
+    file.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n\n"
+    )
     return file
 
 
@@ -36,9 +38,15 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
     [
         ("{", "line 2, is no example"),
         ({"prompt": "a"}, "line 2, is no example"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "the last message is not the assistant's"),
+        (
+            {"messages": [{"role": "user", "content": "a"}]},
+            "the last message is not the assistant's",
+        ),
         ({"prompt": "a", "completion": 7}, "the completion is no text"),
-        ({"prompt": "a" * 70, "completion": "b"}, "line 2, has 75 tokens, 2 of them to learn; allowed: at most 64"),
+        (
+            {"prompt": "a" * 70, "completion": "b"},
+            "line 2, has 75 tokens, 2 of them to learn; allowed: at most 64",
+        ),
     ],
 )
 def test_a_line_that_is_no_example_is_named(tmp_path: Path, line: Any, message: str) -> None:
@@ -59,14 +67,24 @@ def test_an_epoch_has_every_example_once(tmp_path: Path) -> None:
     assert {id(one) for batch in found[:3] for one in batch} == {id(one) for one in examples}
 
 
-async def test_a_model_learns_the_examples(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is that of a token: a model that knows nothing of 260 tokens begins near ln 260 = 5.6."""
+async def test_a_model_learns_the_examples(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is that of a token: a model that knows nothing of 260 tokens begins near ln 260 =
+    5.6.
+    """
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     file = written(tmp_path, *({"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(8)))
     examples = read_examples(file, build.build_tokenizer(), max_tokens=64)
-    policy = await Policy.create(run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model), resume_from=None)
-    losses = [await policy.fine_tune_on_examples(batch, 1e-2) for batch in iterate_batches(examples, batch_size=8, epochs=12, seed=0)]
+    policy = await Policy.create(
+        run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model),
+        resume_from=None,
+    )
+    losses = [
+        await policy.fine_tune_on_examples(batch, 1e-2)
+        for batch in iterate_batches(examples, batch_size=8, epochs=12, seed=0)
+    ]
     await policy.close("success")
     assert 4.5 < losses[0] < 7.0
     assert losses[-1] < 0.5 * losses[0]
