@@ -36,9 +36,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lachesis-bench-") as folder:
         os.environ["LACHESIS_HOME"] = f"{folder}/home"
         os.environ["LACHESIS_ENVIRONMENTS"] = str(make_environments(Path(folder) / "environments"))
-        from lachesis.orchestration import launcher
 
-        with launcher.LauncherProcess():
+        from lachesis.orchestration.server import LauncherProcess
+
+        with LauncherProcess():
             living = make_runs()
             rows = measure_tools(living, args.repeat)
             rows.append(measure_start())
@@ -70,7 +71,8 @@ def make_runs() -> str:
     """
     from lachesis.orchestration.prefect_api import PrefectApi
     from lachesis.runs.metrics import MetricsFile
-    from lachesis.runs.store import RunRecord, RunStore
+    from lachesis.runs.run_record import RunRecord
+    from lachesis.runs.store import RunStore
 
     store, api = RunStore(), PrefectApi()
     deployment = api.read_deployment("launch-training", "local") or {}
@@ -116,7 +118,7 @@ def make_runs() -> str:
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
     from lachesis.agent.session import AgentSession
     from lachesis.agent.tools import TOOLS, CallContext
-    from lachesis.base.errors import to_compact_json
+    from lachesis.base.json_text import to_compact_json
 
     os.environ["LACHESIS_STATUS_INTERVAL_S"] = "0"
     call = CallContext(AgentSession("bench"))

@@ -24,7 +24,7 @@ from pathlib import Path
 from table import show
 
 from lachesis.cli import watch
-from lachesis.orchestration import launcher
+from lachesis.orchestration import server, submit
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
@@ -49,7 +49,7 @@ def main() -> None:
     found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
     if args.trl:
         found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
-    with launcher.LauncherProcess():
+    with server.LauncherProcess():
         found["Lachesis, two batches may wait"] = [
             ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
         ]
@@ -87,7 +87,7 @@ def ours(seed: int, *edits: tuple[str, object]) -> Times:
     record = service.start(LaunchRequest("arithmetic", edits=(*EDITS, *edits), seed=seed))
     RUNS[seed] = record.run_id
     record = watch.watch_until_end(service, record.run_id, quiet=True)
-    launcher.wait_until_gone(service.store, record)
+    submit.wait_until_gone(service.store, record)
     steps = service.read_metrics(record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
     reached = next(one for one in steps if one["reward/mean"] >= GOAL)

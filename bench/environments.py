@@ -32,10 +32,11 @@ from lachesis.runs.environment_counts import read_counts
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended
-from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.inference_test_services import make_inference_test_spec
 from lachesis.supervision.trial import serve_base_model
 from lachesis.tiny_model import teach
-from lachesis.validation.tests import InferenceRequest, make_process_config
+from lachesis.validation.inference_tests import InferenceRequest
+from lachesis.validation.process_config import make_process_config
 
 FILES, TOUCHED = 500, 10
 PROGRAM = "print(sum(range(1000)))"
@@ -163,7 +164,8 @@ def process(name: str, model: Path | None, folder: Path) -> None:
     Atropos.
     """
     launch = LaunchRequest(name, model=str(model) if model else None)
-    environment, config = LachesisService().resolve(launch)
+    resolved = LachesisService().resolve(launch)
+    environment, config = resolved.environment, resolved.config
     LachesisService().build_tiny_model(config, lambda done, total: None)
     output = folder / "groups.jsonl"
     request = InferenceRequest(

@@ -11,9 +11,10 @@ import time
 
 from table import show
 
-from lachesis.orchestration import launcher
+from lachesis.base import waiting
+from lachesis.base.timestamps import seconds_between
+from lachesis.orchestration import server, submit
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.store import seconds_between
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
@@ -26,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     build.ensure_tiny_model(build.TinyModelRecipe())
     started = time.monotonic()
-    with launcher.LauncherProcess():
+    with server.LauncherProcess():
         serving = time.monotonic() - started
         measured = [one_launch(LachesisService()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
@@ -47,7 +48,7 @@ def one_launch(service: LachesisService) -> dict[str, float]:
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
     record = service.start(LaunchRequest("arithmetic", edits=edits))
     run_id = record.run_id
-    launcher.wait_until(
+    waiting.wait_until(
         lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended,
         timeout_s=120,
     )
@@ -60,8 +61,8 @@ def one_launch(service: LachesisService) -> dict[str, float]:
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
     stopped = time.monotonic()
     service.stop(run_id)
-    launcher.wait_until(lambda: service.get_run(run_id).has_ended, timeout_s=60)
-    launcher.wait_until_gone(service.store, record)
+    waiting.wait_until(lambda: service.get_run(run_id).has_ended, timeout_s=60)
+    submit.wait_until_gone(service.store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times
 

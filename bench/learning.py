@@ -14,12 +14,12 @@ import collections
 
 from table import show
 
+from lachesis.base.timestamps import seconds_between
 from lachesis.catalog import describe
 from lachesis.cli import watch
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.run_history import RunFacts
-from lachesis.orchestration import launcher
-from lachesis.runs.store import seconds_between
+from lachesis.orchestration import server, submit
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build, teach
 
@@ -38,7 +38,7 @@ def main() -> None:
             if name == "arithmetic"
             else teach.ensure_environment_model((describe.find_environment(name), {}))
         )
-        with launcher.LauncherProcess():
+        with server.LauncherProcess():
             rows = [learned(service, name, str(model), seed) for seed in args.seeds]
         targets = (
             "first <= 0.35, last >= 0.85, training <= 180 s"
@@ -53,7 +53,7 @@ def learned(service: LachesisService, name: str, model: str, seed: int) -> list[
         LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed)
     )
     record = watch.watch_until_end(service, record.run_id, quiet=True)
-    launcher.wait_until_gone(service.store, record)
+    submit.wait_until_gone(service.store, record)
     results = service.get_results(record.run_id).to_payload()
     steps = service.read_metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)

@@ -20,11 +20,14 @@ from pathlib import Path
 import httpx
 from table import show
 
+from lachesis.base.timestamps import now_iso
+from lachesis.base.waiting import wait_until
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration.launcher import LauncherProcess, wait_until
+from lachesis.orchestration.server import LauncherProcess
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
+from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.runs.store import RunStore
 
 STEPS, TICKS = 300, 20
 TARGETS = {"seconds": 5.0, "MiB": 300.0, "KB a tick": 150.0}

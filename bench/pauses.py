@@ -20,7 +20,8 @@ import numpy as np
 
 from lachesis.trainer.batch import BatchSettings, to_batch
 from lachesis.trainer.rollout_client import RolloutClient
-from lachesis.trainer.usage import Usage, compute_rollout_metrics
+from lachesis.trainer.training_metrics import compute_rollout_metrics
+from lachesis.trainer.usage import Usage
 
 GROUP = 16
 RECIPE = BatchSettings(max_tokens=100_000, eos_id=7)

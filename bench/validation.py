@@ -29,9 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    from lachesis.orchestration import launcher
     from lachesis.tiny_model import build
-    from lachesis.validation.tests import TestOptions
+    from lachesis.validation.inference_tests import TestOptions
     from tests.endpoint import serving
 
     with (
@@ -42,7 +41,9 @@ def main() -> None:
             LACHESIS_HOME=home, OPENAI_BASE_URL=endpoint.url, OPENAI_API_KEY=endpoint.key
         )
         build.ensure_tiny_model(build.TinyModelRecipe())
-        with launcher.LauncherProcess():
+        from lachesis.orchestration.server import LauncherProcess
+
+        with LauncherProcess():
             keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []
             for turn in range(args.repeat):

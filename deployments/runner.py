@@ -35,11 +35,7 @@ from prefect.states import Cancelled, Crashed
 from deployments.log_capture import capture_output
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
-from lachesis.orchestration.launcher import (
-    READY_LINE,
-    read_max_runs_setting,
-    read_monitor_interval_s,
-)
+from lachesis.orchestration.server import READY_LINE, read_max_runs_setting, read_monitor_interval_s
 
 log = logging.getLogger("lachesis.runner")
 SCHEDULE_ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)

@@ -27,18 +27,18 @@ from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.secrets import build_child_env
+from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import list_all_keys
-from lachesis.orchestration.launcher import (
+from lachesis.orchestration.prefect_api import PrefectApi, read_auth_string, server_file
+from lachesis.orchestration.server import (
     READY_LINE,
     find_running_server,
     get_deployment_name,
     read_max_runs_setting,
     read_monitor_interval_s,
 )
-from lachesis.orchestration.prefect_api import PrefectApi, read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
-from lachesis.runs.store import now_iso
 from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -66,8 +66,6 @@ PREFECT_SETTINGS = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "lachesis",
     "PREFECT_CLI_PROMPT": "false",
 }
-
-
 RESTART_PAUSES_S = (1.0, 5.0, 15.0)
 """Before the server or the runner is started again; after the last one the launcher gives up."""
 RESTART_RESET_S = 600.0

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 
 from lachesis.base.errors import InvalidGroupsError
+from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
-from lachesis.orchestration.prefect_api import Json
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.invalid_groups import (
     DeadEnvironment,

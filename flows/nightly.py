@@ -12,7 +12,7 @@ from prefect import flow
 from lachesis.base.errors import LachesisError
 from lachesis.orchestration.launch_inputs import TINY_MODEL
 from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.tests import TestOptions
+from lachesis.validation.inference_tests import TestOptions
 
 log = logging.getLogger("lachesis.nightly")
 

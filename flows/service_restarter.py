@@ -13,14 +13,14 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import (
-    ServicePlan,
+from lachesis.supervision.plan import ServicePlan
+from lachesis.supervision.process import ServiceSpec, get_service_role
+from lachesis.supervision.restart_policy import RestartBudget, is_restartable
+from lachesis.supervision.service_clients import (
     count_registered_environments,
     disconnect_environment,
     fetch_trainer_health,
 )
-from lachesis.supervision.process import ServiceSpec, get_service_role
-from lachesis.supervision.restart_policy import RestartBudget, is_restartable
 from tasks.processes import start_service, wait_for_service
 
 log = logging.getLogger("lachesis.flow")

@@ -19,22 +19,21 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from lachesis.base.errors import LachesisError
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs import leftovers
 from lachesis.runs.environment_counts import read_counts
-from lachesis.runs.store import now_iso
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, make_forecast
-from lachesis.validation.tests import (
-    InferenceTest,
-    InferenceTestStore,
-    Stage,
+from lachesis.validation.inference_test_results import (
     make_model_result,
     make_test_result,
     measure_groups,
 )
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore, Stage
 from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
 from tasks.history import find_earlier_step_time
 from tasks.inference import (
@@ -48,7 +47,6 @@ from tasks.inference import (
 from tasks.report import publish_validation
 from tasks.stages import run_stage
 
-Json = dict[str, Any]
 MAX_MODELS = 10
 SUSPENDED_ERROR = "it was suspended in Prefect, which ends a test; start it again"
 

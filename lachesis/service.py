@@ -5,50 +5,52 @@ or in Prefect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import ConfigError, FieldValueError, RunStateError, shorten
+from lachesis.base.errors import ConfigError, FieldValueError, shorten
 from lachesis.base.files import read_last_lines, write_private
+from lachesis.base.json_text import Json
 from lachesis.catalog import describe as discovery
-from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.catalog.fingerprint import compute_fingerprint
-from lachesis.catalog.scan import Environment, ScanResult, scan_environments
+from lachesis.catalog.scan import ScanResult, scan_environments
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import (
     TOP_SECTION,
     ConfigField,
-    ConfigFields,
-    describe_allowed,
+    describe_field,
     get_editable_values,
-    replace_limits,
 )
 from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
-from lachesis.orchestration import launch_inputs, launcher
+from lachesis.orchestration import launch_inputs, refresh, server, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest as LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import resubmit_run
+from lachesis.orchestration.resolved_launch import (
+    ResolvedLaunch,
+    ResolvedTest,
+    make_run_record,
+    read_launch_fields,
+    resolve_launch,
+)
+from lachesis.orchestration.resuming import resume_ended_run
+from lachesis.reporting.run_answers import RunResults, RunStatus
 from lachesis.reporting.status import (
     NEXT_STEP_COMMANDS,
-    RunResults,
-    RunStatus,
     build_run_results,
     build_run_status,
     find_log_files,
 )
-from lachesis.runs import fork
-from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget, read_spent_file
-from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import AdditionalEnvironment, RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
-from lachesis.validation.tests import (
+from lachesis.validation.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
     InferenceRequest,
@@ -56,19 +58,6 @@ from lachesis.validation.tests import (
     InferenceTestStore,
     TestOptions,
 )
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class CheckedLaunch:
-    """A launch that can start here: its environment, its configuration, and the checkpoint it
-    begins from.
-    """
-
-    environment: Environment
-    config: RunConfig
-    fork_source: fork.ForkSource | None
 
 
 class LachesisService:
@@ -82,222 +71,129 @@ class LachesisService:
         self.tests = InferenceTestStore(self.store.home)
 
     # --- environments
-    # -----------------------------------------------------------------------------------------------
 
     def list_environments(self) -> ScanResult:
+        """Return the environments that can be trained on, and the files that do not parse."""
         return scan_environments()
 
-    def describe(self, launch: LaunchRequest) -> Json:
-        """One environment and its fields, with the value that this launch would have, and why it
-        could not start so.
+    def describe(self, request: LaunchRequest) -> Json:
+        """Describe one environment: its fields with the values that this launch would give them.
+
+        The key `problem` says why the launch could not start, or is null.
         """
-        run_config.load_profile_values(launch.profile)
-        environment = discovery.find_environment(launch.environment)
-        schema = discovery.load_schema(environment, self.schema_timeout_s)
-        fields = launch.fields(schema)
+        launch_fields = read_launch_fields(request, self.schema_timeout_s)
         problem = None
         try:
-            config = self._build_config(launch, schema, fields)
-            validation_errors = self._find_validation_errors(environment, schema, launch, fields)
-            problem = (
-                "; ".join(validation_error["message"] for validation_error in validation_errors)
-                or None
-            )
-            problem = problem or launch_inputs.find_model_problem(launch, config, self.store.home)
+            config = launch_fields.build_config(self.store.home)
+            errors = launch_fields.find_validation_errors()
+            problem = "; ".join(error["message"] for error in errors) or None
+            problem = problem or launch_inputs.find_model_problem(request, config, self.store.home)
         except ConfigError as error:
             problem = str(error)
-            config = self._build_config(replace(launch, edits=()), schema, fields)
+            config = launch_fields.build_config(self.store.home, with_edits=False)
         values = config.model_dump()
         values[TOP_SECTION] = values
-        for name, value in launch.edits:
-            field = fields.find(name)
-            values[field.section][field.name] = fields.parse_value(field, value)
-        field_descriptions = [
-            {
-                "name": field.name,
-                "section": field.section,
-                "type": field.type,
-                "default": field.default,
-                "allowed": describe_allowed(field.schema),
-                "description": field.description,
-                "current_value": values[field.section].get(field.name),
-                "locked": field.lock_reason,
-            }
-            for field in fields.by_name.values()
-        ]
+        for name, value in request.edits:
+            field = launch_fields.fields.find(name)
+            values[field.section][field.name] = launch_fields.fields.parse_value(field, value)
         return {
-            **asdict(environment),
-            "profile": launch.profile,
+            **asdict(launch_fields.environment),
+            "profile": request.profile,
             "model": config.openai.model_name,
-            "fields": field_descriptions,
+            "fields": [
+                describe_field(field, values) for field in launch_fields.fields.by_name.values()
+            ],
             "problem": problem,
-            "warning": schema.warning,
+            "warning": launch_fields.schema.warning,
         }
 
     def edit(
-        self, launch: LaunchRequest, name: str, value: Any
+        self, request: LaunchRequest, name: str, value: Any
     ) -> tuple[LaunchRequest, ConfigField, Any]:
-        """The launch with one field changed, that field, and its checked value. Raises
-        UnknownFieldError, LockedFieldError or FieldValueError; a combination that cannot work is
-        told by `describe` and refused by `resolve`.
+        """Return the launch with one field changed, that field, and its checked value.
+
+        A combination of fields that cannot work is reported by `describe` and refused by `resolve`.
+
+        Raises:
+            UnknownFieldError: There is no such field.
+            LockedFieldError: The profile does not let the field be changed.
+            FieldValueError: The value has the wrong type, or the environment refuses it.
         """
-        run_config.load_profile_values(launch.profile)
-        environment = discovery.find_environment(launch.environment)
-        schema = discovery.load_schema(environment, self.schema_timeout_s)
-        fields = launch.fields(schema)
-        field, checked_value = fields.check_edit(
-            name, value, self._build_config(replace(launch, edits=()), schema, fields)
-        )
+        launch_fields = read_launch_fields(request, self.schema_timeout_s)
+        base_config = launch_fields.build_config(self.store.home, with_edits=False)
+        field, checked_value = launch_fields.fields.check_edit(name, value, base_config)
         key = f"{field.section}.{field.name}"
         if key == "env.mixture":
-            mixture.check_mixture(launch.profile, checked_value, self.schema_timeout_s)
-        changed = replace(
-            launch,
-            edits=(
-                *(
-                    (edited_key, old_value)
-                    for edited_key, old_value in launch.edits
-                    if edited_key != key
-                ),
-                (key, checked_value),
-            ),
-        )
-        for validation_error in self._find_validation_errors(environment, schema, changed, fields):
-            if validation_error["field"] == field.name:
+            mixture.check_mixture(request.profile, checked_value, self.schema_timeout_s)
+        other_edits = [edit for edit in request.edits if edit[0] != key]
+        changed = replace(request, edits=(*other_edits, (key, checked_value)))
+        for error in replace(launch_fields, request=changed).find_validation_errors():
+            if error["field"] == field.name:
                 raise FieldValueError(
-                    f"{environment.name} refuses it: {validation_error['message']}"
+                    f"{launch_fields.environment.name} refuses it: {error['message']}"
                 )
         return changed, field, checked_value
 
-    def _find_validation_errors(
-        self,
-        environment: Environment,
-        schema: EnvironmentSchema,
-        launch: LaunchRequest,
-        fields: ConfigFields,
-    ) -> list[dict[str, str]]:
-        """What validators of the environment's own class say to the edits; they run in its own
-        process only.
-        """
-        edited_fields = [(fields.find(name), value) for name, value in launch.edits]
-        environment_values = {
-            field.name: fields.parse_value(field, value)
-            for field, value in edited_fields
-            if field.section == "env"
-        }
-        return discovery.check_values(
-            environment, schema, environment_values, self.schema_timeout_s
-        )
-
     # --- runs
-    # -------------------------------------------------------------------------------------------------------
 
-    def resolve(self, launch: LaunchRequest) -> tuple[Environment, RunConfig]:
-        """The checked configuration of a launch that can start here, before anything is started."""
-        check_profile(launch.profile, launcher.read_key_names())
-        return self._resolve_with_fork(launch)[:2]
+    def resolve(self, request: LaunchRequest) -> ResolvedLaunch:
+        """Resolve a launch whose profile has what it needs here; nothing is started.
 
-    def check(self, launch: LaunchRequest) -> CheckedLaunch:
-        """Check a launch without making anything.
-
-        Raises what `start` would raise for these values, for a model that cannot be had, for a
-        validation that is missing and when no server is known.
+        Raises:
+            LachesisError: The launch cannot start with these values.
         """
-        check_profile(launch.profile, launcher.read_key_names())
-        environment, config, fork_source = self._resolve_with_fork(launch)
-        if problem := launch_inputs.find_model_problem(launch, config, self.store.home):
+        check_profile(request.profile, server.read_key_names())
+        return resolve_launch(request, self.store, self.schema_timeout_s)
+
+    def check(self, request: LaunchRequest) -> ResolvedLaunch:
+        """Resolve a launch and check everything that a start needs, without making anything.
+
+        Raises:
+            LachesisError: What `start` would raise: a value, a model that cannot be had, a
+                validation that is missing, or a Prefect server that is not known.
+        """
+        launch = self.resolve(request)
+        config = launch.config
+        if problem := launch_inputs.find_model_problem(request, config, self.store.home):
             raise ConfigError(problem)
         launch_inputs.require_loadable_model(
-            config.openai.model_name, self.store.home, profile=launch.profile
+            config.openai.model_name, self.store.home, profile=request.profile
         )
-        if launch.require_validation:
-            gate.require_validation(
-                self.tests, config, mixture.list_environment_files(environment, config)
-            )
+        if request.require_validation:
+            files = mixture.list_environment_files(launch.environment, config)
+            gate.require_validation(self.tests, config, files)
         PrefectApi()  # raises when no server is known, before anything is made
-        return CheckedLaunch(environment, config, fork_source)
+        return launch
 
-    def _resolve_with_fork(
-        self, launch: LaunchRequest
-    ) -> tuple[Environment, RunConfig, fork.ForkSource | None]:
-        """Return the environment, its checked configuration, and the checkpoint to begin from, if
-        there is one.
+    def preview(self, request: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
+        """Return the configuration and the services that a start would have; nothing is written.
+
+        The ports are free now. Keys and packages that the profile needs are not checked.
         """
-        environment = discovery.find_environment(launch.environment)
-        schema = discovery.load_schema(environment, self.schema_timeout_s)
-        fields = launch.fields(schema)
-        fork_source = fork.find_source(self.store, launch.start_from) if launch.start_from else None
-        config = self._build_config(launch, schema, fields, fork_source)
-        if fork_source:
-            fork_source.require_compatible(launch.profile, config)
-        validation_errors = self._find_validation_errors(environment, schema, launch, fields)
-        if validation_errors:
-            raise FieldValueError(
-                f"{environment.name} refuses it: {'; '.join(validation_error['message'] for validation_error in validation_errors)}"
-            )
-        return environment, config, fork_source
+        launch = resolve_launch(request, self.store, self.schema_timeout_s)
+        record = make_run_record(launch, "RUN_ID", self.tests)
+        plan = make_training_plan(record, self.store.dir(record.run_id), launch.config)
+        return launch.config, plan
 
-    def preview(self, launch: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
-        """What a start would do: the configuration, and the services with ports that are free now.
-        Nothing is written. What the profile lacks here is not looked at.
-        """
-        environment, config, _ = self._resolve_with_fork(launch)
-        record = self._make_record(launch, environment, config, "RUN_ID")
-        return config, make_training_plan(record, self.store.dir(record.run_id), config)
+    def start(self, launch: LaunchRequest | ResolvedLaunch, run_id: str | None = None) -> RunRecord:
+        """Create a run and submit it; no run is left behind when this raises.
 
-    def _build_config(
-        self,
-        launch: LaunchRequest,
-        schema: EnvironmentSchema,
-        fields: ConfigFields,
-        fork_source: fork.ForkSource | None = None,
-    ) -> RunConfig:
-        """The profile's and the environment's values with the edits over them; base model and rank
-        are those of `origin` where nobody has set them. Raises ConfigError.
-        """
-        model = launch_inputs.find_base_model(launch, [], fork_source, self.store.home)
-        base_config = run_config.resolve_run_config(
-            launch.environment, launch.profile, {}, defaults=schema.values, model=model
-        )
-        edits: dict[str, dict[str, Any]] = {}
-        if fork_source:
-            edits["tinker"] = {"lora_rank": fork_source.config.tinker.lora_rank}
-        for name, value in launch.edits:
-            field, checked_value = fields.check_edit(name, value, base_config)
-            edits.setdefault(field.section, {})[field.name] = checked_value
-        if launch.seed is not None:
-            edits.setdefault("tinker", {})["seed"] = launch.seed
-        examples_file = edits.get("tinker", {}).get("supervised_file")
-        if examples_file is not None:
-            edits["tinker"]["supervised_file"] = str(
-                launch_inputs.resolve_examples_file(examples_file)
-            )
-        additional_environments = edits.get("env", {}).get("mixture", {})
-        model = launch_inputs.find_base_model(
-            launch, additional_environments, fork_source, self.store.home
-        )
-        config = run_config.resolve_run_config(
-            launch.environment, launch.profile, edits, defaults=schema.values, model=model
-        )
-        return mixture.complete_mixture(config, self.schema_timeout_s)
-
-    def start(self, launch: LaunchRequest, run_id: str | None = None) -> RunRecord:
-        """Create a run and submit it; no run is left behind when this raises. With a `run_id` that
-        exists already, because somebody was killed while starting it, that run is submitted.
+        Args:
+            launch: A request, or what `check` has returned for it, which is not checked again.
+            run_id: The id of the run; a new one by default. A run of this id that exists already,
+                because an earlier start was killed, is submitted.
         """
         run_id = run_id or self.store.new_id()
         if self.store.dir(run_id).record.is_file():
             record = self.store.load(run_id)
-            return record if record.flow_run_id else launcher.submit_run(self.store, record)
-        checked_launch = self.check(launch)
-        config, fork_source = checked_launch.config, checked_launch.fork_source
-        record = self._make_record(launch, checked_launch.environment, config, run_id)
-        record = record.model_copy(update={"forked_from": fork_source and fork_source.name})
+            return record if record.flow_run_id else submit.submit_run(self.store, record)
+        resolved = launch if isinstance(launch, ResolvedLaunch) else self.check(launch)
+        record = make_run_record(resolved, run_id, self.tests)
         try:
-            if fork_source:
-                fork_source.copy_into(self.store.dir(run_id))
-            self.store.create(record, config.to_yaml())
-            return launcher.submit_run(self.store, record)
+            if resolved.fork_source:
+                resolved.fork_source.copy_into(self.store.dir(run_id))
+            self.store.create(record, resolved.config.to_yaml())
+            return submit.submit_run(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)
             raise
@@ -311,114 +207,70 @@ class LachesisService:
         ):
             build.ensure_tiny_model(build.TinyModelRecipe(), self.store.home, progress)
 
-    def _make_record(
-        self, launch: LaunchRequest, environment: Environment, config: RunConfig, run_id: str
-    ) -> RunRecord:
-        code_fingerprint, config_by_environment = (
-            compute_fingerprint(Path(environment.file_path), config.env.model_extra or {}),
-            config.build_environment_configs(),
-        )
-        forecast = (
-            None if config.env.mixture else gate.find_forecast(self.tests, config, code_fingerprint)
-        )
-        additional_files = {
-            name: file
-            for name, file in mixture.list_environment_files(environment, config).items()
-            if name != environment.name
-        }
-        return RunRecord(
-            run_id=run_id,
-            environment=environment.name,
-            environment_file=environment.file_path,
-            profile=launch.profile,
-            base_model=config.openai.model_name,
-            total_steps=config.env.total_steps,
-            batch_size=config.env.batch_size,
-            seed=config.tinker.seed,
-            fingerprint=code_fingerprint,
-            mixture={
-                name: AdditionalEnvironment(
-                    environment_file=file,
-                    fingerprint=compute_fingerprint(
-                        Path(file), config_by_environment[name].env.model_extra or {}
-                    ),
-                )
-                for name, file in additional_files.items()
-            },
-            forecast=forecast.model_dump(mode="json") if forecast else None,
-            require_validation=launch.require_validation,
-            wandb_project=config.tinker.wandb_project,
-            wandb_run_name=f"{environment.name}-{run_id}",
-        )
-
     # --- inference tests
-    # --------------------------------------------------------------------------------------------
 
-    def check_test(
-        self, launch: LaunchRequest, options: TestOptions
-    ) -> tuple[CheckedLaunch, list[str]]:
-        """Return the configuration and the models of an inference test that can start here; nothing
-        is made.
+    def check_test(self, request: LaunchRequest, options: TestOptions) -> ResolvedTest:
+        """Check everything that an inference test needs to start, without making anything.
 
-        Raises what `start_test` would raise.
+        Raises:
+            LachesisError: What `start_test` would raise.
         """
-        run_config.load_profile_values(launch.profile)
-        environment = discovery.find_environment(launch.environment)
-        schema = discovery.load_schema(environment, self.schema_timeout_s)
-        config = self._build_config(launch, schema, launch.fields(schema))
-        default_models = (
-            [f"{EMBEDDED}{config.openai.model_name}"] if launch.profile == "embedded" else None
-        )
-        if options.models is None and (
-            problem := launch_inputs.find_model_problem(launch, config, self.store.home)
-        ):
-            raise ConfigError(problem)
-        model_names = options.models or default_models or [name for name, _, _ in DEFAULT_MODELS]
+        launch_fields = read_launch_fields(request, self.schema_timeout_s)
+        config = launch_fields.build_config(self.store.home)
+        model_names = options.models
+        if model_names is None:
+            if problem := launch_inputs.find_model_problem(request, config, self.store.home):
+                raise ConfigError(problem)
+            model_names = [name for name, _, _ in DEFAULT_MODELS]
+            if request.profile == "embedded":
+                model_names = [f"{EMBEDDED}{config.openai.model_name}"]
         model_names = [
             launch_inputs.resolve_tested_model(name, self.store.home) for name in model_names
         ]
         if any(name.startswith(EMBEDDED) for name in model_names):
             check_embedded()
         if remote_models := [name for name in model_names if not name.startswith(EMBEDDED)]:
-            check_endpoint(remote_models, launcher.read_key_names())
+            check_endpoint(remote_models, server.read_key_names())
         PrefectApi()  # raises when no server is known, before anything is made
-        return CheckedLaunch(environment, config, None), model_names
+        return ResolvedTest(ResolvedLaunch(request, launch_fields.environment, config), model_names)
 
-    def start_test(self, launch: LaunchRequest, options: TestOptions) -> InferenceTest:
-        """Submit an inference test of the environment, configured as this launch would be."""
-        checked_launch, model_names = self.check_test(launch, options)
-        environment, config = checked_launch.environment, checked_launch.config
-        test = self.tests.create(
+    def start_test(self, test: LaunchRequest | ResolvedTest, options: TestOptions) -> InferenceTest:
+        """Submit an inference test of an environment, configured as this launch would be.
+
+        Args:
+            test: A launch request, or what `check_test` has returned for it and these options.
+            options: The groups, models and prompts of the test.
+        """
+        resolved = test if isinstance(test, ResolvedTest) else self.check_test(test, options)
+        environment, config = resolved.launch.environment, resolved.launch.config
+        own_values = config.env.model_extra or {}
+        values = {
+            **options.model_dump(),
+            "models": resolved.models,
+            "num_steps": len(options.prompts or ()) or options.num_steps,
+        }
+        inference_test = self.tests.create(
             InferenceRequest(
-                environment=environment.name,
-                environment_file=environment.file_path,
-                **{
-                    **options.model_dump(),
-                    "models": model_names,
-                    "num_steps": len(options.prompts or ()) or options.num_steps,
-                },
+                environment=environment.name, environment_file=environment.file_path, **values
             ),
             config.to_yaml(),
             class_name=environment.class_name,
-            fingerprint=compute_fingerprint(
-                Path(environment.file_path), config.env.model_extra or {}
-            ),
-            own_values=config.env.model_extra or {},
+            fingerprint=compute_fingerprint(Path(environment.file_path), own_values),
+            own_values=own_values,
             planned=gate.make_planned_run(config),
         )
         try:
-            launcher.submit_test(self.tests, test)
+            submit.submit_test(self.tests, inference_test)
         except BaseException:
-            self.tests.discard(test.test_id)
+            self.tests.discard(inference_test.test_id)
             raise
-        return test
+        return inference_test
 
     def get_test(self, test_id: str) -> InferenceTest:
         """The test as it is now."""
-        return launcher.refresh_test(self.tests, self.tests.load_and_fail_if_dead(test_id))
+        return refresh.refresh_test(self.tests, self.tests.load_and_fail_if_dead(test_id))
 
     # --- runs again
-    # -------------------------------------------------------------------------------------------------
 
     def resume(self, run_id: str, limits: Json | None = None) -> RunRecord:
         """Continue an ended run from its newest complete checkpoint; a run that lives is returned
@@ -428,33 +280,7 @@ class LachesisService:
         record = self.get_run(run_id)
         if not record.has_ended:
             return record
-        if record.status == "completed":
-            raise RunStateError(
-                f"run {run_id} has completed its {record.total_steps} steps; begin a new one from it to go on"
-            )
-        check_profile(record.profile, launcher.read_key_names())
-        run_dir = self.store.dir(run_id)
-        # raises where none is whole, before anything changes
-        Checkpoints(run_dir.checkpoints).find_resumable()
-        config = RunConfig.from_yaml(run_dir.config)
-        if limits:
-            config = replace_limits(config, limits, hint=fork.advice(record, run_dir, limits))
-        steps = MetricsFile(run_dir.metrics).tail(1)
-        exceeded_budget = find_exceeded_budget(
-            config.limits,
-            compute_budget_usage(
-                record, steps[-1] if steps else {}, saved=read_spent_file(run_dir.spent)
-            ),
-        )
-        if exceeded_budget:
-            raise RunStateError(
-                f"run {run_id} has used up its {exceeded_budget}; raise it to go on: `lachesis resume {run_id} --set "
-                "limits.FIELD=VALUE`, or limits={...} of rl_start_training"
-            )
-        PrefectApi()  # raises when no server is known, before anything is changed
-        if limits:
-            write_private(run_dir.config, config.to_yaml())
-        return resubmit_run(self.store, record, auto_resumes=0)
+        return resume_ended_run(self.store, record, limits)
 
     def read_editable_values(self, record: RunRecord) -> Json:
         """The fields of the run that its profile lets be edited, with their values."""
@@ -462,7 +288,7 @@ class LachesisService:
         return get_editable_values(config)
 
     def get_run(self, run_id: str) -> RunRecord:
-        return launcher.refresh_run(self.store, self.store.load(run_id))
+        return refresh.refresh_run(self.store, self.store.load(run_id))
 
     def list_runs(self) -> list[RunRecord]:
         return self.list_runs_with_warning()[0]
@@ -472,7 +298,7 @@ class LachesisService:
         anything does.
         """
         records, unreadable = self.store.scan()
-        observed_records, warning = launcher.refresh_runs(self.store, records)
+        observed_records, warning = refresh.refresh_runs(self.store, records)
         damage_warning = (
             unreadable
             and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
@@ -485,14 +311,14 @@ class LachesisService:
         self, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
     ) -> RunStatus:
         """How the run is doing; `words` are the next steps of the asking surface."""
-        observed_records, warning = launcher.refresh_runs(self.store, [self.store.load(run_id)])
+        observed_records, warning = refresh.refresh_runs(self.store, [self.store.load(run_id)])
         record = refresh_health(self.store, observed_records[0])
         return build_run_status(
             record,
             self.store.dir(run_id),
             self.read_metrics(run_id),
-            ui_url=launcher.get_run_url(record),
-            queue=launcher.find_queue_position(self.store, run_id)
+            ui_url=submit.get_run_url(record),
+            queue=submit.find_queue_position(self.store, run_id)
             if record.status == "pending"
             else None,
             warning=warning,
@@ -514,10 +340,10 @@ class LachesisService:
             self.store.update(
                 run_id,
                 resume_wanted=False,
-                stop_reason=record.stop_reason or launcher.STOPPED_BY_USER,
+                stop_reason=record.stop_reason or submit.STOPPED_BY_USER,
             )
         if record.has_ended:
-            launcher.cancel_suspended_run(self.store, record)
+            submit.cancel_suspended_run(self.store, record)
             return {
                 "message": f"run {run_id} is not running, and stays so",
                 "run_id": run_id,
@@ -525,7 +351,7 @@ class LachesisService:
             }
         if now:
             write_private(self.store.dir(run_id).stop_now_file, "")
-        launcher.cancel_run(self.store, record)
+        submit.cancel_run(self.store, record)
         return {
             "message": f"run {run_id} is being stopped",
             "run_id": run_id,

@@ -15,25 +15,20 @@ from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import LachesisError, ServerDownError, StageError
 from lachesis.base.files import write_private
+from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.endpoint import make_endpoint_proxy
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended, wait_until_healthy
-from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.inference_test_services import make_inference_test_spec
 from lachesis.supervision.trial import serve_base_model
-from lachesis.validation.tests import (
-    EMBEDDED,
-    InferenceTest,
-    InferenceTestStore,
-    collect_inference_counts,
-    make_process_config,
-    make_remote_server_section,
-)
+from lachesis.validation.inference_test_results import collect_inference_counts
+from lachesis.validation.inference_tests import EMBEDDED, InferenceTest, InferenceTestStore
+from lachesis.validation.process_config import make_process_config, make_remote_server_section
 from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
-Json = dict[str, Any]
 MODEL_TIMEOUT_S = 600.0
 """From the moment that the model can be asked."""
 RETRY_PAUSES_S = (2.0, 10.0)

@@ -17,7 +17,8 @@ from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import artifacts
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import RunStore
-from lachesis.validation.tests import InferenceTest, InferenceTestStore, read_samples
+from lachesis.validation.inference_test_results import read_samples
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
 log = logging.getLogger(__name__)
 

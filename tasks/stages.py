@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from lachesis.base.json_text import Json
 from lachesis.supervision.trial import StageChild
 
 log = logging.getLogger("lachesis.validation")
-Json = dict[str, Any]
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)

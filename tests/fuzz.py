@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx
 import hypothesis
 import schemathesis
 from schemathesis.checks import not_a_server_error
 
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
+
 FOREIGN: tuple[tuple[dict[str, str], int], ...] = (
     ({"Host": "evil.example"}, 403),
     ({"Origin": "http://evil.example"}, 403),

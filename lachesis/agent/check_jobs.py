@@ -23,9 +23,10 @@ from lachesis.agent.session import MAX_TEST_WAIT_S, SCHEMA_TIMEOUT_S, ReportProg
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
 from lachesis.base.files import read_last_lines, storage_errors, write_private
+from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
-from lachesis.runs.store import RunDir, now_iso
+from lachesis.runs.run_dir import RunDir
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation import check as checking
 
@@ -220,10 +221,13 @@ def main() -> None:
             requirements.install_requirements(Path(job.environment_file))
         service = LachesisService(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
         launch = LaunchRequest(job.environment, "embedded", model=job.model)
-        environment, config = service.resolve(launch)
-        service.build_tiny_model(config, lambda done, total: None)
+        resolved = service.resolve(launch)
+        service.build_tiny_model(resolved.config, lambda done, total: None)
         checking.run_environment_checks(
-            environment, config, _get_job_folder(job.check_id), record_line
+            resolved.environment,
+            resolved.config,
+            _get_job_folder(job.check_id),
+            record_line,
         )
         job.status = "completed"
     except LachesisError as error:

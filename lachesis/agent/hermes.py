@@ -13,7 +13,7 @@ from lachesis.agent.resources import get_skill_path, has_skill
 from lachesis.agent.session import get_default_profile
 from lachesis.agent.session_store import SESSION_NAME
 from lachesis.agent.tools import TOOLS, AgentTool, check_rl_api_keys
-from lachesis.config.run_config import PROFILES
+from lachesis.config.profiles import PROFILES
 
 TOOLSET = "rl"
 

@@ -26,9 +26,10 @@ from lachesis import __version__
 from lachesis.agent import resources
 from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.session import AgentSession
-from lachesis.agent.tools import SLOW_TOOLS, TOOLS, AgentTool, CallContext, Json
-from lachesis.base.errors import ArgumentsError, LachesisError, error_to_payload, to_compact_json
+from lachesis.agent.tools import SLOW_TOOLS, TOOLS, AgentTool, CallContext
+from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.base.http_guard import ASGIApp, HttpGuard
+from lachesis.base.json_text import Json, error_to_payload, to_compact_json
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"

@@ -16,18 +16,12 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from lachesis.agent.session import AgentSession, ReportProgress
-from lachesis.base.errors import (
-    ArgumentsError,
-    LachesisError,
-    StorageError,
-    error_to_payload,
-    to_compact_json,
-)
+from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
+from lachesis.base.json_text import Json, error_to_payload, to_compact_json
+from lachesis.base.response_model import ResponseModel
 from lachesis.config.run_config import format_validation_error
-from lachesis.reporting.status import ResponseModel
 
 log = logging.getLogger(__name__)
-Json = dict[str, Any]
 DEFAULT_SESSION = "default"
 MAX_NESTING = 30
 

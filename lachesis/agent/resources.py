@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lachesis.agent.session import AgentSession
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError, StorageError, to_compact_json
+from lachesis.base.errors import LachesisError, StorageError
+from lachesis.base.json_text import to_compact_json
 
 SCHEME = "lachesis://"
 LOG_LINES = 200

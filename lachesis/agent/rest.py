@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from lachesis import __version__
 from lachesis.agent import schemas
 from lachesis.agent.session import AgentSession
-from lachesis.agent.tools import TOOLS, CallContext, Json, run_catching_errors
+from lachesis.agent.tools import TOOLS, CallContext, run_catching_errors
 from lachesis.base.errors import (
     ArgumentsError,
     CheckpointError,
@@ -43,10 +43,11 @@ from lachesis.base.errors import (
     UnknownFieldError,
     UnknownRunError,
     UnknownTestError,
-    error_to_payload,
 )
 from lachesis.base.http_guard import ASGIApp, HttpGuard
-from lachesis.reporting.status import ResponseModel, RunResults, RunStatus
+from lachesis.base.json_text import Json, error_to_payload
+from lachesis.base.response_model import ResponseModel
+from lachesis.reporting.run_answers import RunResults, RunStatus
 
 _STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),

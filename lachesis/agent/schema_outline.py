@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from lachesis.base.json_text import Json
 
-Json = dict[str, Any]
 MAX_DEPTH = 2
 """Objects are outlined so deep; below, a value has only its type."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.reporting.status import Json, QueuePlace, ResponseModel, RunStatus
+from lachesis.base.json_text import Json
+from lachesis.base.response_model import ResponseModel
+from lachesis.reporting.run_answers import QueuePlace, RunStatus
 from lachesis.validation.forecast import Forecast
-from lachesis.validation.tests import Stage
+from lachesis.validation.inference_tests import Stage
 from lachesis.validation.verdict import Verdict
 
 

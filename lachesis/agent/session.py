@@ -13,12 +13,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lachesis import __version__
 from lachesis.agent import schemas, views
 from lachesis.agent.session_store import (
     Draft,
     LastReport,
-    RequestedTest,
     SessionFile,
     SessionState,
     StartedRun,
@@ -28,20 +26,16 @@ from lachesis.base.errors import (
     ConfigError,
     LachesisError,
     RunStateError,
-    StorageError,
-    UnknownTestError,
 )
-from lachesis.config.edits import get_editable_values
-from lachesis.config.profiles import list_missing_keys
-from lachesis.config.run_config import PROFILES, load_profile_values, read_env_number
-from lachesis.orchestration import launcher
-from lachesis.orchestration.launch_inputs import describe_default_model, find_model_problem
-from lachesis.orchestration.prefect_api import find_api_url
-from lachesis.reporting.status import Json, QueuePlace, RunResults, RunStatus, find_log_files
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.store import RunRecord
+from lachesis.base.json_text import Json
+from lachesis.base.typed_values import read_env_number
+from lachesis.config.profiles import PROFILES, list_missing_keys
+from lachesis.orchestration import server, submit
+from lachesis.orchestration.launch_inputs import describe_default_model
+from lachesis.reporting.run_answers import QueuePlace, RunResults, RunStatus
+from lachesis.reporting.status import find_log_files
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.tests import InferenceTest, TestOptions
 
 DUPLICATE_WINDOW_S = 60.0
 """The same draft started again in this time is taken for a repeated call."""
@@ -76,14 +70,13 @@ class AgentSession:
         self.session_file = SessionFile(session_name, self.service.store.home)
 
     # --- the draft
-    # --------------------------------------------------------------------------------------------------
 
     def select(
         self, name: str, profile: str | None = None, model: str | None = None
     ) -> schemas.SelectAnswer:
         draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
-        launch_description = self.service.describe(_make_launch(draft))
-        missing = list_missing_keys(draft.profile, launcher.read_key_names())
+        launch_description = self.service.describe(make_launch_request(draft))
+        missing = list_missing_keys(draft.profile, server.read_key_names())
         missing_keys_warning = f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of `lachesis serve`"
         with self.session_file.change() as state:
             state.draft = draft
@@ -109,8 +102,8 @@ class AgentSession:
         )
 
     def get_current_config(self) -> schemas.CurrentConfig:
-        draft = self._require_draft(self.session_file.read())
-        launch_description = self.service.describe(_make_launch(draft))
+        draft = self.require_draft(self.session_file.read())
+        launch_description = self.service.describe(make_launch_request(draft))
         editable_fields = [field for field in launch_description["fields"] if not field["locked"]]
         locked_fields = [field for field in launch_description["fields"] if field["locked"]]
         return schemas.CurrentConfig(
@@ -127,9 +120,9 @@ class AgentSession:
 
     def edit(self, field: str, value: Any) -> schemas.EditAnswer:
         with self.session_file.change() as state:
-            draft = self._require_draft(state)
+            draft = self.require_draft(state)
             launch, edited_field, checked_value = self.service.edit(
-                _make_launch(draft), field, value
+                make_launch_request(draft), field, value
             )
             state.draft = draft.model_copy(update={"edits": dict(launch.edits)})
         launch_description = self.service.describe(launch)
@@ -141,7 +134,7 @@ class AgentSession:
             **views.drop_empty(problem=launch_description["problem"]),
         )
 
-    def _require_draft(self, state: SessionState) -> Draft:
+    def require_draft(self, state: SessionState) -> Draft:
         if state.draft is None:
             raise RunStateError(
                 f"no environment is selected in session {self.session_file.name}: call rl_select_environment(name) first; "
@@ -150,7 +143,6 @@ class AgentSession:
         return state.draft
 
     # --- runs
-    # -------------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -167,7 +159,7 @@ class AgentSession:
         again gets that run.
         """
         with self.session_file.change() as state:
-            draft = self._require_draft(state).model_copy(update={"start_from": start_from})
+            draft = self.require_draft(state).model_copy(update={"start_from": start_from})
             start = _find_earlier_start(state, draft, key, allow_duplicate=allow_duplicate)
             is_repeated = start is not None
             if start is None:
@@ -177,7 +169,7 @@ class AgentSession:
                 state.starts.append(start)
                 self.session_file.write(state)
             try:
-                launch = replace(_make_launch(draft), require_validation=require_validation)
+                launch = replace(make_launch_request(draft), require_validation=require_validation)
                 record = self.service.start(launch, start.run_id)
             except LachesisError:
                 if not is_repeated:
@@ -186,7 +178,8 @@ class AgentSession:
                 raise
         if not is_repeated:
             return self._build_start_answer(
-                record, model_note=describe_default_model(_make_launch(draft), record.base_model)
+                record,
+                model_note=describe_default_model(make_launch_request(draft), record.base_model),
             )
         return self._build_start_answer(
             self.service.get_run(record.run_id),
@@ -221,7 +214,7 @@ class AgentSession:
         )
         run_dir = self.service.store.dir(run_id)
         queue = (
-            launcher.find_queue_position(self.service.store, run_id)
+            submit.find_queue_position(self.service.store, run_id)
             if record.status == "pending"
             else None
         )
@@ -245,59 +238,12 @@ class AgentSession:
             wandb_run_name=record.wandb_run_name,
             config_path=str(run_dir.config),
             logs=find_log_files(record, run_dir),
-            ui_url=launcher.get_run_url(record),
+            ui_url=submit.get_run_url(record),
             profile=record.profile,
             next_steps=[f"{status_call} in some minutes; it goes on by itself"],
             **views.drop_empty(
                 queue=QueuePlace(**queue) if queue else None, duplicate=bool(not_started_reason)
             ),
-        )
-
-    def preview(self, start_from: str | None = None) -> schemas.StartAnswer:
-        """What a start would do now. Nothing is written or submitted."""
-        draft = self._require_draft(self.session_file.read()).model_copy(
-            update={"start_from": start_from}
-        )
-        launch = _make_launch(draft)
-        config, plan = self.service.preview(launch)
-        missing = list_missing_keys(draft.profile, launcher.read_key_names())
-        key_problem = (
-            missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
-        )
-        problem = key_problem or find_model_problem(launch, config, self.service.store.home)
-        return schemas.StartAnswer(
-            message="nothing was started; this is what rl_start_training() would start",
-            environment=draft.environment,
-            config=get_editable_values(config),
-            wandb_project=config.tinker.wandb_project,
-            profile=draft.profile,
-            dry_run=True,
-            config_yaml=plan.config.to_yaml(),
-            services=views.list_planned_services(plan),
-            base_model=config.openai.model_name,
-            next_steps=["rl_start_training()"],
-            **views.drop_empty(problem=problem and f"it cannot start: {problem}"),
-        )
-
-    def preview_resume(self, run_id: str) -> schemas.StartAnswer:
-        """What continuing the run would mean. Nothing is changed."""
-        record = self.service.get_run(run_id)
-        newest_checkpoint = Checkpoints(self.service.store.dir(run_id).checkpoints).find_newest()
-        effect = (
-            f"go on from its checkpoint of step {newest_checkpoint.step}"
-            if newest_checkpoint
-            else "begin again, as it has no checkpoint,"
-        )
-        return schemas.StartAnswer(
-            message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile {record.profile}",
-            run_id=run_id,
-            status=record.status,
-            environment=record.environment,
-            config=self.service.read_editable_values(record),
-            wandb_project=record.wandb_project,
-            profile=record.profile,
-            dry_run=True,
-            next_steps=[views.NEXT_STEP_CALLS["resume"].format(run=run_id)],
         )
 
     def get_status(self, run_id: str) -> schemas.RateLimitedStatus:
@@ -351,97 +297,7 @@ class AgentSession:
             runs=entries, count=len(records), **views.drop_empty(warning=warning)
         )
 
-    # --- inference tests
-    # --------------------------------------------------------------------------------------------
-
-    def run_inference_test(
-        self, options: TestOptions, report_progress: ReportProgress, wait_s: float = MAX_TEST_WAIT_S
-    ) -> schemas.TestReport:
-        """Test the draft's environment; takes at most about `wait_s` seconds. The same call again
-        goes on waiting.
-        """
-        deadline = time.monotonic() + wait_s
-        with self.session_file.change() as state:
-            draft = self._require_draft(state)
-            request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}
-            if (
-                state.test is None
-                or state.test.asked != request
-                or self._has_test_ended(state.test.test_id)
-            ):
-                state.test = RequestedTest(
-                    asked=request,
-                    test_id=self.service.start_test(_make_launch(draft), options).test_id,
-                )
-            test_id = state.test.test_id
-        return self.wait_for_test(test_id, report_progress, deadline)
-
-    def _has_test_ended(self, test_id: str) -> bool:
-        try:
-            return self.service.get_test(test_id).has_ended
-        except UnknownTestError:
-            return True
-
-    def wait_for_test(
-        self, test_id: str, report_progress: ReportProgress, deadline: float | None = None
-    ) -> schemas.TestReport:
-        """The result of a test, waited for until that time of the monotonic clock, by default as
-        long as a call may take.
-        """
-        started_at, reported_s = time.monotonic(), 0.0
-        deadline = deadline or started_at + MAX_TEST_WAIT_S
-        self.service.get_test(test_id)  # one that is dead is told at once
-        while (
-            not (test := self.service.tests.load_and_fail_if_dead(test_id)).has_ended
-            and (now := time.monotonic()) < deadline
-        ):
-            if now - started_at - reported_s > PROGRESS_INTERVAL_S:
-                reported_s, (done, total) = now - started_at, self._count_groups(test)
-                report_progress(
-                    round(reported_s, 1),
-                    round(deadline - started_at, 1),
-                    f"{test.status}: {done} of {total} groups",
-                )
-            time.sleep(0.25)
-        return self._build_test_report(self.service.get_test(test_id))
-
-    def _count_groups(self, test: InferenceTest) -> tuple[int, int]:
-        return self.service.tests.count_finished_groups(test), test.request.num_steps * len(
-            test.request.models
-        )
-
-    def _build_test_report(self, test: InferenceTest) -> schemas.TestReport:
-        try:
-            return self._format_test_report(test)
-        except (ValidationError, AttributeError, TypeError, KeyError) as error:
-            file = self.service.tests.dir(test.test_id) / "test.json"
-            raise StorageError(f"{file} is damaged ({type(error).__name__}); test again") from error
-
-    def _format_test_report(self, test: InferenceTest) -> schemas.TestReport:
-        done, total = self._count_groups(test)
-        repeat_call = f'rl_test_inference(test_id="{test.test_id}")'
-        message = (
-            None
-            if test.has_ended
-            else f"the test goes on; {repeat_call} waits for it and gives its result"
-        )
-        environment_fields = {
-            "environment": test.request.environment,
-            "environment_file": test.request.environment_file,
-        }
-        return schemas.TestReport(
-            test_id=test.test_id,
-            status=test.status,
-            groups_done=done,
-            groups_total=total,
-            stages=test.stages,
-            next_steps=views.list_steps_after_test(test) if test.has_ended else [repeat_call],
-            **{**(test.result or {}), **environment_fields},
-            **views.drop_empty(message=message, error=test.error),
-        )
-
-    # --- the rest
-    # ---------------------------------------------------------------------------------------------------
+    # --- environments
 
     def list_environments(self) -> schemas.EnvironmentList:
         scan = self.service.list_environments()
@@ -466,51 +322,12 @@ class AgentSession:
             **views.drop_empty(problems=scan.problems, clashes=scan.clashes),
         )
 
-    def check_health(self) -> schemas.ServiceHealth:
-        """Whether the parts that a run needs are there. Never raises for a part that is missing."""
-        server_problem = launcher.find_server_problem(self.service.store.home)
-        problems = [server_problem] if server_problem else []
-        state = SessionState()
-        try:
-            state = self.session_file.read()
-        except LachesisError as error:
-            problems.append(str(error))
-        profile = state.draft.profile if state.draft else get_default_profile()
-        missing: list[str] = []
-        try:
-            load_profile_values(profile)
-            missing = list_missing_keys(profile, launcher.read_key_names())
-        except ConfigError as error:
-            problems.append(str(error))
-        scan = self.service.list_environments()
-        problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
-        problems += [
-            f"profile {profile} needs {key} in the environment of `lachesis serve`"
-            for key in missing
-        ]
-        return schemas.ServiceHealth(
-            status="degraded" if problems else "ok",
-            version=__version__,
-            problems=problems,
-            prefect_url=find_api_url(),
-            profile=profile,
-            missing_keys=missing,
-            environments_discovered=len(scan.environments),
-            current_environment=state.draft.environment if state.draft else None,
-            active_runs=[
-                record.run_id for record in self.service.store.all() if not record.has_ended
-            ],
-            max_runs=launcher.get_max_runs(),
-            session=self.session_file.name,
-            home=str(paths.home()),
-        )
-
     def is_paid(self, run_id: str | None = None) -> bool:
         """Whether the draft, or that run, trains where somebody may be billed."""
         profile = (
             self.service.store.load(run_id).profile
             if run_id
-            else self._require_draft(self.session_file.read()).profile
+            else self.require_draft(self.session_file.read()).profile
         )
         return PROFILES[profile].is_paid if profile in PROFILES else True
 
@@ -527,7 +344,7 @@ def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
     )
 
 
-def _make_launch(draft: Draft) -> LaunchRequest:
+def make_launch_request(draft: Draft) -> LaunchRequest:
     return LaunchRequest(
         draft.environment,
         draft.profile,

@@ -14,23 +14,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lachesis.agent import check_jobs, schemas
+from lachesis.agent import check_jobs, health, inference_tests, previews, schemas
 from lachesis.agent.registry import (
     TOOLS,
     AgentTool,
     CallContext,
-    Json,
     ToolHints,
     run_catching_errors,
     tool,
 )
 from lachesis.agent.session import get_default_profile
-from lachesis.base.errors import ArgumentsError, to_compact_json
-from lachesis.config.profiles import list_missing_keys
-from lachesis.config.run_config import PROFILES
-from lachesis.orchestration import launcher
-from lachesis.reporting.status import RunResults
-from lachesis.validation.tests import TestOptions
+from lachesis.base.errors import ArgumentsError
+from lachesis.base.json_text import Json, to_compact_json
+from lachesis.config.profiles import PROFILES, list_missing_keys
+from lachesis.orchestration import server
+from lachesis.reporting.run_answers import RunResults
+from lachesis.validation.inference_tests import TestOptions
 
 __all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
 MIN_PYTHON = (3, 11)
@@ -111,9 +110,9 @@ def _preview_start(
     if dry_run or not context.session.is_paid(resume):
         return None
     preview = (
-        context.session.preview_resume(resume)
+        previews.preview_resume(context.session, resume)
         if resume is not None
-        else context.session.preview(start_from)
+        else previews.preview_start(context.session, start_from)
     )
     update = {
         "message": f"{preview.message}. Profile {preview.profile} may cost money: show this to the user",
@@ -188,9 +187,9 @@ def rl_start_training(
         )
     if dry_run:
         return (
-            context.session.preview(start_from)
+            previews.preview_start(context.session, start_from)
             if resume is None
-            else context.session.preview_resume(resume)
+            else previews.preview_resume(context.session, resume)
         )
     if resume is not None:
         return context.session.resume(resume, limits)
@@ -296,7 +295,7 @@ def rl_test_inference(
     takes longer goes on, and `test_id` asks again.
     """
     if test_id is not None:
-        return context.session.wait_for_test(test_id, context.report_progress)
+        return inference_tests.wait_for_test(context.session, test_id, context.report_progress)
     options = TestOptions(
         num_steps=num_steps,
         group_size=group_size,
@@ -305,7 +304,7 @@ def rl_test_inference(
         max_tokens=max_tokens if prompts else None,
         temperature=temperature if prompts else None,
     )
-    return context.session.run_inference_test(options, context.report_progress)
+    return inference_tests.run_inference_test(context.session, options, context.report_progress)
 
 
 @tool(ToolHints(open_world=True))
@@ -357,7 +356,7 @@ def rl_health_check(context: CallContext) -> schemas.ServiceHealth:
     """Tell whether the Prefect server, the keys and the environments are there, which session this
     is, and which runs live.
     """
-    return context.session.check_health()
+    return health.check_health(context.session)
 
 
 def check_rl_python_version() -> bool:
@@ -374,7 +373,7 @@ def get_missing_keys() -> list[str]:
         return []
     return [
         key
-        for key in list_missing_keys(profile, launcher.read_key_names())
+        for key in list_missing_keys(profile, server.read_key_names())
         if not os.environ.get(key)
     ]
 

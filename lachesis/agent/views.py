@@ -7,9 +7,9 @@ from typing import Any
 
 from lachesis.agent import schemas
 from lachesis.agent.session_store import LastReport
-from lachesis.reporting.status import Json
+from lachesis.base.json_text import Json
 from lachesis.supervision.plan import ServicePlan
-from lachesis.validation.tests import InferenceTest
+from lachesis.validation.inference_tests import InferenceTest
 
 NEXT_STEP_CALLS = {
     "status": 'rl_check_status(run_id="{run}")',

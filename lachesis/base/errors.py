@@ -6,7 +6,7 @@
     │   ├── LockedFieldError         locked_field        also PermissionError
     │   ├── ArgumentsError           arguments           also TypeError
     │   └── FieldValueError          field_value
-    ├── EnvironmentError_            environment
+    ├── RLEnvironmentError           environment
     │   ├── UnknownEnvironmentError  unknown_environment also LookupError
     │   ├── EnvironmentLoadError     environment_load    also ImportError
     │   ├── RequirementsError        requirements
@@ -22,7 +22,7 @@
     │   └── InvalidGroupsError       invalid_groups
     ├── BatchError                   batch               also ValueError
     ├── CheckpointError              checkpoint
-    ├── CanaryError                  canary
+    ├── WeightSyncError              canary
     ├── EngineRequestError           engine_request      also ValueError
     ├── ModelNotFoundError           model_not_found     also FileNotFoundError
     ├── UnsupportedModelError        unsupported_model
@@ -38,7 +38,6 @@ A message says what happened, the value, what is allowed, and where to look.
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 
@@ -249,16 +248,6 @@ def list_error_codes() -> frozenset[str]:
     return frozenset(error_class.code for error_class in error_classes)
 
 
-def to_compact_json(value: Any) -> str:
-    """Return JSON text as every transport gives it, without spaces: an agent pays for each of them."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
-
-
 def shorten(text: str, max_chars: int = 200) -> str:
     """For a message: a value may be megabytes of somebody's mistake."""
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
-
-
-def error_to_payload(error: LachesisError) -> dict[str, Any]:
-    """The error as every transport shows it: `error` (the message), `code`, and its details."""
-    return {"error": str(error), "code": error.code, **error.details}

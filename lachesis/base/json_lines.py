@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-JsonObject = dict[str, Any]
+from lachesis.base.json_text import Json
 
 
 def split_lines(text: str) -> list[str]:
@@ -20,7 +19,7 @@ def split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
-def parse_json_lines(content: bytes) -> list[JsonObject]:
+def parse_json_lines(content: bytes) -> list[Json]:
     """Return the objects of `content` in order.
 
     A line that is not a whole JSON object is left out: a process that was killed, or a full disk,
@@ -39,7 +38,7 @@ def parse_json_lines(content: bytes) -> list[JsonObject]:
     return objects
 
 
-def read_json_lines(path: Path) -> list[JsonObject]:
+def read_json_lines(path: Path) -> list[Json]:
     """Return the objects of a file in order, as `parse_json_lines` does; none if the file cannot be
     read.
     """

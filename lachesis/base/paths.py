@@ -5,11 +5,14 @@ environments.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import platformdirs
 
-from lachesis.base.errors import MissingDependencyError
+from lachesis.base.errors import (
+    MissingDependencyError,
+)
 
 
 def home() -> Path:
@@ -59,3 +62,8 @@ def environment_dirs() -> list[Path]:
         if p
     ]
     return [path for path in (builtin, *configured) if path.is_dir() or path.suffix == ".py"]
+
+
+def to_safe_name(name: str) -> str:
+    """An environment's name as part of the names of files and processes."""
+    return re.sub("[^A-Za-z0-9_]+", "_", name)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-Json = dict[str, Any]
+from lachesis.base.errors import ConfigError, shorten
+from lachesis.base.json_text import Json
+
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NULLS = ("null", "none")
@@ -225,3 +228,17 @@ def _find_value_schema(schema: Json, key: str) -> Json:
     return schema.get("properties", {}).get(key) or (
         additional if isinstance(additional, dict) else {}
     )
+
+
+def read_env_number(name: str, default: float, *, min_value: float) -> float:
+    """A number from the environment variable `name`. Raises ConfigError."""
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text.strip() else default
+    except ValueError:
+        value = math.nan
+    if not value >= min_value:
+        raise ConfigError(
+            f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}"
+        )
+    return value

@@ -33,8 +33,6 @@ from lachesis.base.secrets import redact
 
 HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
 MAX_LOG_LINES = 15
-
-
 DISTRIBUTIONS = {
     "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python", "dateutil": "python-dateutil",
     "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn",

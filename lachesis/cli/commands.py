@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lachesis.base import waiting
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.typed_values import read_untyped
 from lachesis.catalog.describe import register_environment
-from lachesis.cli import demo, doctor, environments, serve, show, watch
-from lachesis.cli.show import print_answer
+from lachesis.cli import (
+    console,
+    demo,
+    doctor,
+    environments,
+    serve,
+    show_environments,
+    show_runs,
+    show_tests,
+    watch,
+)
+from lachesis.cli.console import print_answer
+from lachesis.cli.tested_models import (
+    find_trained_model,
+    format_train_command,
+    list_tested_models,
+)
 from lachesis.config.edits import parse_assignment
-from lachesis.orchestration import launcher
+from lachesis.orchestration import server, submit
 from lachesis.orchestration.launch_inputs import describe_default_model
 from lachesis.orchestration.notifications import remove_notifications, set_notifications
 from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, shorten_service_name
+from lachesis.runs.run_dir import shorten_service_name
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.tests import EMBEDDED, TestOptions
+from lachesis.validation.inference_tests import TestOptions
 
 MAX_HELD_OUT_STEPS = 60
 """Steps of each run in which the list of runs looks for a held-out result."""
@@ -68,7 +83,9 @@ def handle_envs(args: argparse.Namespace) -> None:
         launch_description = service.describe(
             LaunchRequest(register_environment(args.name), args.profile, by_owner=True)
         )
-        print_answer(args, launch_description, show.render_environment(launch_description))
+        print_answer(
+            args, launch_description, show_environments.render_environment(launch_description)
+        )
         return
     scan = service.list_environments()
     answer = {
@@ -76,7 +93,7 @@ def handle_envs(args: argparse.Namespace) -> None:
         "problems": scan.problems,
         "clashes": scan.clashes,
     }
-    print_answer(args, answer, show.render_environments(scan))
+    print_answer(args, answer, show_environments.render_environments(scan))
 
 
 def handle_train(args: argparse.Namespace) -> int:
@@ -94,13 +111,14 @@ def handle_train(args: argparse.Namespace) -> int:
         start_from=args.start_from,
         by_owner=True,
     )
-    config = service.check(launch).config
-    launcher.require_server(service.store.home)  # before a model is built, which takes a minute
+    resolved = service.check(launch)
+    config = resolved.config
+    server.require_server(service.store.home)  # before a model is built, which takes a minute
     if model_note := describe_default_model(launch, config.openai.model_name):
-        show.print_note(model_note)
-    with show.show_progress_bar("building the tiny model", quiet=args.json) as advance:
+        console.print_note(model_note)
+    with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
         service.build_tiny_model(config, advance)
-    return _follow_run(args, service, service.start(launch))
+    return _follow_run(args, service, service.start(resolved))
 
 
 def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
@@ -112,7 +130,7 @@ def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
 def handle_resume(args: argparse.Namespace) -> int:
     service = LachesisService()
     if not service.get_run(args.run).has_ended:
-        show.print_note(f"run {args.run} has not ended; nothing is started")
+        console.print_note(f"run {args.run} has not ended; nothing is started")
     return _follow_run(
         args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits))
     )
@@ -123,7 +141,7 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
     if args.watch:
         record = watch.watch_until_end(service, record.run_id, quiet=args.json)
         answer = service.get_results(record.run_id).to_payload()
-        print_answer(args, answer, show.render_results(answer))
+        print_answer(args, answer, show_runs.render_results(answer))
         return 0 if record.status == "completed" else 1
     newest_checkpoint = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
     answer = {
@@ -134,9 +152,9 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
         "begins_with": record.forked_from
         or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
         "config_path": str(service.store.dir(record.run_id).config),
-        "ui_url": launcher.get_run_url(record),
+        "ui_url": submit.get_run_url(record),
     }
-    print_answer(args, answer, show.render_started(answer))
+    print_answer(args, answer, show_runs.render_started(answer))
     return 0
 
 
@@ -148,7 +166,7 @@ def handle_test(args: argparse.Namespace) -> int:
     options = TestOptions(
         num_steps=args.steps,
         group_size=args.group_size,
-        models=_list_tested_models(args),
+        models=list_tested_models(args),
         prompts=args.prompt,
         **prompt_options,
     )
@@ -156,23 +174,26 @@ def handle_test(args: argparse.Namespace) -> int:
         register_environment(args.environment),
         args.profile,
         edits,
-        _find_trained_model(args),
+        find_trained_model(args),
         by_owner=True,
     )
     try:
-        config = service.check_test(launch, options)[0].config
+        resolved = service.check_test(launch, options)
+        config = resolved.launch.config
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
             f"{error}; a model at an endpoint is named with --endpoint-model NAME"
         ) from error
-    launcher.require_server(service.store.home)  # before a model is built, which takes a minute
+    server.require_server(service.store.home)  # before a model is built, which takes a minute
     if model_note := describe_default_model(launch, config.openai.model_name):
-        show.print_note(model_note)
-    with show.show_progress_bar("building the tiny model", quiet=args.json) as advance:
+        console.print_note(model_note)
+    with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
         service.build_tiny_model(config, advance)
-    submitted_test = service.start_test(launch, options)
-    show.print_note(f"test {submitted_test.test_id}: {service.tests.dir(submitted_test.test_id)}")
-    with show.show_progress_bar("groups", quiet=args.json) as advance:
+    submitted_test = service.start_test(resolved, options)
+    console.print_note(
+        f"test {submitted_test.test_id}: {service.tests.dir(submitted_test.test_id)}"
+    )
+    with console.show_progress_bar("groups", quiet=args.json) as advance:
         while not (inference_test := service.get_test(submitted_test.test_id)).has_ended:
             advance(
                 service.tests.count_finished_groups(inference_test),
@@ -182,61 +203,9 @@ def handle_test(args: argparse.Namespace) -> int:
     print_answer(
         args,
         inference_test.model_dump(mode="json"),
-        show.render_test(inference_test, _format_train_command(args)),
+        show_tests.render_test(inference_test, format_train_command(args)),
     )
     return 0 if (inference_test.result or {}).get("summary", {}).get("environment_working") else 1
-
-
-def _find_trained_model(args: argparse.Namespace) -> str | None:
-    """Return what `train --model` would be for a test: the model of its only --model on this
-    machine, or None.
-    """
-    names = [_expand_model_path(name) for name in args.model or []]
-    return names[0] if len(names) == 1 and args.profile == "embedded" else None
-
-
-def _list_tested_models(args: argparse.Namespace) -> list[str] | None:
-    """Return the models of a test as the service names them, or None for the default."""
-    names = [
-        f"{EMBEDDED}{_expand_model_path(name)}" if _is_local_model(args, name) else name
-        for name in args.model or []
-    ]
-    return [*names, *(args.endpoint_model or [])] or None
-
-
-def _is_local_model(args: argparse.Namespace, name: str) -> bool:
-    """Return whether the engine of this machine serves the model of a test's --model."""
-    return args.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
-
-
-def _expand_model_path(name: str) -> str:
-    """Return the model's name, or the whole path of its folder."""
-    name = name.removeprefix(EMBEDDED)
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
-
-
-def _format_train_command(args: argparse.Namespace) -> str:
-    """For what was tested, as it was given."""
-    model_name = _find_trained_model(args)
-    model_options = ["--model", model_name] if model_name else []
-    edit_options = [part for text in args.edits for part in ("--set", text)]
-    profile_options = (
-        ["--profile", args.profile]
-        if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded")
-        else []
-    )
-    return shlex.join(
-        [
-            "lachesis",
-            "train",
-            args.environment,
-            *profile_options,
-            *model_options,
-            *edit_options,
-            "--require-validation",
-            "--watch",
-        ]
-    )
 
 
 def handle_runs(args: argparse.Namespace) -> None:
@@ -253,8 +222,8 @@ def handle_runs(args: argparse.Namespace) -> None:
         for record in records
     ]
     if warning:
-        show.print_note(warning)
-    print_answer(args, {"runs": rows, "count": len(rows)}, show.render_runs(rows))
+        console.print_note(warning)
+    print_answer(args, {"runs": rows, "count": len(rows)}, show_runs.render_runs(rows))
 
 
 def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[str, Any] | None:
@@ -273,7 +242,7 @@ def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[s
 
 def handle_status(args: argparse.Namespace) -> None:
     answer = LachesisService().get_status(args.run).to_payload()
-    print_answer(args, answer, show.render_status(answer))
+    print_answer(args, answer, show_runs.render_status(answer))
 
 
 def handle_stop(args: argparse.Namespace) -> None:
@@ -281,7 +250,7 @@ def handle_stop(args: argparse.Namespace) -> None:
     service = LachesisService()
     was_alive = not service.get_run(args.run).has_ended
     answer = service.stop(args.run, now=args.now)
-    launcher.wait_until(lambda: service.get_run(args.run).has_ended, timeout_s=60)
+    waiting.wait_until(lambda: service.get_run(args.run).has_ended, timeout_s=60)
     answer["status"] = service.get_run(args.run).status
     newest_checkpoint = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
     resume_effect = (
@@ -301,7 +270,7 @@ def handle_stop(args: argparse.Namespace) -> None:
 
 def handle_results(args: argparse.Namespace) -> None:
     answer = LachesisService().get_results(args.run).to_payload()
-    print_answer(args, answer, show.render_results(answer))
+    print_answer(args, answer, show_runs.render_results(answer))
 
 
 def handle_logs(args: argparse.Namespace) -> None:
@@ -353,7 +322,7 @@ def handle_weights(args: argparse.Namespace) -> None:
         merged=args.merged,
         verify=not args.no_verify,
     )
-    print_answer(args, note, show.render_export(note))
+    print_answer(args, note, show_runs.render_export(note))
 
 
 def handle_report(args: argparse.Namespace) -> None:
@@ -383,5 +352,7 @@ def handle_doctor(args: argparse.Namespace) -> int:
         )
         return 0
     checks = doctor.run_checks()
-    print_answer(args, {"checks": [asdict(check) for check in checks]}, show.render_checks(checks))
+    print_answer(
+        args, {"checks": [asdict(check) for check in checks]}, console.render_checks(checks)
+    )
     return 0 if all(check.ok or not check.needed for check in checks) else 1

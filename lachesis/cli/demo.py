@@ -11,10 +11,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.base import waiting
 from lachesis.base.json_lines import read_json_lines
-from lachesis.cli import show, watch
-from lachesis.orchestration import launcher
-from lachesis.runs.store import RunRecord
+from lachesis.cli import console, show_runs, watch
+from lachesis.orchestration import submit
+from lachesis.orchestration.server import LauncherProcess, find_running_server
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
@@ -31,22 +33,22 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
     launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
     service.resolve(launch)  # wrong input is told before anything is built
     if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
-        show.print_note("building a tiny model (about 20 s, once)")
-    with show.show_progress_bar("building a tiny model", quiet=as_json) as advance:
+        console.print_note("building a tiny model (about 20 s, once)")
+    with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
         model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
-    show.print_note(f"model: {model}")
+    console.print_note(f"model: {model}")
     with contextlib.ExitStack() as stack:
-        server = launcher.find_running_server()
+        server = find_running_server()
         if server is None:
-            show.print_note(
+            console.print_note(
                 "starting the Prefect server and the runner (about 10 s; the first time 20 s)"
             )
-            stack.enter_context(launcher.LauncherProcess())
-            server = launcher.find_running_server() or {}
-        show.print_note(f"Prefect UI: {server.get('ui_url')}")
+            stack.enter_context(LauncherProcess())
+            server = find_running_server() or {}
+        console.print_note(f"Prefect UI: {server.get('ui_url')}")
         record = service.start(launch)
         record = _watch_run(service, record, as_json=as_json)
-        launcher.wait_until_gone(service.store, record)
+        submit.wait_until_gone(service.store, record)
     answer = service.get_results(record.run_id).to_payload()
     if as_json:
         print(json.dumps(answer, indent=2))
@@ -59,10 +61,10 @@ def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) ->
     try:
         return watch.watch_until_end(service, record.run_id, quiet=as_json)
     except KeyboardInterrupt:
-        show.print_note(f"stopping run {record.run_id}; it saves a checkpoint first")
+        console.print_note(f"stopping run {record.run_id}; it saves a checkpoint first")
         service.stop(record.run_id)
-        launcher.wait_until(lambda: service.get_run(record.run_id).has_ended, timeout_s=60)
-        launcher.wait_until_gone(service.store, record)
+        waiting.wait_until(lambda: service.get_run(record.run_id).has_ended, timeout_s=60)
+        submit.wait_until_gone(service.store, record)
         raise
 
 
@@ -81,20 +83,20 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
             table.add_row(
                 question, before, Text(after, style="green" if after == right else "red"), right
             )
-        show.console.print(table)
-    show.console.print(
+        console.console.print(table)
+    console.console.print(
         Text(
-            f"the Prefect UI of this run, while `lachesis serve` runs: {launcher.get_run_url(record)}",
+            f"the Prefect UI of this run, while `lachesis serve` runs: {submit.get_run_url(record)}",
             style="dim",
         )
     )
-    show.console.print(
+    console.console.print(
         Text(
             f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums",
             style="dim",
         )
     )
-    show.console.print(show.render_results(answer))
+    console.console.print(show_runs.render_results(answer))
 
 
 def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
-from lachesis.config.profiles import list_missing_modules
-from lachesis.config.run_config import PROFILES
-from lachesis.orchestration import launcher
+from lachesis.config.profiles import PROFILES, list_missing_modules
+from lachesis.orchestration.server import find_running_server
 from lachesis.runs import cleanup
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
@@ -106,7 +105,7 @@ def _check_tiny_model() -> DoctorCheck:
 
 
 def _check_server() -> DoctorCheck:
-    server = launcher.find_running_server()
+    server = find_running_server()
     return DoctorCheck(
         "Prefect server",
         server is not None,

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.text import Text
 
 from lachesis.catalog import describe, requirements, scaffold
-from lachesis.cli import show
+from lachesis.cli import console
 from lachesis.config.edits import parse_assignment
 from lachesis.runs import cleanup
 from lachesis.service import LachesisService, LaunchRequest
@@ -38,13 +38,15 @@ def _install_requirements(args: argparse.Namespace) -> int:
     file = Path(environment.file_path)
     dependencies = requirements.read_requirements(file).dependencies
     if not dependencies:
-        show.print_answer(args, {"requirements": []}, f"{file} declares no requirements (PEP 723)")
+        console.print_answer(
+            args, {"requirements": []}, f"{file} declares no requirements (PEP 723)"
+        )
         return 0
     if not args.json:
-        show.print_note(f"installing {', '.join(dependencies)}")
+        console.print_note(f"installing {', '.join(dependencies)}")
     folder = requirements.install_requirements(file)
     answer = {"environment": environment.name, "requirements": dependencies, "path": str(folder)}
-    show.print_answer(
+    console.print_answer(
         args,
         answer,
         f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and those that require the same",
@@ -64,7 +66,7 @@ def _create_environment(args: argparse.Namespace) -> int:
             f"  lachesis train {file} --watch",
         ]
     )
-    show.print_answer(args, {"file": str(file)}, view)
+    console.print_answer(args, {"file": str(file)}, view)
     return 0
 
 
@@ -78,8 +80,9 @@ def _check_environment(args: argparse.Namespace) -> int:
         args.model,
         by_owner=True,
     )
-    environment, config = service.resolve(launch)
-    with show.show_progress_bar("building the tiny model", quiet=args.json) as advance:
+    resolved = service.resolve(launch)
+    environment, config = resolved.environment, resolved.config
+    with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
         service.build_tiny_model(config, advance)
     cleanup.remove_old_checks()
     folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{environment.name}-"))
@@ -99,33 +102,33 @@ def _check_environment(args: argparse.Namespace) -> int:
     if not has_failed:
         shutil.rmtree(folder, ignore_errors=True)
     summary = f"{environment.name} {f'has failed; logs: {folder}' if has_failed else 'is sound'}"
-    show.print_answer(args, {**answer, "checks": [asdict(line) for line in lines]}, summary)
+    console.print_answer(args, {**answer, "checks": [asdict(line) for line in lines]}, summary)
     return int(has_failed)
 
 
 def _print_line(line: CheckResult) -> None:
     mark = Text(f"{line.status:12}", style=_STYLES[line.status])
-    show.console.print(mark + Text(f"{line.name:17} {line.message}", style=""))
+    console.console.print(mark + Text(f"{line.name:17} {line.message}", style=""))
 
 
 def handle_model(args: argparse.Namespace) -> int:
     if not args.environments:
-        with show.show_progress_bar("building the tiny model", quiet=args.json) as advance:
+        with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     else:
         edits = tuple(parse_assignment(text) for text in args.edits)
-        resolved = [
+        launches = [
             LachesisService().resolve(
                 LaunchRequest(describe.register_environment(name), "embedded", edits, by_owner=True)
             )
             for name in args.environments
         ]
         taught_environments = [
-            (environment, dict(config.env.model_extra or {})) for environment, config in resolved
+            (launch.environment, dict(launch.config.env.model_extra or {})) for launch in launches
         ]
-        with show.show_progress_bar("teaching a tiny model", quiet=args.json) as advance:
+        with console.show_progress_bar("teaching a tiny model", quiet=args.json) as advance:
             path = teach.ensure_environment_model(
                 *taught_environments, share=args.share, steps=args.steps, progress=advance
             )
-    show.print_answer(args, {"path": str(path)}, f"the model is at {path}")
+    console.print_answer(args, {"path": str(path)}, f"the model is at {path}")
     return 0

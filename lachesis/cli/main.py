@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis import __version__
-from lachesis.base.errors import LachesisError, StorageError, error_to_payload
+from lachesis.base.errors import LachesisError, StorageError
+from lachesis.base.json_text import error_to_payload
 
 EPILOG = (
     "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\

@@ -8,17 +8,17 @@ import sys
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError
-from lachesis.cli import show
+from lachesis.cli import console
 from lachesis.config.profiles import list_missing_modules
-from lachesis.orchestration import launcher
+from lachesis.orchestration import server
 
 
 def handle_serve(args: argparse.Namespace) -> int:
     """Becomes the launcher, so that signals reach it."""
-    command = launcher.make_serve_command(
+    command = server.make_serve_command(
         *(["--port", str(args.port)] if args.port is not None else [])
     )
-    show.print_note(
+    console.print_note(
         "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both"
     )
     os.chdir(paths.checkout_dir())
@@ -45,7 +45,7 @@ def handle_mcp(args: argparse.Namespace) -> int:
                 "--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens"
             )
         if sys.stdin.isatty():
-            show.print_note(
+            console.print_note(
                 f"session {session_name}; an agent's client starts this command and talks to it; Ctrl-C ends it"
             )
         mcp_server.serve_stdio(session_name)
@@ -98,6 +98,6 @@ def _run_server(app: object, host: str, port: int, description: str) -> int:
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)
-    show.print_note(f"{description}; Ctrl-C ends it")
+    console.print_note(f"{description}; Ctrl-C ends it")
     uvicorn.run(app, host=host, port=port, log_level="warning")  # type: ignore[arg-type]
     return 0

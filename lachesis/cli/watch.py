@@ -15,10 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.cli import show
+from lachesis.base.timestamps import seconds_between
+from lachesis.cli import console
 from lachesis.monitor.judgement import refresh_health
 from lachesis.runs.held_out import build_held_out_curve, describe_point
-from lachesis.runs.store import RunRecord, seconds_between
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService
 
 Draw = Callable[[LachesisService, RunRecord], None]
@@ -95,7 +96,7 @@ class _LineView:
 
     def __init__(self, record: RunRecord) -> None:
         self.last_key = self.last_health_level = ""
-        show.console.print(f"run {record.run_id} of {record.environment}")
+        console.console.print(f"run {record.run_id} of {record.environment}")
 
     def __call__(self, service: LachesisService, record: RunRecord) -> None:
         steps = service.read_metrics(record.run_id)
@@ -110,20 +111,20 @@ class _LineView:
             )
             held_out = f", held out {point}" if (point := _describe_newest_held_out(steps)) else ""
             progress_text = f"{record.phase}, step {step} of {record.total_steps}"
-            show.console.print(
+            console.console.print(
                 f"{_compute_elapsed_s(record):6.1f} s  {progress_text}{reward}{held_out}"
             )
             if record.learning != self.last_health_level:
                 self.last_health_level = record.learning
-                show.console.print(_render_learning(record))
+                console.console.print(_render_learning(record))
 
 
 @contextlib.contextmanager
 def _open_view(record: RunRecord, *, quiet: bool) -> Iterator[Draw]:
     if quiet:
         yield lambda service, record: None
-    elif show.console.is_terminal:
-        with Live(console=show.console, auto_refresh=False) as live:
+    elif console.console.is_terminal:
+        with Live(console=console.console, auto_refresh=False) as live:
             yield lambda service, record: live.update(_render_panel(service, record), refresh=True)
     else:
         yield _LineView(record)
@@ -146,7 +147,7 @@ def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType
     )
     rewards = [step_metrics.get("reward/mean") or 0.0 for step_metrics in steps]
     curve = Text(
-        f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  {show.draw_sparkline(rewards)}"
+        f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  {console.draw_sparkline(rewards)}"
         if steps
         else "waiting for the first rollouts"
     )
@@ -165,7 +166,7 @@ def _render_held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
     """Return the newest held-out result with its curve."""
     shares = [point.percent_correct for point in build_held_out_curve(steps)]
     return (
-        [Text(f"held out {_describe_newest_held_out(steps)}  {show.draw_sparkline(shares)}")]
+        [Text(f"held out {_describe_newest_held_out(steps)}  {console.draw_sparkline(shares)}")]
         if shares
         else []
     )
@@ -199,7 +200,7 @@ def _render_health(record: RunRecord) -> list[RenderableType]:
 def _render_learning(record: RunRecord) -> Text:
     """Return the word of the judgement with its first evidence."""
     words = f"learning: {record.learning}" + (f" ({record.evidence})" if record.evidence else "")
-    return Text(words, style=show.HEALTH_STYLES.get(record.learning, ""))
+    return Text(words, style=console.HEALTH_STYLES.get(record.learning, ""))
 
 
 def _compute_recent_reward(steps: list[dict[str, float]]) -> float:

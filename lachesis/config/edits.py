@@ -8,6 +8,7 @@ fields come from its own configuration class.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,12 @@ from lachesis.base.errors import (
     UnknownFieldError,
     shorten,
 )
+from lachesis.base.json_text import Json
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
-from lachesis.config.run_config import PROFILES, RunConfig, build_run_config, check_cost_limit
+from lachesis.config import run_config as run_config
+from lachesis.config.profiles import PROFILES
+from lachesis.config.run_config import RunConfig, build_run_config, check_cost_limit
 from lachesis.config.schema import (
     INFRASTRUCTURE,
     EnvSection,
@@ -291,3 +295,17 @@ def parse_assignment(text: str) -> tuple[str, str]:
             f"{shown} is not an assignment; allowed: field=value, as in group_size=8"
         )
     return name.strip(), value
+
+
+def describe_field(field: ConfigField, values: Mapping[str, Mapping[str, Any]]) -> Json:
+    """Return what a user sees of one field, with its value in this launch."""
+    return {
+        "name": field.name,
+        "section": field.section,
+        "type": field.type,
+        "default": field.default,
+        "allowed": describe_allowed(field.schema),
+        "description": field.description,
+        "current_value": values[field.section].get(field.name),
+        "locked": field.lock_reason,
+    }

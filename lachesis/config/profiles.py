@@ -4,18 +4,129 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
-from lachesis.base.errors import MissingDependencyError, MissingKeyError
-from lachesis.config import run_config as run_config
-from lachesis.config.run_config import PROFILES
+import yaml
+
+from lachesis.base import paths
+from lachesis.base.errors import (
+    ConfigError,
+    MissingDependencyError,
+    MissingKeyError,
+    shorten,
+)
+
+ProfileName = Literal["embedded", "tinker", "custom"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where training happens: the values of its fields, those of the locked ones that it opens, and
+    the keys it needs.
+    """
+
+    name: ProfileName
+    description: str
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unlocked: frozenset[str] = frozenset()
+    required_keys: tuple[str, ...] = ()
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether somebody may be billed: the servers that ask for a key."""
+        return bool(self.required_keys)
+
+
+_TUNABLE = frozenset(
+    f"tinker.{name}"
+    for name in (
+        "lora_rank",
+        "learning_rate",
+        "max_token_trainer_length",
+        "save_checkpoint_interval",
+    )
+) | frozenset(
+    f"env.{name}"
+    for name in (
+        "total_steps",
+        "max_token_length",
+        "steps_per_eval",
+        "max_batches_offpolicy",
+        "worker_timeout",
+    )
+)
+PROFILES: dict[str, Profile] = {
+    "embedded": Profile(
+        "embedded",
+        "the engine of this project on this machine; no key, no cost",
+        values={
+            "env": {
+                "total_steps": 300,
+                "use_wandb": False,
+                "max_token_length": 128,
+                "max_num_workers": 64,
+                "steps_per_eval": 0,
+                "max_batches_offpolicy": 1,
+                "worker_timeout": 600,
+            },
+            "openai": {"num_requests_for_eval": 4, "timeout": 600},
+            "tinker": {
+                "learning_rate": 1.5e-3,
+                "max_token_trainer_length": 512,
+                "final_evaluation": True,
+            },
+        },
+        unlocked=_TUNABLE,
+    ),
+    "tinker": Profile("tinker", "the Tinker cloud", required_keys=("TINKER_API_KEY",)),
+    "custom": Profile(
+        "custom",
+        "another server that speaks the Tinker protocol",
+        unlocked=_TUNABLE,
+        required_keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
+    ),
+}
+
+
+def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
+    """A profile's values, with an operator's own from `$LACHESIS_HOME/profiles.yaml` over them:
+
+    tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
+
+    Raises ConfigError for an unknown profile or a file of another shape.
+    """
+    if profile not in PROFILES:
+        raise ConfigError(
+            f"there is no profile {shorten(repr(profile), 60)}; allowed: {', '.join(PROFILES)}",
+            available=list(PROFILES),
+        )
+    values = {name: dict(section) for name, section in PROFILES[profile].values.items()}
+    file = (home or paths.home()) / "profiles.yaml"
+    if file.is_file():
+        try:
+            for name, section in (
+                (yaml.safe_load(file.read_text()) or {}).get(profile) or {}
+            ).items():
+                if name not in ("env", "openai", "tinker", "limits"):
+                    raise ValueError(
+                        f"there is no section {name}; allowed: env, openai, tinker, limits"
+                    )
+                values.setdefault(name, {}).update(section)
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}"
+            ) from error
+    return values
 
 
 def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile
     lacks here.
     """
-    run_config.load_profile_values(profile)
+    load_profile_values(profile)
     missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(

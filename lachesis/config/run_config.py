@@ -11,10 +11,7 @@ A profile says where training happens and what its users may change:
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,9 +19,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from lachesis.base import paths
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
+from lachesis.base.paths import to_safe_name
+from lachesis.base.yaml_text import YAML_LOADER, dump_yaml
 from lachesis.config.prices import find_prices
+from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
 from lachesis.config.schema import (
     INFRASTRUCTURE,
     EnvSection,
@@ -34,34 +33,8 @@ from lachesis.config.schema import (
     TinkerSection,
 )
 
-ProfileName = Literal["embedded", "tinker", "custom"]
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of
-the time.
-"""
 MAX_WEIGHT = 1000
 """Of an environment, beside others."""
-_LINE_ENDS = re.compile(r"[\r\x85\u2028\u2029\ufeff]")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts so that they are read again as they were."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Without double quotes YAML reads these characters as the end of a line, and folds them.
-    style = '"' if _LINE_ENDS.search(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def dump_yaml(content: Any) -> str:
-    """Write plain data as YAML, in the order it has, from which every reader gets the same data."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class RunConfig(Section):
@@ -185,7 +158,7 @@ class RunConfig(Section):
     def from_yaml(cls, path: Path) -> RunConfig:
         """Read a run's file. Raises ConfigError that names the file."""
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+            content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -207,106 +180,6 @@ class RunConfig(Section):
         }
         values = {**sections, **meta, "openai": endpoint}
         return build_run_config(values, source=str(path))
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where training happens: the values of its fields, those of the locked ones that it opens, and
-    the keys it needs.
-    """
-
-    name: ProfileName
-    description: str
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unlocked: frozenset[str] = frozenset()
-    required_keys: tuple[str, ...] = ()
-
-    @property
-    def is_paid(self) -> bool:
-        """Whether somebody may be billed: the servers that ask for a key."""
-        return bool(self.required_keys)
-
-
-_TUNABLE = frozenset(
-    f"tinker.{name}"
-    for name in (
-        "lora_rank",
-        "learning_rate",
-        "max_token_trainer_length",
-        "save_checkpoint_interval",
-    )
-) | frozenset(
-    f"env.{name}"
-    for name in (
-        "total_steps",
-        "max_token_length",
-        "steps_per_eval",
-        "max_batches_offpolicy",
-        "worker_timeout",
-    )
-)
-PROFILES: dict[str, Profile] = {
-    "embedded": Profile(
-        "embedded",
-        "the engine of this project on this machine; no key, no cost",
-        values={
-            "env": {
-                "total_steps": 300,
-                "use_wandb": False,
-                "max_token_length": 128,
-                "max_num_workers": 64,
-                "steps_per_eval": 0,
-                "max_batches_offpolicy": 1,
-                "worker_timeout": 600,
-            },
-            "openai": {"num_requests_for_eval": 4, "timeout": 600},
-            "tinker": {
-                "learning_rate": 1.5e-3,
-                "max_token_trainer_length": 512,
-                "final_evaluation": True,
-            },
-        },
-        unlocked=_TUNABLE,
-    ),
-    "tinker": Profile("tinker", "the Tinker cloud", required_keys=("TINKER_API_KEY",)),
-    "custom": Profile(
-        "custom",
-        "another server that speaks the Tinker protocol",
-        unlocked=_TUNABLE,
-        required_keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
-    ),
-}
-
-
-def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
-    """A profile's values, with an operator's own from `$LACHESIS_HOME/profiles.yaml` over them:
-
-    tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
-
-    Raises ConfigError for an unknown profile or a file of another shape.
-    """
-    if profile not in PROFILES:
-        raise ConfigError(
-            f"there is no profile {shorten(repr(profile), 60)}; allowed: {', '.join(PROFILES)}",
-            available=list(PROFILES),
-        )
-    values = {name: dict(section) for name, section in PROFILES[profile].values.items()}
-    file = (home or paths.home()) / "profiles.yaml"
-    if file.is_file():
-        try:
-            for name, section in (
-                (yaml.safe_load(file.read_text()) or {}).get(profile) or {}
-            ).items():
-                if name not in ("env", "openai", "tinker", "limits"):
-                    raise ValueError(
-                        f"there is no section {name}; allowed: env, openai, tinker, limits"
-                    )
-                values.setdefault(name, {}).update(section)
-        except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}"
-            ) from error
-    return values
 
 
 def resolve_run_config(
@@ -364,11 +237,6 @@ def check_cost_limit(config: RunConfig) -> RunConfig:
     return config
 
 
-def to_safe_name(name: str) -> str:
-    """An environment's name as part of the names of files and processes."""
-    return re.sub("[^A-Za-z0-9_]+", "_", name)
-
-
 def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
     weight = own_values.get("weight", 1.0)
     if (
@@ -380,20 +248,6 @@ def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
             f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MAX_WEIGHT}"
         )
     return float(weight)
-
-
-def read_env_number(name: str, default: float, *, min_value: float) -> float:
-    """A number from the environment variable `name`. Raises ConfigError."""
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text.strip() else default
-    except ValueError:
-        value = math.nan
-    if not value >= min_value:
-        raise ConfigError(
-            f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}"
-        )
-    return value
 
 
 def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -20,8 +19,9 @@ from fastapi.responses import JSONResponse
 from lachesis.base import http_errors
 from lachesis.base.errors import EngineRequestError, StorageError
 from lachesis.engine import protobuf_messages, rest_routes
+from lachesis.engine.dispatcher import LONG_POLL_S, RequestDispatcher
 from lachesis.engine.engine import Engine
-from lachesis.engine.futures import FutureRegistry, Payload
+from lachesis.engine.futures import Payload
 from lachesis.engine.json_messages import (
     CreateModelBody,
     CreateSamplerBody,
@@ -35,13 +35,8 @@ from lachesis.engine.json_messages import (
     SaveForSamplerBody,
     check_sdk_version,
 )
-from lachesis.engine.model_thread import CANCELLED, ModelThread, OperationCall, make_tinker_error
-from lachesis.engine.sample_request import MAX_SAMPLES_PER_REQUEST
+from lachesis.engine.model_thread import ModelThread
 
-LONG_POLL_S = 30.0
-MAX_WAITING_REQUESTS = 10_000
-"""Requests for samples that may wait; the client of one more pauses for a second, and asks again.
-"""
 PROTOBUF_MEDIA_TYPE = "application/x-protobuf"
 CLIENT_CONFIG = {
     # Chunks sent one after the other arrive in the order of their numbers, and a call is one chunk.
@@ -52,113 +47,6 @@ CLIENT_CONFIG = {
     "sample_max_concurrent_requests": 400,
     "sample_join_sampling_session": True,
 }
-
-
-class RequestDispatcher:
-    """The engine, its thread and its futures, behind the routes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.futures = FutureRegistry()
-        self.thread: ModelThread | None = None
-        self.client_counts: dict[str, int] = {}
-        self.last_sequence_ids: dict[str, int] = {}
-        """The last sequence id of each model."""
-
-    def submit(
-        self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any
-    ) -> dict[str, Any]:
-        """Queue `call` unless this request is already known. Requests of one model run in the order
-        of their numbers, which is that of their arrival; a number may be left out, for good, and
-        one that comes late is refused.
-        """
-        owner, sequence_id = key
-        future, is_new = self.futures.get_or_create(
-            (owner, sequence_id) if sequence_id is not None else None
-        )
-        if is_new:
-            future.response_fields = response_fields
-            last_sequence_id = self.last_sequence_ids.get(owner, -1)
-            if sequence_id is not None and sequence_id <= last_sequence_id:
-                message = f"the request with sequence id {sequence_id} came after that with {last_sequence_id}; they are numbered as they are sent"
-                future.finish({"error": message, "category": "user"})
-            else:
-                if sequence_id is not None:
-                    self.last_sequence_ids[owner] = sequence_id
-                assert self.thread is not None
-                self.thread.submit(future, call)
-        return {"request_id": future.request_id, **future.response_fields}
-
-    def submit_sample(self, body: SampleBody) -> dict[str, Any]:
-        assert self.thread is not None
-        entry = self.engine.samplers.get(body.sampling_session_id)
-        if entry is None:
-            raise HTTPException(
-                404, f"there is no sampler {body.sampling_session_id}; its session may have ended"
-            )
-        if self.thread.num_waiting >= MAX_WAITING_REQUESTS:
-            raise HTTPException(
-                429,
-                f"{self.thread.num_waiting} requests wait for samples; ask again later",
-                {"Retry-After": "1"},
-            )
-        future, is_new = self.futures.get_or_create((body.sampling_session_id, body.seq_id))
-        if is_new:
-            num_samples = min(max(0, body.num_samples), MAX_SAMPLES_PER_REQUEST)
-            future.response_fields["sample_sequence_ids"] = [
-                f"{future.request_id}-{index}" for index in range(num_samples)
-            ]
-            try:
-                request = body.to_sample_request(entry.served_model.base, future)
-            except EngineRequestError as error:
-                future.finish(make_tinker_error(error))
-            else:
-                entry.last_used = time.monotonic()
-                self.thread.submit_sample(
-                    future, entry.served_model.sampler, entry.snapshot, request
-                )
-        return {"request_id": future.request_id, **future.response_fields}
-
-    async def call_soon(self, call: Callable[[], str]) -> str:
-        """Run a short call on the model thread, before the operations that wait there.
-
-        Raises:
-            EngineRequestError: The call has raised it.
-        """
-        assert self.thread is not None
-        return await asyncio.wrap_future(self.thread.call_soon(call))
-
-    def cancel(self, request_id: str) -> str:
-        """Cancel a request and return what has become of it.
-
-        Returns:
-            `ok` if it is cancelled now, `running` if it is an operation that has begun, whose
-            effect and result stay, `finished` if it has its result or is not there.
-        """
-        assert self.thread is not None
-        future = self.futures.get(request_id)
-        if future is None or future.payload is not None:
-            return "finished"
-        if not self.thread.cancel_queued_operation(future):
-            return "running"
-        future.is_cancelled = True
-        future.finish(CANCELLED)
-        return "ok"
-
-    async def end_expired_sessions(self) -> None:
-        """End sessions whose client is gone."""
-        while True:
-            await asyncio.sleep(30)
-            for session_id in self.engine.find_expired_sessions():
-                self.end_session(session_id)
-
-    def end_session(self, session_id: str) -> None:
-        for values_by_owner in (self.client_counts, self.last_sequence_ids):
-            for one in [
-                owner_id for owner_id in values_by_owner if owner_id.startswith(f"{session_id}:")
-            ]:
-                del values_by_owner[one]
-        self.submit((f"end:{session_id}", None), lambda: self.engine.end_session(session_id))
 
 
 def create_app(engine: Engine, token: str) -> FastAPI:

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.sample_request import SampleResponse
-
-Array = np.ndarray[Any, Any]
 
 MAX_DENSE_ELEMENTS = 2**27
 _PACKAGE = "lachesis_wire"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
-Array = np.ndarray[Any, Any]
 never_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
 MAX_TOP_K = 1024
 MAX_SAMPLES_PER_REQUEST = 4096

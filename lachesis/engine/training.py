@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, losses
 from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
-from lachesis.engine.protobuf_messages import Array, DecodedDatum
+from lachesis.engine.protobuf_messages import DecodedDatum
 
 MAX_LOGITS_PER_PASS = 2**26
 """Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of

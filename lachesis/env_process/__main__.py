@@ -34,6 +34,7 @@ from lachesis.env_process import (
     atropos_patches,
     counters,
     dataset_position,
+    evaluation_hooks,
     inference_test,
     lazy_modules,
     scheduled_evaluation,
@@ -66,7 +67,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     rollout_counters = None
     inference_server = atropos_patches.install_inference_token()
     if command == "run" and inference_server:
-        scheduled_evaluation.install_evaluation_hooks(inference_server[0])
+        evaluation_hooks.install_evaluation_hooks(inference_server[0])
     if command == "probe":
         rollout_counters = inference_test.install_inference_test(
             json.loads(Path(options.pop(0)).read_text())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.failure_reasons import count_reason, describe_exception, sanitize_reason
+from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswered
 
@@ -30,7 +31,6 @@ EMPTY_GROUP_MESSAGE = (
     "solves all of them or none"
 )
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
-Json = dict[str, Any]
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
 """Of the group under way. An environment that takes a failure of the server for a bad answer would
 score it 0; such a group is invalid instead.

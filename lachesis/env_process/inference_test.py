@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lachesis.base.json_text import Json
 from lachesis.env_process import counters
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
@@ -29,7 +30,6 @@ NO_ITEM_MESSAGE = (
     "no item with this prompt was found, so the verifier has nothing to compare with; "
     "an environment may offer item_from_prompt(prompt)"
 )
-Json = dict[str, Any]
 
 
 def install_inference_test(spec: Json) -> counters.RolloutCounters:

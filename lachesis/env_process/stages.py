@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from lachesis.base.failure_reasons import describe_exception
+from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
 
@@ -36,7 +37,6 @@ STAGE_NAMES = ("import", "config", "dataset", "model-free check")
 MAX_ITEMS = 16
 RELATIVE_TOLERANCE = 1e-9
 """Parts of a reward may add up to a little less than the whole."""
-Json = dict[str, Any]
 
 
 class StageFailed(Exception):

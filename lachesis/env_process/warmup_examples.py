@@ -8,10 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from lachesis.base.json_text import Json
 from lachesis.env_process import stages
 from lachesis.tiny_model import build
-
-Json = dict[str, Any]
 
 
 class NoExamplesError(Exception):

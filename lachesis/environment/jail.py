@@ -25,7 +25,6 @@ import struct
 import sys
 from typing import Any
 
-Json = dict[str, Any]
 EXIT_UNCONFINED = 97
 """The kernel did not take the confinement; nothing was run."""
 STARTED = b"\x06"
@@ -97,7 +96,7 @@ def main() -> None:
     exec(compile(request["program"], "program", "exec"), module.__dict__)
 
 
-def _set_resource_limits(request: Json) -> None:
+def _set_resource_limits(request: dict[str, Any]) -> None:
     seconds = max(1, int(request["cpu_s"] + 0.999))
     limits = {
         resource.RLIMIT_AS: request["memory"],

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import read_last_lines
 from lachesis.orchestration.artifacts import escape_cell, render_curve, render_table
-from lachesis.orchestration.launcher import get_run_url
+from lachesis.orchestration.submit import get_run_url
 from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
 from lachesis.runs.metrics import KEY_METRICS, Step
-from lachesis.runs.store import RunRecord, shorten_service_name
+from lachesis.runs.run_dir import shorten_service_name
+from lachesis.runs.run_record import RunRecord
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun

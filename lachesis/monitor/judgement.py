@@ -14,6 +14,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
+from lachesis.base.timestamps import now_iso, seconds_between
 from lachesis.config.edits import ConfigFields
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory, update_trend
@@ -23,7 +24,8 @@ from lachesis.monitor.stalls import Stall
 from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
-from lachesis.runs.store import RunRecord, RunStore, now_iso, seconds_between
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 log = logging.getLogger(__name__)
 ADVISABLE_FIELDS = (

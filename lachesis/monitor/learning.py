@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lachesis.monitor.detectors import (
-    DETECTORS,
+from lachesis.monitor.detectors import DETECTORS
+from lachesis.monitor.rollout_detectors import (
     advise_more_signal,
     count_invalid_since_last_step,
     describe_invalid_reasons,

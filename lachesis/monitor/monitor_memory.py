@@ -10,9 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lachesis.base.errors import StorageError
 from lachesis.base.files import write_private
 from lachesis.base.host_clock import is_same_boot, read_boot_id
+from lachesis.base.timestamps import iso_to_unix_s
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord, iso_to_unix_s
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 
 
 class MonitorMemory(BaseModel):

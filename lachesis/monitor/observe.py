@@ -9,18 +9,20 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 import psutil
 
 from lachesis.base.errors import LachesisError
+from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
 from lachesis.runs.budgets import BudgetUsage, compute_budget_usage
 from lachesis.runs.environment_counts import read_all_counts
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord, RunStore
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 RESPONSE_TIMEOUT_S = 2.0
 MAX_CONCURRENT_RUNS = 32
@@ -30,7 +32,6 @@ many would cost their square.
 MAX_LAST_STEPS = 60
 """Last steps that are read of each run; a long one has thousands."""
 MAX_FIRST_STEPS = 20
-Json = dict[str, Any]
 
 
 @dataclass

@@ -18,12 +18,11 @@ from lachesis.base.files import write_private
 from lachesis.monitor import artifact_content
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.metrics import MetricsFile, Step, sample_history
-from lachesis.runs.store import RunRecord
+from lachesis.runs.run_record import RunRecord
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun
 
-Json = dict[str, Any]
 MAX_PUBLISH_S = 2.5
 """Seconds that one tick spends on publishing; runs that find no place are the first of the next
 tick.

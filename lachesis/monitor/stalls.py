@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.monitor.observe import Json, Observation
+from lachesis.base.json_text import Json
+from lachesis.monitor.observe import Observation
 from lachesis.supervision.process import get_service_role
 
 STOPPED_STATES = ("stopped", "tracing-stop")

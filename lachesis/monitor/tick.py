@@ -11,25 +11,27 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from lachesis.base.errors import ServerDownError
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import seconds_between
 from lachesis.monitor.judgement import build_health_entry, judge_observation
 from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory
 from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.publish import Publisher
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
-from lachesis.orchestration import launcher
+from lachesis.orchestration import refresh, submit
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import resubmit_run
 from lachesis.runs import cleanup, leftovers
 from lachesis.runs.budgets import compute_budget_shares, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.store import RunDir, RunRecord, RunStore, seconds_between
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
-Json = dict[str, Any]
 MAX_AUTO_RESUMES = 3
 """A run that stalls again and again is stopped in the end."""
 WATCH_AFTER_END_S = 900.0
@@ -71,7 +73,7 @@ class Monitor:
         """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but
         publishing from being done, and what goes wrong with one run keeps the others from nothing.
         """
-        records, warning = launcher.refresh_runs(self.store, self.store.scan()[0])
+        records, warning = refresh.refresh_runs(self.store, self.store.scan()[0])
         if warning:
             log.warning("%s", warning)
         watched_records = [record for record in records if self._should_watch(record)]
@@ -195,7 +197,7 @@ class Monitor:
     def _request_stop(
         self, watched: WatchedRun, reason: str, *, should_resume: bool = False
     ) -> None:
-        launcher.cancel_run(self.store, watched.record, reason)
+        submit.cancel_run(self.store, watched.record, reason)
         # after it: a run that could not be asked to end must not be resumed one day
         if should_resume:
             self.store.update(watched.record.run_id, resume_wanted=True)
@@ -315,7 +317,7 @@ class Monitor:
             }
         ]
         with contextlib.suppress(ServerDownError):
-            event_payload = {"message": payload, "page": launcher.get_run_url(record) or ""}
+            event_payload = {"message": payload, "page": submit.get_run_url(record) or ""}
             PrefectApi().emit_event(
                 f"lachesis.run.{event}", resource, related=related, payload=event_payload
             )

@@ -9,9 +9,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lachesis.validation.tests import InferenceTest
+from lachesis.base.json_text import Json
+from lachesis.validation.inference_tests import InferenceTest
 
-Json = dict[str, Any]
 MAX_CELL_CHARS = 600
 
 

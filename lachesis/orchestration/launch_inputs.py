@@ -21,7 +21,7 @@ from lachesis.config.edits import ConfigFields
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import ForkSource
 from lachesis.tiny_model import build as tiny_model_build
-from lachesis.validation.tests import EMBEDDED
+from lachesis.validation.inference_tests import EMBEDDED
 
 TINY_MODEL = "tiny"
 """The name of the tiny model that knows sums, where a model is named."""

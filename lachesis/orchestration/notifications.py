@@ -8,14 +8,13 @@ They live in the server, fire without any process of ours, and can be seen and c
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import urlsplit
 
 from lachesis.base.errors import ConfigError, shorten
-from lachesis.orchestration.launcher import TRAINING_FLOW
+from lachesis.base.json_text import Json
 from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server import TRAINING_FLOW
 
-Json = dict[str, Any]
 WEBHOOK_BLOCK_NAME = "lachesis-webhook"
 AUTOMATION_TAG = "lachesis"
 TRAINING_FLOW_FILTER = {"prefect.resource.role": "flow", "prefect.resource.name": TRAINING_FLOW}

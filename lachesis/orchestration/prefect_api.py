@@ -20,6 +20,7 @@ import httpx
 
 from lachesis.base import paths
 from lachesis.base.errors import ServerDownError
+from lachesis.base.json_text import Json
 from lachesis.base.tls import get_tls_context
 
 CONNECT_TIMEOUT_S = 1.0
@@ -35,7 +36,6 @@ MAX_DELETED_RUNS = 50
 """The server's own limit for one call."""
 MISSING = object()
 """The answer to a question about something that the server does not know."""
-Json = dict[str, Any]
 
 
 def read_server_info(home: Path | None = None) -> Json | None:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.base.errors import ServerDownError
-from lachesis.orchestration import launcher
+from lachesis.base.errors import RunStateError, ServerDownError
+from lachesis.base.files import write_private
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
+from lachesis.config.edits import replace_limits
+from lachesis.config.profiles import check_profile
+from lachesis.config.run_config import RunConfig
+from lachesis.orchestration import submit
 from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server import read_key_names
 from lachesis.orchestration.suspension import find_flow_run_to_resume, is_suspended, resume_flow_run
-from lachesis.runs.store import RunRecord, RunStore, get_attempt_duration_s, now_iso
+from lachesis.runs import fork
+from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget, read_spent_file
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
+from lachesis.runs.store import RunStore
 
 
 def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
@@ -35,6 +48,51 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "flow_run_id": None,
         "flow_pid": None,
     }
+
+
+def resume_ended_run(store: RunStore, record: RunRecord, limits: Json | None = None) -> RunRecord:
+    """Continue an ended run from its newest complete checkpoint.
+
+    Args:
+        store: The runs of this home.
+        record: The record of the run, which has ended.
+        limits: New values of the run's budgets. Without them, a budget that is used up would end
+            the run again at once, so such a run is refused.
+
+    Raises:
+        RunStateError: The run has completed, or a budget is used up.
+        LachesisError: The profile lacks something here, no checkpoint is complete, or no Prefect
+            server is known. The run is then as it was.
+    """
+    run_id, run_dir = record.run_id, store.dir(record.run_id)
+    if record.status == "completed":
+        raise RunStateError(
+            f"run {run_id} has completed its {record.total_steps} steps; to train further, begin "
+            f"a new run from it: `lachesis train {record.environment} --from {run_id}`"
+        )
+    check_profile(record.profile, read_key_names())
+    Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
+    config = RunConfig.from_yaml(run_dir.config)
+    if limits:
+        config = replace_limits(config, limits, hint=fork.advice(record, run_dir, limits))
+    _require_budget(record, run_dir, config)
+    PrefectApi()  # raises when no server is known, before anything is changed
+    if limits:
+        write_private(run_dir.config, config.to_yaml())
+    return resubmit_run(store, record, auto_resumes=0)
+
+
+def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
+    """Raise RunStateError when the run has used up one of its budgets."""
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    last_step = last_steps[-1] if last_steps else {}
+    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
+    if exceeded_budget := find_exceeded_budget(config.limits, usage):
+        raise RunStateError(
+            f"run {record.run_id} has used up its {exceeded_budget}; raise it to go on: `lachesis "
+            f"resume {record.run_id} --set limits.FIELD=VALUE`, or limits={{...}} of "
+            "rl_start_training"
+        )
 
 
 def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
@@ -72,7 +130,7 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecor
             if resume_flow_run(flow_run):
                 return queued_record
             queued_record = store.update(record.run_id, flow_run_id=None)
-        return launcher.submit_run(store, queued_record)
+        return submit.submit_run(store, queued_record)
     except BaseException:
         store.update(record.run_id, **record.model_dump(include={*attempt_changes, *changes}))
         raise

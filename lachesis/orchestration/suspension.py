@@ -6,17 +6,16 @@ on when somebody resumes it, on that page or by `lachesis resume`; so two of the
 
 from __future__ import annotations
 
-from typing import Any
-
+from lachesis.base.json_text import Json
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 SUSPENDED = "suspended in Prefect"
 """The stop reason of a run whose flow run waits to be resumed."""
 WAITING_STATES = frozenset({"SCHEDULED", "PENDING"})
 """Types of the states in which a flow run waits for its process."""
 _SUSPENDED_MESSAGE = "training stops with a checkpoint; Resume goes on from it"
-Json = dict[str, Any]
 
 
 def is_suspended(record: RunRecord) -> bool:

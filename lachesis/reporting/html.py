@@ -10,12 +10,13 @@ from typing import Any
 
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
-from lachesis.reporting.status import RunResults
+from lachesis.base.json_text import Json
+from lachesis.reporting.run_answers import RunResults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.metrics import MetricsFile, Step
-from lachesis.runs.store import RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 
-Json = dict[str, Any]
 SMOOTHING_STEPS = 10
 """Steps of the running mean that is drawn over the single steps."""
 TIMING_KEYS = (

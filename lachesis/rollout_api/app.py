@@ -35,6 +35,7 @@ from urllib.parse import parse_qs
 
 from lachesis.base.errors import shorten
 from lachesis.base.http_guard import HttpGuard, replay_body, send_json
+from lachesis.base.json_text import Json
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 
@@ -47,7 +48,6 @@ MAX_WAIT_S = 30.0
 MAX_STATUS_HOLD_S = 1.0
 """An environment looks after its evaluations and checkpoints between two answers."""
 SCORED_DATA_PATHS = ("/scored_data", "/scored_data_list")
-Json = dict[str, Any]
 
 
 class BoundedRolloutServer:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from lachesis.base.numbers import is_score
 
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
@@ -90,10 +92,10 @@ def _find_row_fault(group: Mapping[str, Any]) -> str | None:
         if rows is None or (_is_list(rows) and not len(rows) and name != "masks"):
             continue  # environments send an empty list for what they do not have
         if not _is_list(rows) or len(rows) != len(lengths):
-            return f"a group has {len(lengths)} rollouts and {_count_entries(rows)} {name}; one list for each rollout is needed"
+            return f"a group has {len(lengths)} rollouts and {count_entries(rows)} {name}; one list for each rollout is needed"
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if not _is_list(row) or len(row) != length:
-                return f"rollout {index} has {length} tokens and {_count_entries(row)} {name}; one entry for each token is needed"
+                return f"rollout {index} has {length} tokens and {count_entries(row)} {name}; one entry for each token is needed"
     return None
 
 
@@ -108,8 +110,8 @@ def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
     environment_id = group.get("env_id")
     if environment_id is not None and (type(environment_id) is not int or environment_id < 0):
         return f"env_id is {_shorten_value(environment_id)}; the number of a registered environment or null is needed"
-    if bool(_count_entries(group.get("distill_token_ids"))) != bool(
-        _count_entries(group.get("distill_logprobs"))
+    if bool(count_entries(group.get("distill_token_ids"))) != bool(
+        count_entries(group.get("distill_logprobs"))
     ):
         return "distill_token_ids and distill_logprobs are needed together"
     return None
@@ -131,5 +133,31 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
-def _count_entries(value: Any) -> int:
+def count_entries(value: Any) -> int:
     return len(value) if _is_list(value) else 0
+
+
+def get_environment(group: Mapping[str, Any]) -> str | None:
+    """Which of several environments gave the group."""
+    name = (group.get("group_overrides") or {}).get("environment")
+    return name if isinstance(name, str) else None
+
+
+def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
+    """What the environment says of each rollout beside its score."""
+    overrides = [
+        entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()
+    ]
+    return [*overrides, *({} for _ in range(num_rollouts))][:num_rollouts]
+
+
+def find_sampled_spans(loss_mask_T: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """Where each sampled piece of a rollout begins and ends."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T.astype(int), [0]])))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+MIN_LOGPROB = -1000.0
+"""Some servers write -9999 where they have no log-probability; the ratio of the loss would
+overflow.
+"""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
 
 
 class WeightedQueue:

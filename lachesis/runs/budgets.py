@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.config.schema import LimitsSection
-from lachesis.runs.store import RunRecord, get_attempt_duration_s
+from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
 TOKEN_KINDS = ("prefill", "sampled", "trained")
 """Of tokens, each with its own price."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import CheckpointError, RunStateError, shorten
 from lachesis.base.files import storage_errors, write_private
-from lachesis.runs.store import now_iso
+from lachesis.base.timestamps import now_iso
 
 log = logging.getLogger(__name__)
 MANIFEST_NAME = re.compile(r"step-([0-9]+)\.json")

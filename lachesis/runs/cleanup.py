@@ -24,7 +24,9 @@ from pydantic import ValidationError
 
 from lachesis.runs import leftovers
 from lachesis.runs.checkpoints import ENGINE_FOLDER, Manifest
-from lachesis.runs.store import RunDir, RunRecord, RunStore
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
 """The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of

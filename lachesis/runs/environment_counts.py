@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from lachesis.base.failure_reasons import merge_counts
-
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
 
 
 def read_counts(file: Path, *, since: float = 0.0) -> Json | None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lachesis.base.json_lines import read_json_lines
-from lachesis.config.run_config import to_safe_name
+from lachesis.base.json_text import Json
+from lachesis.base.paths import to_safe_name
 from lachesis.runs.held_out import HeldOutPoint, build_whole_curve, compute_interval, to_point
-from lachesis.runs.store import RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 
-Json = dict[str, Any]
 Step = Mapping[str, Any]
 
 

@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.base.files import create_folder_atomically, storage_errors
+from lachesis.base.timestamps import now_iso
 from lachesis.base.tolerance import get_profile_tolerance
 from lachesis.runs import parity
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, find_best
-from lachesis.runs.store import RunDir, RunRecord, now_iso
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 MERGED_FOLDER = "merged"

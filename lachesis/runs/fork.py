@@ -13,7 +13,9 @@ from lachesis.base.files import copy_private, make_private_folder, storage_error
 from lachesis.catalog.describe import get_name_or_file
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest
-from lachesis.runs.store import RunDir, RunRecord, RunStore
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lachesis.base.errors import InvalidGroupsError
+from lachesis.base.json_text import Json
 
 NUM_DEAD_BATCHES = 3
 """An environment is called dead when its first groups, as many as make so many batches, are all
 invalid.
 """
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.files import storage_errors, write_private
-from lachesis.base.json_lines import JsonObject, parse_json_lines
+from lachesis.base.json_lines import parse_json_lines
+from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.runs.held_out import is_evaluation_key
 
@@ -166,7 +167,7 @@ def _parse_steps(content: bytes) -> list[Step]:
     return steps
 
 
-def _parse_step(line: JsonObject) -> Step | None:
+def _parse_step(line: Json) -> Step | None:
     """Return the step and the numbers of a line, or None if it has no step. A value that is not a
     finite number, such as a diverged loss, becomes None.
     """

@@ -7,20 +7,20 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
+from lachesis.base.json_text import Json
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import MAX_LOG_SIZE_TEXT, is_log_too_large, wait_until_healthy
-from lachesis.supervision.plan import ServicePlan, make_base_model_plan, make_stage_check_spec
+from lachesis.supervision.inference_test_services import make_base_model_plan, make_stage_check_spec
+from lachesis.supervision.plan import ServicePlan
 
 TIMEOUT_S = {"import": 120.0, "config": 60.0, "dataset": 300.0, "model-free check": 120.0}
 POLL_S = 0.05
-Json = dict[str, Any]
 
 
 class StageChild:

@@ -26,7 +26,8 @@ from lachesis.base.http_guard import HttpGuard
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.metrics import WandbSink
-from lachesis.runs.store import RunDir, RunStore
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
     from lachesis.trainer.evaluations import EvaluationScheduler
@@ -143,10 +144,11 @@ async def _serve_base_model(
 ) -> None:
     from lachesis.trainer import inference_server
     from lachesis.trainer.policy import Policy
+    from lachesis.trainer.state import TrainerState
 
     policy = await Policy.from_base_model(config)
     app = inference_server.create_app(
-        policy, tokenizer, config, inference_server.TrainerState(phase="serving the base model")
+        policy, tokenizer, config, TrainerState(phase="serving the base model")
     )
     async with serve_in_background(guard_app(app, config), sock):
         await stop.wait()
@@ -161,16 +163,17 @@ async def _train(
     tokenizer: Any,
     stop: asyncio.Event,
 ) -> None:
+    from lachesis.base.cancellation import run_unless_stopped
     from lachesis.runs.checkpoints import Checkpoints
-    from lachesis.trainer import inference_server
     from lachesis.trainer.checkpoint_manager import CheckpointManager
-    from lachesis.trainer.loop import Trainer, run_unless_stopped
+    from lachesis.trainer.loop import Trainer
     from lachesis.trainer.policy import Policy
     from lachesis.trainer.rollout_client import RolloutClient
+    from lachesis.trainer.state import TrainerState
 
     checkpoints = Checkpoints(run_folder / "checkpoints")
     resume_checkpoint = checkpoints.find_resumable() if args.resume else None
-    state = inference_server.TrainerState(step=resume_checkpoint.step if resume_checkpoint else 0)
+    state = TrainerState(step=resume_checkpoint.step if resume_checkpoint else 0)
     if resume_checkpoint:
         log.info(
             "resuming from step %d: %s, with its optimizer",

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from lachesis.base.arrays import Array
+
 AdvantageEstimator = Literal["mean", "mean_std", "leave_one_out"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 STD_EPSILON = 1e-6

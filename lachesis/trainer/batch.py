@@ -12,24 +12,28 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import BatchError, shorten
 from lachesis.base.numbers import is_score
-from lachesis.rollout_api.scored_group import find_fault
+from lachesis.rollout_api.scored_group import (
+    MIN_LOGPROB,
+    count_entries,
+    find_fault,
+    find_sampled_spans,
+    get_environment,
+    get_rollout_overrides,
+)
 from lachesis.trainer.advantages import (
     AdvantageEstimator,
     compute_advantages,
     compute_kl_penalties,
     compute_sequence_weights,
 )
+from lachesis.trainer.distillation import compute_distillation_advantages
 from lachesis.trainer.doubled_eos import build_keep_mask
 
-Array = np.ndarray[Any, Any]
 IGNORE_INDEX = -100
 """A mask entry that is not trained on; on trained positions the mask repeats the token."""
-MIN_LOGPROB = -1000.0
-"""Some servers write -9999 where they have no log-probability; the ratio of the loss would
-overflow.
-"""
 MALFORMED_GROUP_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a group raises whose values have other types than those of a group. A BatchError is a
 ValueError.
@@ -259,7 +263,7 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
         raise BatchError(fault)
     num_rollouts = len(group["tokens"])
     group_batch = Batch(num_groups=1)
-    overrides_G = _get_rollout_overrides(group, num_rollouts)
+    overrides_G = get_rollout_overrides(group, num_rollouts)
     valid_G = np.array([not overrides.get("invalid") for overrides in overrides_G])
     scores_G = np.asarray(group["scores"], dtype=np.float64)
     group_batch.add_scores(scores_G, overrides_G, valid_G)
@@ -274,7 +278,7 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
         advantages_G[:] = 0.0
     is_advantage_zeroed = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
     if is_advantage_zeroed or (
-        has_equal_scores and not _count_entries(group.get("distill_token_ids"))
+        has_equal_scores and not count_entries(group.get("distill_token_ids"))
     ):
         group_batch.zero_signal_groups = 1
         if is_advantage_zeroed or not settings.has_kl_penalty:
@@ -284,25 +288,6 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
             group_batch, group, overrides_G[index], index, float(advantages_G[index]), settings
         )
     return group_batch
-
-
-def get_environment(group: Mapping[str, Any]) -> str | None:
-    """Which of several environments gave the group."""
-    name = (group.get("group_overrides") or {}).get("environment")
-    return name if isinstance(name, str) else None
-
-
-def _get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
-    """What the environment says of each rollout beside its score."""
-    overrides = [
-        entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()
-    ]
-    return [*overrides, *({} for _ in range(num_rollouts))][:num_rollouts]
-
-
-def _count_entries(values: Any) -> int:
-    """Return the number of entries of a list or array, and 0 for null."""
-    return 0 if values is None else len(values)
 
 
 def _add_rollout(
@@ -317,8 +302,8 @@ def _add_rollout(
     is_advantage_zeroed = bool(overrides.get("set_advantage_to_zero"))
     tokens_T, loss_mask_T, logprobs_T = _read_rollout(rollout_label, group, index)
     advantages_T = np.full(len(tokens_T), 0.0 if is_advantage_zeroed else advantage)
-    if _count_entries(group.get("distill_token_ids")):
-        advantages_T = _compute_distillation_advantages(
+    if count_entries(group.get("distill_token_ids")):
+        advantages_T = compute_distillation_advantages(
             rollout_label, group, index, tokens_T, loss_mask_T, logprobs_T
         )
         batch.num_distilled += 1
@@ -383,12 +368,6 @@ def _read_rollout(
     return tokens_T, loss_mask_T, logprobs_T
 
 
-def find_sampled_spans(loss_mask_T: Array) -> list[tuple[int, int]]:
-    """Where each sampled piece of a rollout begins and ends."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T.astype(int), [0]])))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
-
-
 def _was_last_span_truncated(
     tokens_T: Array,
     loss_mask_T: Array,
@@ -400,40 +379,3 @@ def _was_last_span_truncated(
         return False
     start, end = spans[-1]
     return was_truncated(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
-
-
-def _compute_distillation_advantages(
-    rollout_label: str,
-    group: Mapping[str, Any],
-    index: int,
-    tokens_T: Array,
-    loss_mask_T: Array,
-    logprobs_T: Array,
-) -> Array:
-    """On-policy distillation: teacher logprob - student logprob of the sampled token.
-
-    `distill_logprobs` has the shape (rollout, token, K), aligned with the tokens; K must be 1 and
-    hold the sampled token.
-    """
-    teacher_token_ids = np.asarray(group["distill_token_ids"][index])
-    teacher_logprobs = np.asarray(group["distill_logprobs"][index], dtype=np.float64)
-    if (
-        teacher_token_ids.ndim != 2
-        or teacher_token_ids.shape != teacher_logprobs.shape
-        or teacher_token_ids.shape[1] != 1
-        or len(teacher_token_ids) != len(tokens_T)
-    ):
-        raise BatchError(
-            f"{rollout_label}: distill_token_ids has shape {teacher_token_ids.shape}, distill_logprobs {teacher_logprobs.shape}; "
-            f"only ({len(tokens_T)}, 1) can be trained through the Tinker API (K = 1, one entry per token)"
-        )
-    if (teacher_token_ids[loss_mask_T, 0] != tokens_T[loss_mask_T]).any():
-        raise BatchError(
-            f"{rollout_label}: distill_token_ids names other tokens than those that were sampled"
-        )
-    advantages_T = np.where(loss_mask_T, teacher_logprobs[:, 0] - logprobs_T, 0.0)
-    if not (np.abs(advantages_T[1:]) < -MIN_LOGPROB).all():
-        raise BatchError(
-            f"{rollout_label}: distill_logprobs of trained tokens are not finite, or below {MIN_LOGPROB:g}"
-        )
-    return advantages_T

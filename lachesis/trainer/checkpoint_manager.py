@@ -16,10 +16,10 @@ import tinker
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import StorageError
+from lachesis.base.timestamps import now_iso
+from lachesis.rollout_api.scored_group import get_environment
 from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, Probe, ReferenceLoss
 from lachesis.runs.held_out import HeldOutPoint
-from lachesis.runs.store import now_iso
-from lachesis.trainer.batch import get_environment
 from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)

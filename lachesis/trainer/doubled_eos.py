@@ -7,11 +7,9 @@ trained in another one than it was sampled in.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from lachesis.base.arrays import Array
 
 
 def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | None = None) -> Array:

@@ -15,18 +15,13 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.evaluations import EvaluationEndedError
-from lachesis.trainer.inference_server import (
-    Inference,
-    Json,
-    Sample,
-    TrainerState,
-    cancel_on_disconnect,
-    create_router,
-    to_samples,
-)
+from lachesis.trainer.inference import Inference, Sample, cancel_on_disconnect, to_samples
+from lachesis.trainer.inference_server import create_router
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.state import TrainerState
 
 
 class EvaluationReport(BaseModel):

@@ -24,8 +24,8 @@ import tinker
 
 from lachesis.base.files import storage_errors
 from lachesis.base.numbers import is_score
+from lachesis.base.timestamps import now_iso
 from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
-from lachesis.runs.store import now_iso
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)

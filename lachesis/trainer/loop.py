@@ -7,29 +7,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from lachesis.base.cancellation import run_unless_stopped
 from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.held_out import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile, WandbSink
-from lachesis.runs.store import RunDir
+from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.advantages import compute_learning_rate
 from lachesis.trainer.batch import Batch, BatchSettings, add_kl_penalty, to_batch
 from lachesis.trainer.checkpoint_manager import CheckpointManager
-from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.rollout_log import RolloutLog
 from lachesis.trainer.sft_examples import iterate_batches, read_examples
+from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
-from lachesis.trainer.usage import compute_rollout_metrics
+from lachesis.trainer.training_metrics import compute_rollout_metrics
 from lachesis.trainer.weight_sync_check import MAX_TEXT_TOKENS, WeightSyncCheck
 
-T = TypeVar("T")
 FetchedBatch = tuple[list[ScoredGroup], Batch]
 """Groups as they came, and what is trained on of them."""
 NUM_PROBE_TEXTS = 4
@@ -392,14 +392,3 @@ def _select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
         for group in groups[:NUM_PROBE_TEXTS]
         if group["tokens"]
     ]
-
-
-async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None, with `work` cancelled, when `stop` comes first."""
-    task, stop_task = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        stop_task.cancel()

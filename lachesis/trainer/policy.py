@@ -16,16 +16,17 @@ import numpy as np
 import tinker
 from tinker.lib.base_url import resolve_base_url
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import CheckpointError, MissingKeyError, ServerDownError
 from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
-from lachesis.trainer.batch import Array, Batch, Datum, summarize_distribution
+from lachesis.trainer.batch import Batch
+from lachesis.trainer.sdk_data import make_datum, to_data, to_prompts, to_sft_data
 from lachesis.trainer.sft_examples import SftExample
+from lachesis.trainer.training_metrics import RATIO_BOUNDS, choose_loss, compute_loss_metrics
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-"""The bounds of the ratio in the losses that have some, where the configuration names none."""
 DISCARD_TIMEOUT_S = 5.0
 """How long to try to delete the parts of a failed save: the reason for the failure may be a server
 that is gone.
@@ -121,7 +122,7 @@ class Policy:
         metrics = {"train/learning_rate": learning_rate}
         if not batch.datums:
             return metrics
-        data = await asyncio.to_thread(_to_data, batch, self.loss_fn)
+        data = await asyncio.to_thread(to_data, batch, self.loss_fn)
         set_waiting_for("forward_backward")
         started_at = time.monotonic()
         self.is_update_under_way = True
@@ -192,7 +193,7 @@ class Policy:
         """One supervised step; the mean loss of a token before it, in nats. Every token of the
         batch counts the same.
         """
-        data = await asyncio.to_thread(_to_sft_data, examples)
+        data = await asyncio.to_thread(to_sft_data, examples)
         forward_future = await self.training_client.forward_backward_async(data, "cross_entropy")
         optim_future = await self._queue_optim_step(learning_rate)
         output = await forward_future.result_async()
@@ -202,7 +203,7 @@ class Policy:
     async def compute_base_logprobs(self, batch: Batch) -> list[Array]:
         """Of the trained tokens of each datum, under the base model."""
         assert self.base_sampler is not None
-        prompts = await asyncio.to_thread(_to_prompts, batch)
+        prompts = await asyncio.to_thread(to_prompts, batch)
         logprob_lists = await asyncio.gather(
             *(self.base_sampler.compute_logprobs_async(prompt) for prompt in prompts)
         )
@@ -213,7 +214,7 @@ class Policy:
 
     async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
         """Of each token but the first, by the model in training."""
-        datum = _make_datum(
+        datum = make_datum(
             np.asarray(tokens[:-1]),
             targets=np.asarray(tokens[1:]),
             weights=np.zeros(len(tokens) - 1, np.float32),
@@ -288,128 +289,6 @@ class Policy:
                 await self.service_client.close(status)
             if self._session_file is not None:
                 self._session_file.unlink(missing_ok=True)
-
-
-def choose_loss(config: RunConfig) -> str:
-    """Return the name of the loss. Batches that may wait are off-policy by several updates; then
-    the ratio is bounded.
-    """
-    if config.tinker.loss_fn != "auto":
-        return config.tinker.loss_fn
-    return "ppo" if config.env.max_batches_offpolicy > 1 else "importance_sampling"
-
-
-def compute_loss_metrics(
-    batch: Batch, training_logprobs_D: list[Array], loss_sum: float, config: RunConfig
-) -> dict[str, float]:
-    """Return the metrics of one step.
-
-    They come from the log-probabilities lp of each datum's targets under the weights that were
-    trained, and q of the sampling side:
-
-    train/loss           sum of the loss / trained tokens
-    logprobs/diff, gap   mean of q - lp, of |q - lp|
-    kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats per token, the estimate k3,
-                         which is never negative (Schulman 2020, joschu.net/blog/kl-approx.html)
-    entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in training, on samples of the older
-                         ones
-    loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss; absent where it has no bounds
-    """
-    log_ratios_D = [
-        np.clip(
-            logprobs_N[datum.loss_mask] - datum.logprobs[datum.loss_mask].astype(np.float64),
-            -20.0,
-            20.0,
-        )
-        for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
-    ]
-    training_logprobs = np.concatenate(
-        [
-            logprobs_N[datum.loss_mask]
-            for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
-        ]
-    )
-    sampling_logprobs = batch.collect_trained_values("logprobs").astype(np.float64)
-    log_ratios = np.concatenate(log_ratios_D)
-    ratios = np.exp(log_ratios)
-    return {
-        "train/loss": loss_sum / len(training_logprobs),
-        **summarize_distribution("logprobs", training_logprobs, "_training"),
-        "logprobs/diff": float((sampling_logprobs - training_logprobs).mean()),
-        "logprobs/gap": float(np.abs(sampling_logprobs - training_logprobs).mean()),
-        "kl/sampling_train": float((ratios - 1 - log_ratios).mean()),
-        "entropy/training": float(-(ratios * training_logprobs).mean()),
-        **_compute_clipped_share(log_ratios_D, config),
-    }
-
-
-def _compute_clipped_share(log_ratios_D: Sequence[Array], config: RunConfig) -> dict[str, float]:
-    """Compare each token's ratio, or in GSPO that of its sequence, with the bounds of the loss."""
-    loss_fn = choose_loss(config)
-    if loss_fn not in RATIO_BOUNDS:
-        return {}
-    if loss_fn == "gspo":
-        log_ratios_D = [np.full(len(log_ratios), log_ratios.mean()) for log_ratios in log_ratios_D]
-    low, high = RATIO_BOUNDS[loss_fn]
-    if config.tinker.clip_low_threshold is not None:
-        low = config.tinker.clip_low_threshold
-    if config.tinker.clip_high_threshold is not None:
-        high = config.tinker.clip_high_threshold
-    ratios = np.exp(np.concatenate(log_ratios_D))
-    return {"loss/clipped_share": float(((ratios < low) | (ratios > high)).mean())}
-
-
-def _to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
-    """Return the batch as the SDK takes it; for a million tokens that takes a fifth of a second."""
-    data = [
-        _make_datum(datum.tokens, targets=datum.targets, **_get_sampling_inputs(datum))
-        for datum in batch.datums
-    ]
-    if loss_fn == "gspo":
-        for datum, source_datum in zip(data, batch.datums, strict=True):
-            datum.loss_fn_inputs["sequence_ratio_mask"] = _to_tensor(
-                source_datum.loss_mask.astype(np.float32)
-            )
-    return data
-
-
-def _to_sft_data(examples: Sequence[SftExample]) -> list[tinker.Datum]:
-    """Return the examples for one supervised step, in which every trained token counts the same."""
-    num_trained_tokens = sum(int(example.loss_mask.sum()) for example in examples)
-    return [
-        _make_datum(
-            example.tokens,
-            targets=example.targets,
-            weights=(example.loss_mask / num_trained_tokens).astype(np.float32),
-        )
-        for example in examples
-    ]
-
-
-def _to_prompts(batch: Batch) -> list[tinker.ModelInput]:
-    """Return the whole sequence of each datum."""
-    return [
-        tinker.ModelInput.from_ints([*datum.tokens.tolist(), int(datum.targets[-1])])
-        for datum in batch.datums
-    ]
-
-
-def _get_sampling_inputs(datum: Datum) -> dict[str, Array]:
-    return {"logprobs": datum.logprobs, "advantages": datum.advantages}
-
-
-def _make_datum(tokens: Array, *, targets: Array, **inputs: Array) -> tinker.Datum:
-    tensors = {
-        "target_tokens": _to_tensor(targets),
-        **{name: _to_tensor(value) for name, value in inputs.items()},
-    }
-    return tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors
-    )
-
-
-def _to_tensor(values: Array) -> tinker.TensorData:
-    return tinker.TensorData.from_numpy(values)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import tinker
 
+from lachesis.base.arrays import Array
 from lachesis.rollout_api.scored_group import find_fault
-from lachesis.trainer.batch import IGNORE_INDEX, Array, BatchSettings
+from lachesis.trainer.batch import IGNORE_INDEX, BatchSettings
 from lachesis.trainer.doubled_eos import build_keep_mask
 
 UNSAMPLED_LOGPROB = 1.0

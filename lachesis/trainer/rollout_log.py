@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.trainer.batch import get_environment
+from lachesis.rollout_api.scored_group import get_environment
 
 log = logging.getLogger(__name__)
 NUM_LOGGED_GROUPS = 20

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lachesis.base.errors import shorten
+from lachesis.base.json_text import Json
 
-Json = dict[str, Any]
 MAX_SAMPLES = 512
 """Of one request. Atropos' clients ask for eight at a time."""
 IGNORED_PARAMETERS = frozenset(

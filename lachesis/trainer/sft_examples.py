@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import ConfigError, shorten
 from lachesis.base.json_lines import split_lines
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lachesis.config.prices import Prices, TokenCounts
 from lachesis.runs.budgets import TOKEN_KINDS, read_spent_file
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir
+from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.usage import Usage
 
 COUNTER_METRICS = {

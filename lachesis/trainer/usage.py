@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from lachesis.base.json_text import Json
 from lachesis.config.prices import TokenCounts
-from lachesis.trainer.batch import IGNORE_INDEX, find_sampled_spans
+from lachesis.rollout_api.scored_group import find_sampled_spans
 
 MAX_SEQUENCES = 65_536
-Json = dict[str, Any]
 
 
 class Usage:
@@ -111,50 +109,7 @@ def _hash_sequence(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
     return hash((tuple(tokens), tuple(logprobs)))
 
 
-def compute_rollout_metrics(
-    groups_P: Sequence[Mapping[str, Any]], usage: Usage
-) -> dict[str, float]:
-    """Return what a batch as it came tells of sampling, also of groups that carry no gradient:
-
-    entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the policy, estimated on its
-                       own samples, as E[-log p(x)] with x from p is the entropy of p
-    length/mean        sampled tokens per rollout
-    staleness/*        updates between the weights that sampled a rollout and those it is trained on
-
-    Every group must be one that `to_batch` has not dropped.
-    """
-    logprobs: list[Any] = []
-    lengths: list[int] = []
-    staleness_values: list[int] = []
-    for group in groups_P:
-        logprobs_G = group.get("inference_logprobs") or ()
-        for index, masks_T in enumerate(group["masks"]):
-            loss_mask_T = np.asarray(masks_T) != IGNORE_INDEX
-            lengths.append(int(loss_mask_T.sum()))
-            if len(logprobs_G):
-                logprobs_T = np.asarray(logprobs_G[index], np.float64)
-                # nothing predicts the first token
-                sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]
-                logprobs.append(
-                    sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)]
-                )
-                staleness_values += _find_span_staleness(
-                    np.asarray(group["tokens"][index]), logprobs_T, loss_mask_T, usage
-                )
-    metrics: dict[str, float] = {}
-    if lengths:
-        metrics |= {"length/mean": float(np.mean(lengths)), "length/max": float(max(lengths))}
-    if sum(map(len, logprobs)):
-        metrics["entropy/sampling"] = -float(np.concatenate(logprobs).mean())
-    if staleness_values:
-        metrics |= {
-            "staleness/mean": float(np.mean(staleness_values)),
-            "staleness/max": float(max(staleness_values)),
-        }
-    return metrics
-
-
-def _find_span_staleness(
+def find_span_staleness(
     tokens_T: Any, logprobs_T: Any, loss_mask_T: Any, usage: Usage
 ) -> list[int]:
     """Return the staleness of each of a rollout's sampled pieces that is known."""

@@ -21,17 +21,18 @@ from typing import Any, Literal
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
 from lachesis.base.json_lines import read_json_lines
+from lachesis.base.json_text import Json
 from lachesis.catalog.scan import Environment
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended
-from lachesis.supervision.plan import make_inference_test_spec
+from lachesis.supervision.inference_test_services import make_inference_test_spec
 from lachesis.supervision.trial import StageChild, serve_base_model
-from lachesis.validation.tests import InferenceRequest, make_process_config
+from lachesis.validation.inference_tests import InferenceRequest
+from lachesis.validation.process_config import make_process_config
 
-Json = dict[str, Any]
 GROUP_SIZE = 8
 ROLLOUT_TIMEOUT_S = 120.0
 MAX_TRUNCATED_SHARE = 0.5

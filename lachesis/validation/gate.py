@@ -10,11 +10,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lachesis.base.errors import ValidationMissingError
+from lachesis.base.timestamps import seconds_between
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.store import seconds_between
 from lachesis.validation.forecast import Forecast, PlannedRun, rescale_forecast
-from lachesis.validation.tests import InferenceTest, InferenceTestStore
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
 MAX_VALIDATION_AGE_S = 7 * 86400.0
 

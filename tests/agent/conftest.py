@@ -12,10 +12,10 @@ import pytest
 
 from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import TOOLS, CallContext
+from lachesis.base.json_text import Json
 from lachesis.config import run_config as run_config
-from lachesis.runs.store import RunRecord, RunStore
-
-Json = dict[str, Any]
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
 
 
 def test_rl_check_environment(

@@ -12,10 +12,10 @@ import pytest
 
 from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import TOOLS, CallContext, to_compact_json
-from lachesis.runs.store import RunRecord
-from lachesis.validation.tests import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.base.json_text import Json
+from lachesis.runs.run_record import RunRecord
+from lachesis.validation.inference_tests import InferenceRequest, InferenceTest, InferenceTestStore
 
-Json = dict[str, Any]
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 DEEP = "[" * 100_000

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lachesis.agent.session import AgentSession
+from lachesis.base.json_text import Json
 
-Json = dict[str, Any]
 NAMES = [
     "group_size",
     "batch_size",

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from lachesis.agent.tools import TOOLS
-
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
 
 
 class Loader:

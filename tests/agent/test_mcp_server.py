@@ -17,10 +17,10 @@ from lachesis.agent.mcp_server import create_server
 from lachesis.agent.schema_outline import outline_schema
 from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import TOOLS
+from lachesis.base.json_text import Json
 from lachesis.runs.metrics import KEY_METRICS, MetricsFile
-from lachesis.runs.store import RunRecord, RunStore
-
-Json = dict[str, Any]
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 
 @contextlib.asynccontextmanager

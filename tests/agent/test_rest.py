@@ -18,9 +18,7 @@ from starlette.testclient import TestClient
 from lachesis import __version__
 from lachesis.agent import rest
 from lachesis.agent.access_token import load_or_create_token
-from lachesis.runs.store import RunRecord
-
-Json = dict[str, Any]
+from lachesis.runs.run_record import RunRecord
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.agent.session import AgentSession
-from lachesis.orchestration import launcher, prefect_api
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.base.json_text import Json
+from lachesis.orchestration import prefect_api, submit
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
-Json = dict[str, Any]
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 
@@ -24,7 +24,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The run ids that were handed to the server, in place of a server."""
     ids: list[str] = []
 
-    def submit(store: RunStore, record: RunRecord) -> RunRecord:
+    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
         ids.append(record.run_id)
         return store.update(
             record.run_id,
@@ -32,7 +32,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             prefect_api_url="http://127.0.0.1:9/api",
         )
 
-    monkeypatch.setattr(launcher, "submit_run", submit)
+    monkeypatch.setattr(submit, "submit_run", submit_run)
     monkeypatch.setattr(
         "lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None
     )
@@ -87,7 +87,7 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     with monkeypatch.context() as patched:
         patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
         patched.setattr(
-            launcher, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt)
+            submit, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             desk.start()

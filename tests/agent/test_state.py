@@ -6,14 +6,13 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.agent.session import AgentSession
-from lachesis.runs.store import RunRecord
+from lachesis.base.json_text import Json
+from lachesis.runs.run_record import RunRecord
 
-Json = dict[str, Any]
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 

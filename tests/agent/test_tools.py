@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent import tools
+from lachesis.agent import previews, tools
 from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.base.errors import LachesisError
+from lachesis.base.json_text import Json
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
-Json = dict[str, Any]
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 
@@ -195,12 +196,12 @@ def test_validators_of_the_environment_itself_count_at_edit_time(
     with pytest.raises(LachesisError, match="width must be even"):
         desk.edit("width", 3)
     assert desk.edit("width", 4).value == 4
-    assert desk.preview().config["width"] == 4
+    assert previews.preview_start(desk).config["width"] == 4
     with pytest.raises(LachesisError, match="minimum of 8"):
         desk.edit("group_size", 4)  # the class is narrower than every environment must be
     assert desk.edit("low", 9).problem == "low must not be above high"
     with pytest.raises(LachesisError, match="low must not be above high"):
-        desk.preview()
+        previews.preview_start(desk)
     assert desk.edit("high", 10).problem is None
 
 

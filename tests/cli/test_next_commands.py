@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.cli import commands
+from lachesis.cli import tested_models
 from lachesis.cli.main import build_parser
 
 TRAIN = "--require-validation --watch"
@@ -42,4 +42,4 @@ def test_after_a_test_comes_the_training_of_the_same(
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
     args = build_parser().parse_args(["test", *(word.format(folder=folder) for word in given)])
-    assert commands._format_train_command(args) == then.format(folder=folder)
+    assert tested_models.format_train_command(args) == then.format(folder=folder)

@@ -10,7 +10,8 @@ import yaml
 
 from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
-from lachesis.config.run_config import PROFILES, RunConfig
+from lachesis.config.profiles import PROFILES
+from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import EnvSection, Locked, OpenAISection, TinkerSection
 
 LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-Json = dict[str, Any]
+from lachesis.base.json_text import Json
+
 SESSION = os.environ.get("LACHESIS_SESSION", "")
 
 

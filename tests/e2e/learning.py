@@ -15,9 +15,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from wandb.proto import wandb_internal_pb2
 
+from lachesis.base.json_text import Json
 from lachesis.tiny_model.build import build_tokenizer
 
-Json = dict[str, Any]
 STEPS = 60
 SETTINGS = {"total_steps": STEPS, "seed": 1, "steps_per_eval": 10}
 

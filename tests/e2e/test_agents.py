@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lachesis.base.json_text import Json
 from lachesis.supervision.process import reserve_free_ports
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
@@ -22,7 +23,6 @@ from tests.patience import deadline
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-Json = dict[str, Any]
 SETTINGS: dict[str, Json] = {
     "mcp-http": learning.SETTINGS,
     "hermes": {"total_steps": 16, "final_evaluation": False, "use_wandb": False},

@@ -22,13 +22,14 @@ import httpx
 import pytest
 
 from flows.monitor import delete_old_ticks
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.tick import Monitor
-from lachesis.runs.store import RunStore, now_iso
+from lachesis.runs.store import RunStore
 from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-Json = dict[str, Any]
 CHROMIUM = next(
     (
         found

@@ -19,12 +19,8 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 
 from lachesis.env_process import counters
 from lachesis.env_process import scheduled_evaluation as module
-from lachesis.env_process.scheduled_evaluation import (
-    EvaluationRun,
-    count_items,
-    count_text_items,
-    evaluate_and_report,
-)
+from lachesis.env_process.evaluation_hooks import EvaluationRun, count_items, count_text_items
+from lachesis.env_process.scheduled_evaluation import evaluate_and_report
 from tests.endpoint import serving
 from tests.patience import POLL_S
 

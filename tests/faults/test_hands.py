@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from lachesis.base.errors import LachesisError
+from lachesis.base.timestamps import now_iso
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.invalid_groups import NUM_DEAD_BATCHES
-from lachesis.runs.store import now_iso
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
 

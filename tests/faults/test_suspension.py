@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from lachesis.base.json_text import Json
 from lachesis.orchestration.prefect_api import find_api_url
 from lachesis.orchestration.suspension import SUSPENDED
-from lachesis.runs.store import RunRecord
+from lachesis.runs.run_record import RunRecord
 from tests.faults.world import Run, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
-Json = dict[str, Any]
 
 
 def post(run: Run, action: str, body: Json | None = None) -> Json:

@@ -21,7 +21,8 @@ from lachesis.orchestration.prefect_api import server_file
 from lachesis.runs import cleanup
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.supervision.restart_policy import RESTART_RULES

@@ -17,6 +17,7 @@ import pytest
 
 from lachesis.base import paths
 from lachesis.base.errors import RunStateError
+from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe
 from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
@@ -26,7 +27,8 @@ from lachesis.monitor.monitor_memory import MonitorMemory
 from lachesis.monitor.observe import observe_files
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 

@@ -11,7 +11,8 @@ import pytest
 
 from lachesis.monitor.observe import Observation
 from lachesis.monitor.stalls import PHASE_TIME_KEYS, find_stall
-from lachesis.runs.store import RunRecord, RunStore, ServiceRecord
+from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.runs.store import RunStore
 
 NOW = time.time()
 ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}

@@ -19,14 +19,16 @@ import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.host_clock import read_boot_id
+from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor import tick
 from lachesis.monitor.monitor_memory import load_memory
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration import launcher, resuming
+from lachesis.orchestration import resuming, submit
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, ServiceRecord, now_iso
+from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
 from lachesis.trainer.advantages import compute_learning_rate
 from tests.patience import deadline
@@ -45,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
     found: Asked = []
     monkeypatch.setattr(
-        launcher, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason))
+        submit, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason))
     )
     return found
 
@@ -53,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a resume of a run whose flow run has ended do everything but submit it."""
     monkeypatch.setattr(resuming, "find_flow_run_to_resume", lambda record: None)
-    monkeypatch.setattr(launcher, "submit_run", lambda store, record: record)
+    monkeypatch.setattr(submit, "submit_run", lambda store, record: record)
 
 
 @pytest.fixture
@@ -595,7 +597,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
 
     make(limits={"on_stall": "resume"})
     frozen(store, "0123abcd")
-    monkeypatch.setattr(launcher, "cancel_run", refuses)
+    monkeypatch.setattr(submit, "cancel_run", refuses)
     (seen,) = Monitor(store).tick()
     assert "not done: away" in seen.messages
     assert store.load("0123abcd").resume_wanted is False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.agent import previews
 from lachesis.base.errors import (
     CheckpointError,
     ConfigError,
@@ -25,13 +26,13 @@ from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import launch_inputs
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.store import RunRecord
+from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import sft_examples
 from lachesis.trainer.__main__ import parse_args, read_config
-from lachesis.validation.tests import TestOptions
+from lachesis.validation.inference_tests import TestOptions
 from tests.runs.test_checkpoints import save
 
 Refused = Callable[..., Any]
@@ -184,7 +185,7 @@ def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
     desk = AgentSession("s")
     assert "knows sums only" in str(desk.select("own").to_payload()["warning"])
-    assert "knows sums only" in str(desk.preview().to_payload()["problem"])
+    assert "knows sums only" in str(previews.preview_start(desk).to_payload()["problem"])
     with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
         desk.start()
     taught(desk.service.store.home, "own")
@@ -320,7 +321,7 @@ def earlier(random_model: str) -> str:
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     service = LachesisService()
-    environment, _ = service.resolve(LaunchRequest("arithmetic"))
+    environment = service.resolve(LaunchRequest("arithmetic")).environment
     config = run_config.resolve_run_config(
         "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
     )

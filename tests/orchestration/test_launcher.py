@@ -13,13 +13,15 @@ import psutil
 import pytest
 
 from lachesis.base.errors import ServerDownError
-from lachesis.orchestration import launcher
+from lachesis.base.timestamps import now_iso
+from lachesis.orchestration import refresh, submit
 from lachesis.orchestration.resuming import make_next_attempt_changes
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.checkpoints import Checkpoints, Manifest
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 RUN = "0123abcd"
 
@@ -54,8 +56,8 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
     store.mark_ended(RUN, "stopped")
     store.update(RUN, **make_next_attempt_changes(store.load(RUN)))
     cancelled = {"state": {"type": "CANCELLED"}}
-    assert launcher._refresh_from_server(store, seen, "u", cancelled).status == "pending"
-    assert launcher._refresh_from_server(store, store.load(RUN), "u", cancelled).status == "pending"
+    assert refresh._refresh_from_server(store, seen, "u", cancelled).status == "pending"
+    assert refresh._refresh_from_server(store, store.load(RUN), "u", cancelled).status == "pending"
     assert store.load(RUN).attempt == 2
 
 
@@ -77,7 +79,7 @@ def test_without_a_server_only_who_holds_the_run_is_told(
     """
     store.update(RUN, flow_pid=sleeper.pid)
     with store.dir(RUN).hold_alive_lock(), pytest.raises(ServerDownError):
-        launcher.cancel_run(store, store.load(RUN))
+        submit.cancel_run(store, store.load(RUN))
     assert sleeper.poll() is None
     assert store.load(RUN).stop_reason is None, "nobody was asked"
 
@@ -91,9 +93,9 @@ def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
         assert flow.stdout is not None
         assert flow.stdout.readline() == b"open\n"
         store.update(RUN, flow_pid=flow.pid)
-        launcher.cancel_run(store, store.load(RUN))
+        submit.cancel_run(store, store.load(RUN))
         assert flow.wait(10) == -15
-    assert store.load(RUN).stop_reason == launcher.STOPPED_BY_USER
+    assert store.load(RUN).stop_reason == submit.STOPPED_BY_USER
 
 
 def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:

@@ -15,16 +15,19 @@ import pytest
 
 from deployments.up import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
-from lachesis.orchestration import launcher
+from lachesis.base.timestamps import now_iso
+from lachesis.orchestration import refresh, submit
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import belongs_to_attempt, needs_new_attempt, resubmit_run
+from lachesis.orchestration.server import TRAINING_FLOW
 from lachesis.orchestration.suspension import (
     SUSPENDED,
     describe_suspension,
     record_suspension,
     remove_pause_timeout,
 )
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from tests.patience import deadline
@@ -58,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.poll() is None, (home / "log").read_text()
         assert time.monotonic() < until
         time.sleep(0.2)
-    flow = api._request("POST", "/flows/", {"name": launcher.TRAINING_FLOW})
+    flow = api._request("POST", "/flows/", {"name": TRAINING_FLOW})
     api._request("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
     yield api.url
     process.terminate()
@@ -73,7 +76,7 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     store = RunStore()
     record = RunRecord.model_validate({"run_id": f"{time.time_ns():x}"[-8:], **VALUES})
     store.create(record)
-    launcher.submit_run(store, record)
+    submit.submit_run(store, record)
     return store
 
 
@@ -83,7 +86,7 @@ def record_of(store: RunStore) -> RunRecord:
 
 def seen(store: RunStore) -> RunRecord:
     """As `lachesis status` shows it."""
-    return launcher.refresh_run(store, record_of(store))
+    return refresh.refresh_run(store, record_of(store))
 
 
 def set_state(store: RunStore, state_type: str, **state: Any) -> None:
@@ -257,7 +260,7 @@ def test_a_server_that_goes_leaves_the_record_as_it_was(
         resubmit_run(store, record)
     assert record_of(store) == record
     with pytest.raises(ServerDownError):
-        launcher.cancel_suspended_run(store, record)
+        submit.cancel_suspended_run(store, record)
     assert record_of(store) == record
     assert seen(store) == record
 
@@ -282,7 +285,7 @@ def test_a_stop_of_a_run_that_was_resumed_in_prefect(store: RunStore) -> None:
     assert PrefectApi().resume(record.flow_run_id or "")
     LachesisService().stop(record.run_id)
     assert state_of(store)["type"] == "CANCELLED"
-    assert record_of(store).stop_reason == launcher.STOPPED_BY_USER
+    assert record_of(store).stop_reason == submit.STOPPED_BY_USER
     assert seen(store).status == "stopped"
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lachesis.base.errors import RequirementsError
+from lachesis.base.json_text import Json
 from lachesis.catalog import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "environments" / "verifiers_environment.py"
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lachesis.cli import show, watch
+from lachesis.base.timestamps import now_iso
+from lachesis.cli import show_runs, watch
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
 from lachesis.monitor import artifact_content
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
 
 RUN = "0123abcd"
@@ -142,13 +144,13 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     records, _ = service.list_runs_with_warning()
     shown = {"learning": records[0].learning, "evidence": records[0].evidence, "held_out": None}
     rows = [{**records[0].model_dump(), **shown}]
-    lines = printed(show.render_runs(rows)).splitlines()
+    lines = printed(show_runs.render_runs(rows)).splitlines()
     assert len(lines) == 3, "a head, and two lines per run"
     assert "\x1b[31mbroken" in lines[1]
     assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
     for view in (
-        show.render_status(service.get_status(RUN).to_payload()),
-        show.render_results(service.get_results(RUN).to_payload()),
+        show_runs.render_status(service.get_status(RUN).to_payload()),
+        show_runs.render_results(service.get_results(RUN).to_payload()),
     ):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
@@ -175,7 +177,7 @@ def test_only_a_run_that_was_measured_is_green(
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
     assert (
-        f"\x1b[32m{word}" in printed(show.render_status(service.get_status(RUN).to_payload()))
+        f"\x1b[32m{word}" in printed(show_runs.render_status(service.get_status(RUN).to_payload()))
     ) is green
 
 
@@ -214,7 +216,7 @@ def test_watching_prints_the_word_when_it_changes(
     for step in range(1, 31):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     console = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr(show, "console", console)
+    monkeypatch.setattr("lachesis.cli.console.console", console)
     record = watch.watch_until_end(LachesisService(store.home), RUN)
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ from lachesis.base.errors import (
     UnknownEnvironmentError,
     UnknownFieldError,
 )
+from lachesis.base.json_text import Json
 from lachesis.catalog import describe
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
@@ -24,8 +24,6 @@ from lachesis.rollout_api.weighted_queue import WeightedQueue
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
-
-Json = dict[str, Any]
 
 
 def env(number: int, weight: float = 1.0, *, connected: bool = True) -> Json:
@@ -252,7 +250,8 @@ def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
         LaunchRequest("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}}
     )
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
-    environment, config, _ = service._resolve_with_fork(launch)
+    resolved = service.resolve(launch)
+    environment, config = resolved.environment, resolved.config
     assert config.build_environment_configs()["reverse_text"].env.model_extra, (
         "with the fields of its own"
     )

@@ -18,7 +18,7 @@ from lachesis.runs.budgets import (
     find_exceeded_budget,
     read_spent_file,
 )
-from lachesis.runs.store import RunRecord
+from lachesis.runs.run_record import RunRecord
 
 
 def record(**changes: Any) -> RunRecord:

@@ -15,10 +15,12 @@ import psutil
 import pytest
 import tinker
 
+from lachesis.base.timestamps import now_iso
 from lachesis.cli import doctor
 from lachesis.runs import cleanup
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 
 RUN = "0123abcd"
 

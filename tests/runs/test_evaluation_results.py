@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.base.errors import StorageError
-from lachesis.cli import show, watch
+from lachesis.cli import show_runs, watch
 from lachesis.monitor import artifact_content
 from lachesis.monitor.learning import RunHealth
 from lachesis.reporting.html import write_report
@@ -29,7 +29,8 @@ from lachesis.runs.held_out import (
     to_point,
 )
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import AdditionalEnvironment, RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import AdditionalEnvironment, RunRecord
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
 
@@ -273,11 +274,11 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     status = build_run_status(
         record, folder, steps, ui_url=None, queue=None, warning=None
     ).to_payload()
-    page = printed(show.render_status(status))
+    page = printed(show_runs.render_status(status))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
     assert newest in printed(
-        show.render_results(build_run_results(record, folder, steps).to_payload())
+        show_runs.render_results(build_run_results(record, folder, steps).to_payload())
     )
     watched = printed(watch._render_panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
@@ -290,7 +291,7 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
         },
         {**record.model_dump(), "learning": "too early", "evidence": None, "held_out": None},
     ]
-    assert re.search(r"healthy +0\.700$", printed(show.render_runs(rows)), re.MULTILINE)
+    assert re.search(r"healthy +0\.700$", printed(show_runs.render_runs(rows)), re.MULTILINE)
 
 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:

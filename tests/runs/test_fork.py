@@ -11,7 +11,8 @@ from lachesis.base.errors import CheckpointError, ConfigError, RunStateError, Un
 from lachesis.config import run_config as run_config
 from lachesis.runs import fork as forks
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from tests.runs.test_checkpoints import save
 
 CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {}, model="m")

@@ -19,7 +19,8 @@ from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
 from lachesis.base.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
-from lachesis.runs.store import RunRecord, RunStore, get_attempt_duration_s
+from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
+from lachesis.runs.store import RunStore
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:

@@ -9,8 +9,10 @@ import pytest
 from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.store import RunRecord, RunStore
-from lachesis.supervision.plan import make_base_model_plan, make_training_plan
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.supervision.inference_test_services import make_base_model_plan
+from lachesis.supervision.plan import make_training_plan
 
 
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lachesis.runs.metrics import MetricsFile, Step
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.validation.forecast import PlannedRun
 from tasks.history import MIN_TIMED_STEPS, find_earlier_step_time
 

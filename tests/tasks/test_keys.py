@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
-from lachesis.validation.tests import InferenceRequest, InferenceTestStore
+from lachesis.validation.inference_tests import InferenceRequest, InferenceTestStore
 from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables

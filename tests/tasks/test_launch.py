@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import launch
+from flows import attempts, launch, training_run
 from flows.stop_requests import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
 from lachesis.config import run_config as run_config
-from lachesis.runs.store import RunDir, RunRecord, RunStore
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
 from lachesis.supervision.process import ServiceSpec
@@ -78,7 +80,7 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
         wandb_project="p", wandb_run_name="n", status="running",
     )  # fmt: skip
     store.create(record)
-    launch._record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    attempts._record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)
     assert (ended.status, ended.learning) == (status, "unknown")
     assert (ended.health or {})["final"] is True
@@ -174,7 +176,7 @@ def evaluating(
             look=lambda: None,
             _require_wanted=require_wanted,
         )
-        launch.TrainingRun.evaluate_held_out(run)
+        training_run.TrainingRun.evaluate_held_out(run)
 
     with ServiceGroup() as group:
         group.start(trainer)

@@ -17,7 +17,8 @@ import pytest
 
 from flows import service_restarter
 from lachesis.base.errors import ProcessExitedError
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import start_service, wait_for_service

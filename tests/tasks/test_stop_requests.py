@@ -18,10 +18,12 @@ from prefect.exceptions import Pause
 from flows import stop_requests
 from flows.dead_environments import DeadEnvironmentDetector
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
-from lachesis.cli import show
+from lachesis.base.timestamps import now_iso
+from lachesis.cli import console, show_runs
 from lachesis.orchestration.suspension import SUSPENDED
 from lachesis.reporting.status import build_run_status
-from lachesis.runs.store import RunRecord, RunStore, now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from tests.patience import POLL_S
 
 RUN = "0123abcd"
@@ -226,7 +228,7 @@ def test_one_dead_environment_of_two_is_named_once(
         "all of the first 60 groups of other were invalid"
     )
     report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
-    show.print_answer(Namespace(json=False), {}, show.render_status(report.model_dump()))
+    console.print_answer(Namespace(json=False), {}, show_runs.render_status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
     store.dir(RUN).get_counters_file("environment-other").write_text(

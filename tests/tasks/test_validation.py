@@ -27,15 +27,14 @@ from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.tiny_model import build as tiny_model_build
-from lachesis.validation.tests import (
-    InferenceRequest,
-    InferenceTestStore,
+from lachesis.validation.inference_test_results import (
     collect_inference_counts,
     make_model_result,
-    make_process_config,
     measure_groups,
     read_samples,
 )
+from lachesis.validation.inference_tests import InferenceRequest, InferenceTestStore
+from lachesis.validation.process_config import make_process_config
 from lachesis.validation.verdict import InferenceCounts, judge_learnability
 from tasks import inference
 from tasks.inference import InferenceTestContext, run_model_inference

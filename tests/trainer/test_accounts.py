@@ -18,13 +18,15 @@ from lachesis.config.prices import Prices
 from lachesis.config.schema import LimitsSection
 from lachesis.runs import budgets
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 from lachesis.trainer.batch import BatchSettings, to_batch
-from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_log import RolloutLog
+from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting
-from lachesis.trainer.usage import Usage, compute_rollout_metrics
+from lachesis.trainer.training_metrics import compute_rollout_metrics
+from lachesis.trainer.usage import Usage
 from lachesis.trainer.weight_sync_check import WeightSyncCheck
 
 

@@ -12,6 +12,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lachesis.base.errors import BatchError
+from lachesis.rollout_api.scored_group import find_sampled_spans
 from lachesis.trainer.advantages import (
     compute_advantages,
     compute_kl_penalties,
@@ -24,7 +25,6 @@ from lachesis.trainer.batch import (
     BatchSettings,
     Datum,
     add_kl_penalty,
-    find_sampled_spans,
     to_batch,
 )
 from lachesis.trainer.doubled_eos import build_keep_mask, collapse_doubled_eos

@@ -17,10 +17,12 @@ import pytest
 from lachesis.config import run_config as run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunRecord, RunStore
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_healthy
-from lachesis.supervision.plan import fetch_trainer_health, make_training_plan
+from lachesis.supervision.plan import make_training_plan
+from lachesis.supervision.service_clients import fetch_trainer_health
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(600)

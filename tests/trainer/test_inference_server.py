@@ -22,8 +22,9 @@ from transformers import AutoTokenizer
 from lachesis.config import run_config as run_config
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.trainer.__main__ import bind_inference_socket, serve_in_background
-from lachesis.trainer.inference_server import TrainerState, create_app
+from lachesis.trainer.inference_server import create_app
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.state import TrainerState
 from tests.patience import deadline
 
 CHAT = [{"role": "user", "content": "3+4="}]

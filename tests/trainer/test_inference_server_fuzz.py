@@ -15,7 +15,8 @@ import pytest
 
 from lachesis.config import run_config as run_config
 from lachesis.supervision.process import reserve_free_ports
-from lachesis.trainer.inference_server import TrainerState, create_app
+from lachesis.trainer.inference_server import create_app
+from lachesis.trainer.state import TrainerState
 from tests.conftest import end, wait_http
 from tests.fuzz import fuzz, refusals, routes
 

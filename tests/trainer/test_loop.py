@@ -18,13 +18,13 @@ from lachesis.base.errors import BatchError
 from lachesis.config import run_config as run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunDir
+from lachesis.runs.run_dir import RunDir
 from lachesis.trainer import evaluations, loop, policy, rollout_client
 from lachesis.trainer.checkpoint_manager import CheckpointManager
-from lachesis.trainer.inference_server import TrainerState
 from lachesis.trainer.loop import Trainer
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_client import RolloutClient
+from lachesis.trainer.state import TrainerState
 
 Make = Callable[..., Any]
 

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lachesis.base.errors import CheckpointError, RunStateError
-from lachesis.cli import show
+from lachesis.cli import console, show_runs
 from lachesis.cli.main import main
 from lachesis.runs import export
 from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest
-from lachesis.runs.store import RunDir, RunRecord
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
@@ -202,8 +203,8 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
         assert parity["largest"] > 1e-2
         assert 5e-3 < parity["mean"] < 2e-2
         assert (parity["measure"], parity["limit"], parity["verified"]) == ("mean", 0.05, True)
-    with show.console.capture() as shown:
-        show.console.print(show.render_export(note))
+    with console.console.capture() as shown:
+        console.console.print(show_runs.render_export(note))
     text = " ".join(shown.get().split())
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
@@ -238,8 +239,8 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     assert json.loads((tmp_path / "out" / "lachesis.json").read_text())["verified"] is None
     assert note["verified"] is None
     assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
-    with show.console.capture() as shown:
-        show.console.print(show.render_export(note))
+    with console.console.capture() as shown:
+        console.console.print(show_runs.render_export(note))
     text = " ".join(shown.get().split())
     verdict = "not verified, as the base model is less than twice as far from what was trained"
     assert f"{verdict}: log-probabilities of" in text

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import ConfigError, ValidationMissingError
+from lachesis.base.timestamps import now_iso
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config import run_config as run_config
 from lachesis.config.prices import Prices, TokenCounts, find_prices
-from lachesis.runs.store import now_iso
 from lachesis.validation.forecast import (
     GroupUsage,
     PlannedRun,
@@ -19,7 +19,7 @@ from lachesis.validation.forecast import (
     rescale_forecast,
 )
 from lachesis.validation.gate import find_forecast, make_planned_run, require_validation
-from lachesis.validation.tests import InferenceRequest, InferenceTestStore
+from lachesis.validation.inference_tests import InferenceRequest, InferenceTestStore
 from lachesis.validation.verdict import InferenceCounts, choose_best_word, judge_learnability
 
 PLAN = PlannedRun(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")

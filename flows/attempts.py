@@ -1,0 +1,150 @@
+"""What the flow writes into the record of a run when an attempt begins and when it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime
+
+from flows.stop_requests import (
+    RUNNER_GONE,
+)
+from lachesis.base.errors import LachesisError
+from lachesis.base.host_clock import read_clocks
+from lachesis.base.secrets import redact
+from lachesis.base.timestamps import now_iso
+from lachesis.orchestration.resuming import (
+    make_next_attempt_changes,
+)
+from lachesis.orchestration.submit import STOPPED_BY_USER
+from lachesis.orchestration.suspension import describe_suspension, is_suspended
+from lachesis.runs import leftovers
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import (
+    RunRecord,
+    RunStatusName,
+    get_attempt_duration_s,
+    mark_services_exited,
+)
+from lachesis.runs.store import RunStore
+from lachesis.supervision.group import ServiceGroup
+from tasks.report import record_final_judgement
+
+log = logging.getLogger("lachesis.flow")
+STOPPED_FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
+
+
+def end_stray_processes(folder: Path) -> None:
+    """Children of the environment that left its process group."""
+    for description in leftovers.terminate_processes(
+        leftovers.find_processes(folder).get(folder, [])
+    ):
+        log.info("ended what the environment had left behind: %s", description)
+
+
+def begin_attempt(store: RunStore, run_id: str, *, is_new_attempt: bool) -> RunRecord:
+    store.dir(run_id).stop_now_file.unlink(missing_ok=True)
+    end_stray_processes(store.dir(run_id).path)  # of a flow that was killed
+    clocks = read_clocks()
+    attempt_fields: dict[str, Any] = {
+        "status": "starting",
+        "phase": "preparing",
+        "error": None,
+        "failed_service": None,
+        "started_at": now_iso(),
+        "began_s": clocks.monotonic_s,
+        "boot": clocks.boot,
+        "took_s": None,
+        "healthy_at": None,
+        "ended_at": None,
+        "services": {},
+        "dead_environments": {},
+        "evaluation": {},
+        "resumed": None,
+        "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
+        "flow_pid": os.getpid(),
+    }
+    return store.update(
+        run_id,
+        **{
+            **(make_next_attempt_changes(store.load(run_id)) if is_new_attempt else {}),
+            **attempt_fields,
+        },
+    )
+
+
+def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
+    services = store.load(run_id).services
+    for name, code in group.collect_exit_codes().items():
+        if name in services:
+            store.update_service(run_id, name, state=f"exited ({code})")
+
+
+def record_end(
+    store: RunStore, run_id: str, status: RunStatusName, error: BaseException | None = None
+) -> None:
+    """Write how the run ended into its record."""
+    reason, service = None, None
+    if isinstance(error, SystemExit):  # logging to a runner that is gone ends the process
+        reason = RUNNER_GONE
+    elif error is not None:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, LachesisError):
+            reason, service = str(error), error.details.get("service")
+        reason = redact(reason)
+    record = store.load(run_id)
+    if status == "stopped":
+        stop_reason = (
+            describe_suspension(run_id)
+            if is_suspended(record)
+            else record.stop_reason or STOPPED_FROM_OUTSIDE
+        )
+        reason = (
+            "; ".join(
+                filter(
+                    None,
+                    (
+                        None if stop_reason == STOPPED_BY_USER else stop_reason,
+                        _describe_unsaved_steps(store.dir(run_id), record),
+                    ),
+                )
+            )
+            or None
+        )
+    # a second signal may have come before their ends were noted
+    services = mark_services_exited(record.services)
+    changes = {
+        "status": status,
+        "phase": status,
+        "error": reason,
+        "failed_service": service,
+        **make_end_fields(record),
+    }
+    store.update(run_id, **changes, services=services)
+    record_final_judgement(store, run_id)
+
+
+def make_end_fields(record: RunRecord) -> dict[str, Any]:
+    return {"ended_at": now_iso(), "took_s": get_attempt_duration_s(record)}
+
+
+def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:
+    """That a stopped run could not save where it was: its trainer was killed, or there was no
+    place.
+    """
+    trainer = record.services.get("trainer")
+    if trainer is None or trainer.state == "exited (0)":
+        return None
+    last_step = max((int(line["step"]) for line in MetricsFile(folder.metrics).tail(1)), default=0)
+    newest = Checkpoints(folder.checkpoints).find_newest()
+    saved_step = newest.step if newest else 0
+    return (
+        f"the steps after {saved_step} of {last_step} were not saved, see {folder.get_log_file('trainer')}"
+        if last_step > saved_step
+        else None
+    )

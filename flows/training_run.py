@@ -1,0 +1,239 @@
+"""One training run inside its flow: start the services, supervise them, evaluate on held-out items."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from typing import Any
+
+from prefect import runtime
+
+from flows.dead_environments import DeadEnvironmentDetector
+from flows.service_restarter import ServiceRestarter
+from flows.stop_requests import (
+    CHECK_INTERVAL_S,
+    StopRequested,
+    raise_if_stop_requested,
+    throttle,
+)
+from lachesis.base.errors import LachesisError, ProcessExitedError
+from lachesis.base.timestamps import now_iso
+from lachesis.config.profiles import check_profile
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.evaluation import read_evaluation
+from lachesis.runs.run_record import (
+    RunRecord,
+)
+from lachesis.runs.store import RunStore
+from lachesis.supervision.group import ServiceGroup, make_exit_error
+from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan
+from lachesis.supervision.process import ServiceSpec, get_service_role
+from lachesis.supervision.service_clients import fetch_trainer_health
+from tasks.processes import (
+    start_service,
+    wait_for_end,
+    wait_for_service,
+)
+from tasks.report import ProgressArtifact
+
+log = logging.getLogger("lachesis.flow")
+POLL_S = 0.5
+DRAIN_TIMEOUT_S = 120.0
+"""How long the trainer may wait for a batch after the environment has ended well: what it needs is
+queued by then.
+"""
+
+
+class TrainingRun:
+    """The steps of one run, in order."""
+
+    def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
+        self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
+        self.folder = store.dir(record.run_id)
+        check_profile(record.profile)
+        checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
+        config = RunConfig.from_yaml(self.folder.config)
+        received_groups = (
+            checkpoint.get_groups_by_environment(config.build_environment_configs())
+            if checkpoint
+            else None
+        )
+        self.plan: ServicePlan = make_training_plan(
+            record, self.folder, config, received_groups=received_groups
+        )
+        self.plan.write_files()
+        self.restarter = ServiceRestarter(
+            store, self.run_id, group, self.plan, self._raise_if_stop_requested
+        )
+        self.check_stop_request = throttle(self._raise_if_stop_requested)
+        self.env_ids = self.restarter.env_ids
+        self.flow_run_id: str | None = runtime.flow_run.id
+        self.dead_environment_detector = DeadEnvironmentDetector(
+            store, self.run_id, self.plan, received=received_groups
+        )
+
+    def start(self) -> None:
+        """Each service needs those before it, except that the API needs no engine, and that the
+        first environment, which the API lets in once the trainer is there, may be imported
+        meanwhile: these start two at a time.
+        """
+        starting_specs: list[ServiceSpec] = []
+        first_environment = next(iter(self.env_ids))
+        for spec in self.plan.services:
+            if spec.name not in ("engine", "api", first_environment):
+                self._wait_for_services(starting_specs)
+            self._raise_if_stop_requested()
+            start_service(self.group, spec, self.store, self.run_id)
+            starting_specs.append(spec)
+        self._wait_for_services(starting_specs)
+        self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
+
+    def _wait_for_services(self, starting_specs: list[ServiceSpec]) -> None:
+        while starting_specs:
+            spec = starting_specs.pop(0)
+            self.store.update(self.run_id, phase=f"waiting for {spec.name}")
+            wait_for_service(
+                self.group, spec, self.store, self.run_id, on_poll=self.check_stop_request
+            )
+            self._raise_if_stop_requested()
+
+    def supervise(self) -> str:
+        """Until the trainer has made its last step; how it ended. Raises when a service dies too
+        early or when told to stop.
+        """
+        progress = ProgressArtifact(self.run_id, self.flow_run_id)
+        total, checked_at = self.plan.config.env.total_steps, time.monotonic()
+        progressed_at, last_step = time.monotonic(), -1
+        while True:
+            health: dict[str, Any] = self.group.call_unless_service_dies(
+                lambda: fetch_trainer_health(self.plan), {}
+            )
+            step = int(health.get("step") or 0)
+            self.group.call_unless_service_dies(
+                functools.partial(progress.publish, step, total), None
+            )
+            if step != last_step or any(map(self.group.is_running, self.env_ids)):
+                progressed_at, last_step = time.monotonic(), step
+            if time.monotonic() - progressed_at > DRAIN_TIMEOUT_S:
+                return f"completed: the environment ended after {step} of {total} steps"
+            self._record_trainer_info(health)
+            if health.get("phase") == "finished" or self._handle_exits():
+                progress.publish(total, total, force=True)
+                return "completed"
+            self._stop_if(health.get("over_budget"))
+            if time.monotonic() - checked_at > CHECK_INTERVAL_S:
+                checked_at = time.monotonic()
+                self._check_budget()
+                self.dead_environment_detector.check()
+                self.group.call_unless_service_dies(self._raise_if_stop_requested, None)
+            time.sleep(POLL_S)
+
+    def _raise_if_stop_requested(self) -> None:
+        raise_if_stop_requested(self.store, self.run_id)
+
+    def _check_budget(self) -> None:
+        """The time of the run, which only this process sees pass when the trainer hangs. Tokens and
+        money are counted by the trainer, and all three by the monitor, which looks seldom, and not
+        at all without a server.
+        """
+        self._stop_if(
+            find_exceeded_budget(self.plan.config.limits, compute_budget_usage(self.record, {}))
+        )
+
+    def _stop_if(self, reason: str | None) -> None:
+        """Raises StopRequested for a reason that is one."""
+        if reason:
+            self.store.update(self.run_id, stop_reason=reason)
+            raise StopRequested(reason)
+
+    def _handle_exits(self) -> bool:
+        """True when the trainer has ended after its last step. An environment that has made its
+        last rollout may end first. Any other death ends the attempt, or the service is started
+        again.
+        """
+        exit_codes = self.group.collect_exit_codes()
+        for name in sorted(
+            exit_codes, key=lambda service: START_ORDER.index(get_service_role(service))
+        ):
+            code = exit_codes[name]
+            self.group.require_reaper()
+            if name == "trainer" and code == 0:
+                if self._is_finished():
+                    return True
+                newest = Checkpoints(self.folder.checkpoints).find_newest()
+                raise ProcessExitedError(
+                    f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
+                    f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
+                )
+            if not (name in self.env_ids and code == 0):
+                self._restart(name, make_exit_error(self.plan.get_service(name), code))
+                return False
+            # it has no more items; the others need not wait for its share
+            if len(self.env_ids) > 1:
+                self.restarter.disconnect(self.env_ids[name])
+        return False
+
+    def _is_finished(self) -> bool:
+        newest = Checkpoints(self.folder.checkpoints).find_newest()
+        return newest is not None and newest.final
+
+    def _restart(self, name: str, problem: ProcessExitedError) -> None:
+        """Raises the problem when it ends the attempt."""
+        self.dead_environment_detector.remember_usable()
+        try:
+            self.restarter.restart(name, problem)
+        except ProcessExitedError:
+            if not self._is_finished():  # the trainer may have made its last step meanwhile
+                raise
+
+    def _record_trainer_info(self, health: dict[str, Any]) -> None:
+        trainer_info = {
+            key: health[key] for key in ("resumed", "wandb_url", "wandb_error") if health.get(key)
+        }
+        if any(getattr(self.record, key) != value for key, value in trainer_info.items()):
+            self.record = self.store.update(self.run_id, **trainer_info)
+
+    def evaluate_held_out(self) -> None:
+        """Evaluate both models on held-out items, at once.
+
+        A failed evaluation is told, and the run stays completed. Raises what `require_wanted`
+        raises when the run itself shall end.
+        """
+        if not self.plan.evaluations or not self.group.is_running("trainer"):
+            return
+        self.store.update(self.run_id, phase="evaluating")
+        for environment in self.env_ids:
+            self.group.stop(environment)
+        for spec in self.plan.evaluations.values():
+            with contextlib.suppress(ProcessExitedError):  # what could not be started is told below
+                self.group.start(spec)
+        required_services = [
+            spec.name for spec in self.plan.services if spec.name in ("engine", "trainer")
+        ]
+        for evaluation_name, spec in self.plan.evaluations.items():
+            try:
+                wait_for_end(
+                    self.group, spec, needs=required_services, on_poll=self.check_stop_request
+                )
+                recorded = self.store.load(self.run_id).evaluation
+                when, _, environment_suffix = evaluation_name.partition("-")
+                results = read_evaluation(self.folder.evaluation / evaluation_name)
+                named_results = (
+                    {f"{environment_suffix}/{key}": value for key, value in results.items()}
+                    if environment_suffix
+                    else results
+                )
+                self.store.update(
+                    self.run_id,
+                    evaluation={**recorded, when: {**recorded.get(when, {}), **named_results}},
+                )
+            except LachesisError as error:
+                # the error may be the end of the run, and no evaluation's
+                self._raise_if_stop_requested()
+                log.warning("no evaluation %s training: %s", evaluation_name, error)
+                if self.group.is_running(spec.name):  # it hangs, or prints without end
+                    self.group.stop(spec.name)

@@ -1,0 +1,21 @@
+"""Write values as compact JSON text, and errors as the JSON that every transport sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lachesis.base.errors import LachesisError
+
+Json = dict[str, Any]
+"""A JSON object whose keys the code does not fix."""
+
+
+def to_compact_json(value: Any) -> str:
+    """Return JSON text as every transport gives it, without spaces: an agent pays for each of them."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def error_to_payload(error: LachesisError) -> dict[str, Any]:
+    """The error as every transport shows it: `error` (the message), `code`, and its details."""
+    return {"error": str(error), "code": error.code, **error.details}

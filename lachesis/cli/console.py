@@ -1,0 +1,168 @@
+"""The console, and the tables, bars and numbers that every view is made of."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.base.json_text import Json
+
+if TYPE_CHECKING:
+    from lachesis.cli.doctor import DoctorCheck
+
+
+console = Console(
+    highlight=False,
+    emoji=False,
+    markup=False,
+    width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140,
+)
+stderr_console = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_STATUS_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "learnable": "green",
+    "broken": "red",
+}
+HEALTH_STYLES = {
+    "healthy": "green",
+    "too early": "",
+    "unknown": "",
+    "not learning": "yellow",
+    "suspect": "yellow",
+    "broken": "red",
+}
+"""Of the judgement of learning: only a run that was found healthy is green."""
+
+
+def print_answer(args: argparse.Namespace, answer: Any, view: Any) -> None:
+    """JSON for a program, else `view` for a person."""
+    if args.json:
+        print(json.dumps(answer, indent=2, default=str))
+    else:
+        console.print(view)
+
+
+def print_note(text: str) -> None:
+    """Something for a person only; a program reads stdout."""
+    stderr_console.print(Text(text, style="dim"))
+
+
+def draw_sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The values from 0 to 1 as blocks, the mean of equal parts when there are more than `width`."""
+    if not values:
+        return ""
+    parts = min(width, len(values))
+    bounds = [round(index * len(values) / parts) for index in range(parts + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    return "".join(_BLOCKS[min(7, max(0, int(value * 8)))] for value in means)
+
+
+@contextlib.contextmanager
+def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears with the first step, so that nothing is shown when there is
+    nothing to do.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=stderr_console, disable=quiet)
+    task = progress.add_task(text, total=None, visible=False)
+
+    def advance(done: int, total: int) -> None:
+        if not progress.live.is_started:
+            progress.start()
+        progress.update(task, completed=done, total=total, visible=True)
+
+    try:
+        yield advance
+    finally:
+        progress.stop()
+
+
+def make_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=index == 0)  # names are for copying
+    return table
+
+
+def make_pairs_table(rows: Sequence[tuple[str, Any]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        if value not in (None, "", {}, []):
+            table.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+    return table
+
+
+def style_status(status: str) -> Text:
+    return Text(status, style=_STATUS_STYLES.get(status, "cyan"))
+
+
+def format_eta(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {seconds:.0f} s left"
+
+
+def format_count(number: float) -> str:
+    for size, unit in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def format_hours(hours: float) -> str:
+    return (
+        f"{hours:.1f} hours"
+        if hours >= 1
+        else f"{hours * 60:.0f} minutes"
+        if hours * 60 >= 2
+        else f"{hours * 3600:.0f} s"
+    )
+
+
+def format_score(score: float | None) -> str:
+    return "(no score)" if score is None else f"({score:g})"
+
+
+def format_share(share: float, interval: Json | None) -> str:
+    return (
+        f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
+        if interval
+        else f"{share:.3f}"
+    )
+
+
+def format_number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
+    table = make_table("", "what", "found", "how to get it")
+    for check in checks:
+        mark = (
+            Text("ok", style="green")
+            if check.ok
+            else Text("not ok", style="red")
+            if check.needed
+            else Text("optional")
+        )
+        table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
+    return table

@@ -1,0 +1,285 @@
+"""How answers look to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import seconds_between
+from lachesis.cli.console import (
+    _STATUS_STYLES,
+    HEALTH_STYLES,
+    draw_sparkline,
+    format_count,
+    format_eta,
+    format_hours,
+    format_number,
+    make_pairs_table,
+    style_status,
+)
+from lachesis.runs.held_out import describe_accuracy
+from lachesis.runs.parity import Parity
+
+if TYPE_CHECKING:
+    pass
+
+
+def render_started(answer: Json) -> RenderableType:
+    run_id = answer["run_id"]
+    return make_pairs_table(
+        [
+            ("run", run_id),
+            ("status", style_status(answer["status"])),
+            ("model", answer["model"]),
+            ("begins with", answer["begins_with"]),
+            ("page", answer["ui_url"]),
+            ("configuration", answer["config_path"]),
+            (
+                "next",
+                f"lachesis status {run_id} · lachesis logs {run_id} -f · lachesis stop {run_id}",
+            ),
+        ]
+    )
+
+
+def render_runs(rows: Sequence[Json]) -> RenderableType:
+    if not rows:
+        return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
+    widths = [max(len(row[key]) for row in rows) for key in ("environment", "status")]
+    columns = (
+        f"{'run':8}  {'environment':{widths[0]}}  {'status':{widths[1]}}  {'created (UTC)':16}"
+    )
+    lines = [Text(f"{columns}  {'learning':12}  held out", style="bold")]
+    for row in rows:
+        created, held_out = row["created_at"][:16].replace("T", " "), row["held_out"]
+        line = Text(f"{row['run_id']}  {row['environment']:{widths[0]}}  ", no_wrap=True)
+        line.append(
+            f"{row['status']:{widths[1]}}  ", style=_STATUS_STYLES.get(row["status"], "cyan")
+        )
+        line.append(f"{created}  ").append(
+            f"{row['learning']:12}", style=HEALTH_STYLES.get(row["learning"], "")
+        )
+        line.append(f"  {held_out['percent_correct']:.3f}" if held_out else "")
+        evidence = Text(
+            f"          {row['evidence'] or ''}", style="dim", no_wrap=True, overflow="ellipsis"
+        )
+        lines += [line, *([evidence] if row["evidence"] else [])]
+    return Group(*lines)
+
+
+def render_status(answer: Json) -> RenderableType:
+    progress = answer["progress"]
+    reward = answer["metrics"]["reward_mean"]
+    return make_pairs_table(
+        [
+            ("run", answer["run_id"]),
+            ("environment", answer["environment"]),
+            ("status", style_status(answer["status"])),
+            ("phase", answer["phase"]),
+            ("began with", answer.get("forked_from")),
+            (
+                "resumed",
+                f"from the checkpoint of step {answer['resumed']['step']}"
+                if answer.get("resumed")
+                else None,
+            ),
+            (
+                "step",
+                f"{progress['step']} of {progress['total']}{format_eta(progress['eta_seconds'])}",
+            ),
+            (
+                "checkpoints",
+                f"of steps {', '.join(map(str, answer['checkpoints']))}"
+                if answer["checkpoints"]
+                else None,
+            ),
+            ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
+            *_make_held_out_rows(answer),
+            ("dead", "; ".join((answer.get("dead_environments") or {}).values())),
+            *_make_rollout_rows(answer.get("rollouts") or {}),
+            *_make_health_rows(answer.get("health") or {}),
+            ("minutes", answer["running_time_minutes"]),
+            (
+                "processes",
+                ", ".join(f"{name} {state}" for name, state in answer["processes"].items()),
+            ),
+            _make_reason_row(answer),
+            ("warning", answer.get("warning")),
+            ("page", answer["ui_url"]),
+            ("next", " · ".join(answer["next_steps"])),
+        ]
+    )
+
+
+def _make_reason_row(answer: Json) -> tuple[str, Any]:
+    """Why it ended; a stop that somebody or a budget asked for is no error."""
+    if answer["status"] == "stopped":
+        return ("stopped", answer.get("error"))
+    return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
+
+
+def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
+    """Return the newest held-out result with its curve, and what went wrong with evaluations."""
+    curve, failures = answer["held_out_curve"], answer.get("evaluation")
+    rows: list[tuple[str, Any]] = []
+    if curve:
+        newest_point = curve[-1]
+        share = describe_accuracy(
+            newest_point["percent_correct"],
+            newest_point["items"],
+            newest_point["low"],
+            newest_point["high"],
+        )
+        line = (
+            f"  {draw_sparkline([point['percent_correct'] for point in curve])}"
+            if len(curve) > 1
+            else ""
+        )
+        rows.append(("held out", f"{share} at step {newest_point['step']}{line}"))
+    if failures:
+        failure_text = f"{failures['failed']} failed, the last one at step {failures['last_step']}"
+        rows.append(
+            ("evaluations", Text(f"{failure_text}: {failures['last_reason']}", style="yellow"))
+        )
+    return rows
+
+
+def _make_rollout_rows(counts: Json) -> list[tuple[str, Any]]:
+    """Why some were not scored, or with 0."""
+    kinds = (("invalid", "invalid_reasons"), ("worth 0", "zero_reasons"))
+    reasons = {
+        name: "; ".join(f"{text} ({count})" for text, count in (counts.get(key) or {}).items())
+        for name, key in kinds
+    }
+    return [(name, text or None) for name, text in reasons.items()]
+
+
+def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
+    """What the monitor has said."""
+    if not health:
+        return []
+    stall = health.get("stalled") or {}
+    budget = ", ".join(
+        f"{share:.0%} of the {name}" for name, share in (health.get("budget") or {}).items()
+    )
+    judgement = "; ".join([health["word"], *health.get("evidence", []), *health.get("advice", [])])
+    age_text = f"{seconds_between(health['at']):.0f} s ago" if health.get("at") else None
+    return [
+        ("looked at", age_text),
+        (
+            "stalled",
+            Text(f"in {stall['part']} since {stall['since']}: {stall['evidence']}", style="red")
+            if stall
+            else None,
+        ),
+        ("learning", Text(judgement, style=HEALTH_STYLES.get(health["word"], ""))),
+        ("budget", budget),
+    ]
+
+
+def render_results(answer: Json) -> RenderableType:
+    """The last lines name run, rewards, held-out accuracy and weights, as `results --json` has
+    them.
+    """
+    reward = answer["reward"]
+    return make_pairs_table(
+        [
+            ("run", answer["run_id"]),
+            ("status", style_status(answer["status"])),
+            ("error", answer.get("error")),
+            ("steps", answer["final_metrics"].get("step")),
+            ("W&B", answer.get("wandb_url")),
+            (
+                "reward/mean",
+                f"first {format_number(reward['first'])}, last {format_number(reward['last'])} (means over five steps)"
+                if reward
+                else None,
+            ),
+            (
+                "held-out accuracy",
+                ", ".join(f"{label} {value}" for label, value in _describe_held_out(answer).items())
+                or _describe_missing_evaluation(answer["status"]),
+            ),
+            *_make_held_out_rows(answer),
+            *_make_rollout_rows(answer.get("rollouts") or {}),
+            *(row for row in _make_health_rows(answer.get("health") or {}) if row[0] == "learning"),
+            ("took", _describe_usage(answer)),
+            (
+                "W&B sync",
+                f"wandb sync {Path(answer['wandb_dir']).parent}/offline-run-*"
+                if answer.get("wandb_dir")
+                else None,
+            ),
+            (
+                "weights",
+                answer["weights"].get("adapter") or answer["weights"].get("sampler_weights"),
+            ),
+            ("better weights", _describe_better_checkpoint(answer)),
+        ]
+    )
+
+
+def _describe_better_checkpoint(answer: Json) -> str | None:
+    best = answer["weights"].get("best")
+    if not best:
+        return None
+    command = f"`lachesis weights {answer['run_id']} --checkpoint best --to DIR`"
+    return f"step {best['step']}: {best['reason']}; {command} exports them"
+
+
+def _describe_held_out(answer: Json) -> dict[str, str]:
+    """Return the held-out accuracies in words, each with its environment where there are several."""
+    held_out: Json = answer["held_out"]
+    has_several = any(" " in label for label in held_out)
+    descriptions = {}
+    for label, accuracy in held_out.items():
+        interval = answer["held_out_intervals"].get(label) or {}
+        keys = ("items", "low", "high")
+        text = (
+            "none"
+            if accuracy is None
+            else describe_accuracy(accuracy, *(interval.get(key) for key in keys))
+        )
+        descriptions[
+            label if " " in label or not has_several else f"{answer['environment']} {label}"
+        ] = text
+    return descriptions
+
+
+def _describe_usage(answer: Json) -> str | None:
+    actual = answer.get("actual")
+    if not actual:
+        return None
+    cost = "" if actual.get("cost_usd") is None else f", {actual['cost_usd']:,.2f} US dollars"
+    ratio = ", ".join(
+        f"{value:.2f} of the expected {key}" for key, value in actual.get("ratio", {}).items()
+    )
+    return f"{format_count(sum(actual['tokens'].values()))} tokens, {format_hours(actual['hours'])}{cost}{f' ({ratio})' if ratio else ''}"
+
+
+def _describe_missing_evaluation(status: str) -> str:
+    return "not evaluated" if status in ("completed", "failed", "stopped") else "not yet"
+
+
+def render_export(note: Json) -> RenderableType:
+    rows = [("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"])]
+    if "merged" in note:
+        rows.append(("merged", note["merged"]))
+    if "verified" in note:
+        names = [name for name in ("parity_merged", "parity") if name in note]
+        parities = [Parity.model_validate(note[name]) for name in names]
+        parity = next(
+            (candidate for candidate in parities if candidate.verified is note["verified"]),
+            parities[0],
+        )
+        rows.append(("compared", f"{parity.verdict}: {parity.describe()}"))
+    if better := note.get("better"):
+        command = f"`lachesis weights {note['run_id']} --checkpoint {better['step']} --to DIR`"
+        rows.append(("better", f"step {better['step']}: {better['reason']}; {command} exports it"))
+    rows.append(("load", "\n".join(note["load"])))
+    return make_pairs_table([*rows, *([("warning", note["warning"])] if "warning" in note else [])])

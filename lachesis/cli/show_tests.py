@@ -1,0 +1,101 @@
+"""Show what a test of an environment found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.json_text import Json
+from lachesis.cli.console import (
+    _STATUS_STYLES,
+    format_count,
+    format_hours,
+    format_score,
+    format_share,
+    make_table,
+)
+
+if TYPE_CHECKING:
+    from lachesis.validation.inference_tests import InferenceTest
+
+
+SHOWN_STAGES = ("import", "config", "dataset", "model-free check")
+_STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
+
+
+def render_test(test: InferenceTest, next_command: str) -> RenderableType:
+    """Per model its accuracy, and with prompts what was said; what comes next when a model can
+    learn from it.
+    """
+    if test.result is None:
+        return Text(f"the test failed: {test.error}", style="red")
+    table = make_table(
+        "model", "verdict", "groups", "score above 0", "share (95 % interval)", "no signal", "error"
+    )
+    stages = " · ".join(
+        f"{stage.name} {_STAGE_MARKS.get(stage.status, stage.status)}"
+        for stage in test.stages
+        if stage.name in SHOWN_STAGES
+    )
+    lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
+    for model in test.result["models_tested"]:
+        correct_text = f"{model['correct_completions']} of {model['total_completions']}"
+        error = str(model.get("error", "")).split("\n")[0]
+        verdict = model.get("verdict") or {}
+        verdict_text = Text(
+            verdict.get("word", ""), style=_STATUS_STYLES.get(verdict.get("word", ""), "yellow")
+        )
+        zero_signal_share = verdict.get("zero_signal_share")
+        rates = (
+            format_share(model["accuracy"], model.get("accuracy_interval")),
+            "" if zero_signal_share is None else f"{zero_signal_share:.0%}",
+        )
+        table.add_row(
+            model["name"],
+            verdict_text,
+            str(model["steps_tested"]),
+            correct_text,
+            *rates,
+            Text(error, style="red"),
+        )
+        lines += [
+            Text(f"  {model['name']}: {sentence}")
+            for sentence in verdict.get("evidence", [])
+            if sentence != model.get("error")
+        ]
+        for prompt in model.get("prompts", []):
+            responses_text = "; ".join(
+                f"{response['text']!r} {format_score(response['score'])}"
+                for response in prompt["responses"]
+            )
+            lines.append(
+                Text(
+                    f"{model['name']}: {prompt['prompt']!r} -> {responses_text}{_format_note(prompt)}"
+                )
+            )
+    summary = test.result["summary"]
+    if summary.get("forecast"):
+        lines.append(Text(f"forecast: {_format_forecast(summary['forecast'])}"))
+    lines.append(Text(f"files: {summary['output_directory']}", style="dim"))
+    if summary.get("verdict") == "learnable":
+        lines.append(Text(f"next: {next_command}"))
+    return Group(*lines)
+
+
+def _format_forecast(forecast: Json) -> str:
+    """With the number of steps that it is for; fewer or more can be had with --set total_steps=N."""
+    tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
+    money = (
+        f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
+        if cost
+        else "no price known for the base model"
+    )
+    plan_text = f"{forecast['planned']['total_steps']} steps of {forecast['planned']['batch_size']} rollouts"
+    training = f"{format_hours(hours['low'])} to {format_hours(hours['high'])} of training"
+    return f"{plan_text} take {format_count(tokens['low'])} to {format_count(tokens['high'])} tokens, {training}, {money}"
+
+
+def _format_note(prompt: Json) -> str:
+    return f" [{prompt['note']}]" if prompt.get("note") else ""

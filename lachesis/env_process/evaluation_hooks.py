@@ -1,0 +1,214 @@
+"""Record what an environment's own evaluation samples and returns, by hooks in Atropos."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_completion")
+
+
+@dataclass
+class EvaluationRun:
+    """One call of `evaluate()`. `path` is that of its weights; without one they are the server's
+    own.
+    """
+
+    server_url: str
+    path: str = ""
+    prompts: set[tuple[Any, ...]] = field(default_factory=set)
+    text_prompts: set[str] = field(default_factory=set)
+    """The prompts that are raw text."""
+    answered_texts: set[str] = field(default_factory=set)
+    """Each of these texts followed by an answer to it."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    pinned_servers: dict[int, list[Any]] = field(default_factory=dict)
+
+    def get_pinned_servers(self, servers: list[Any]) -> list[Any]:
+        """Return the clients to use instead of a manager's own ones."""
+        if id(servers) not in self.pinned_servers:
+            self.pinned_servers[id(servers)] = [self._pin_to_weights(server) for server in servers]
+        return self.pinned_servers[id(servers)]
+
+    def _pin_to_weights(self, server: Any) -> Any:
+        """Return a client of the same kind, with its own limits, for the weights under evaluation."""
+        base_url = str(getattr(server.config, "base_url", None))
+        if not self.path or not base_url.startswith(f"{self.server_url}/"):
+            return server
+        max_requests = server.config.num_requests_for_eval
+        url = f"{self.server_url}{self.path}{base_url.removeprefix(self.server_url)}"
+        client = copy.copy(server)
+        client.config = server.config.model_copy(update={"base_url": url, "health_check": False})
+        if hasattr(server, "openai"):
+            client.openai = server.openai.with_options(base_url=url)
+        client.sem, client.eval_sem = (
+            type(server.sem)(max_requests),
+            type(server.eval_sem)(max_requests),
+        )
+        client.server_healthy, client.initialized, client.check_task = True, False, None
+        for name in (
+            "attempts_list",
+            "request_timings",
+            "eval_attempts_list",
+            "eval_request_timings",
+        ):
+            setattr(client, name, [])
+        return client
+
+    def is_run_server(self, server: Any) -> bool:
+        """Return whether a client asks the run's own model. A judge answers no held-out item."""
+        return str(getattr(server.config, "base_url", None)).startswith(f"{self.server_url}/")
+
+    def record_prompt(self, options: Mapping[str, Any]) -> None:
+        """Note what the run's own model was asked."""
+        prompt = _get_prompt(options)
+        if isinstance(prompt, str):
+            self.text_prompts.add(prompt)
+        else:
+            self.prompts.add(prompt)
+
+    def record_answer(self, options: Mapping[str, Any], response: Any) -> None:
+        """Note what the run's own model answered, by which a later turn in raw text is known."""
+        prompt = _get_prompt(options)
+        if isinstance(prompt, str):
+            answers = [getattr(choice, "text", None) for choice in getattr(response, "choices", ())]
+            self.answered_texts |= {prompt + text for text in answers if text}
+
+    @property
+    def num_items(self) -> int:
+        """The number of held-out items that were asked."""
+        return count_items(self.prompts) + count_text_items(self.text_prompts, self.answered_texts)
+
+
+current_evaluation: contextvars.ContextVar[EvaluationRun | None] = contextvars.ContextVar(
+    "evaluation", default=None
+)
+
+
+def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
+    """Count the prompts that do not continue another one: the later turns of a conversation are no
+    new items.
+    """
+    count, root = 0, None
+    for prompt in sorted(prompts, key=lambda prompt: tuple(map(repr, prompt))):
+        if root is None or prompt[: len(root)] != root:
+            count, root = count + 1, prompt
+    return count
+
+
+def count_text_items(texts: Iterable[str], answered_texts: Iterable[str]) -> int:
+    """Count the texts that do not continue an answered one.
+
+    That a text begins with another text alone says nothing: "1 + 12" is no later turn of "1 + 1".
+    """
+    count, answered_text = 0, None
+    labelled_texts = [(text, False) for text in answered_texts] + [(text, True) for text in texts]
+    for text, is_prompt in sorted(labelled_texts):
+        continues_answer = answered_text is not None and text.startswith(answered_text)
+        if not is_prompt and not continues_answer:
+            answered_text = text
+        count += is_prompt and (not continues_answer or text == answered_text)
+    return count
+
+
+def _get_prompt(options: Mapping[str, Any]) -> tuple[Any, ...] | str:
+    """Return token ids or messages, or else the raw text."""
+    ids, messages = options.get("input_ids"), options.get("messages")
+    if ids is not None:
+        return tuple(ids)
+    if messages is not None:
+        return tuple(json.dumps(message, sort_keys=True, default=str) for message in messages)
+    return str(options.get("prompt"))
+
+
+def install_evaluation_hooks(server_url: str) -> None:
+    """Change Atropos so that a call of `evaluate()` is seen: its requests, its items, and its
+    metrics.
+
+    Args:
+        server_url: The address of the run's inference server.
+    """
+    _install_server_choice()
+    _install_request_recorder()
+    _install_result_recorder()
+    _install_command_recorder(server_url)
+
+
+def _install_server_choice() -> None:
+    """Let a server manager give the clients of the evaluation under way, wherever it is asked from."""
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+
+    def servers(self: Any) -> list[Any]:
+        own_servers: list[Any] = self.__dict__["servers"]
+        evaluation_run = current_evaluation.get()
+        return (
+            evaluation_run.get_pinned_servers(own_servers)
+            if evaluation_run is not None
+            else own_servers
+        )
+
+    def set_servers(self: Any, value: list[Any]) -> None:
+        self.__dict__["servers"] = value
+
+    ServerManager.servers = property(servers, set_servers)
+
+
+def _install_request_recorder() -> None:
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
+    for name in SAMPLING_METHODS:
+        original = getattr(APIServer, name)
+
+        @functools.wraps(original)
+        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+            evaluation_run = current_evaluation.get()
+            if evaluation_run is None or not evaluation_run.is_run_server(self):
+                return await _original(self, **options)
+            evaluation_run.record_prompt(options)
+            response = await _original(self, **options)
+            evaluation_run.record_answer(options, response)
+            return response
+
+        setattr(APIServer, name, call)
+
+
+def _install_result_recorder() -> None:
+    """Keep what `evaluate_log` is given, with the number of items, and write a file only where
+    there is a place.
+    """
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv.evaluate_log
+
+    @functools.wraps(original)
+    async def evaluate_log(
+        self: Any, metrics: dict[str, Any], *values: Any, **options: Any
+    ) -> None:
+        if (evaluation_run := current_evaluation.get()) is not None:
+            evaluation_run.metrics |= metrics
+            metrics = {**metrics, "eval/items": metrics.get("eval/items", evaluation_run.num_items)}
+        if self.config.data_dir_to_save_evals is not None:
+            await original(self, metrics, *values, **options)
+
+    BaseEnv.evaluate_log = evaluate_log
+
+
+def _install_command_recorder(server_url: str) -> None:
+    """See the evaluation of the `evaluate` command too, which asks the weights that its
+    configuration names.
+    """
+    from atroposlib.envs.base import BaseEnv
+
+    original = BaseEnv._run_evaluate
+
+    @functools.wraps(original)
+    async def _run_evaluate(self: Any) -> None:
+        current_evaluation.set(EvaluationRun(server_url))
+        await original(self)
+
+    BaseEnv._run_evaluate = _run_evaluate

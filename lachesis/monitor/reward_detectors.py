@@ -1,0 +1,182 @@
+"""Find signs in the rewards: a reward that does not rise or drops, and held-out results that fall."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from lachesis.monitor.run_history import (
+    Finding,
+    RunHistory,
+    get_recent_values,
+)
+from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
+
+SOLVED_REWARD = 0.9
+"""Mean reward from which a task counts as solved."""
+MIN_LEVEL_CHANGE = 0.1
+"""Difference of mean rewards that counts as a change of level."""
+MIN_DROP_STANDARD_ERRORS = 4.0
+"""Standard errors by which a fall of the reward counts, beside those by which the best of many
+windows is too high."""
+MIN_REWARD_RISE = 0.05
+"""Before `LATE` a rise is called missing only if the whole run could not rise by more than this, in
+units of the reward (or of its mean, where that is larger)."""
+MIN_GAP_GROWTH = 0.1
+"""Growth of the gap between training and held-out reward that counts."""
+MIN_HELD_OUT_POINTS = 4
+"""Held-out results before their course is judged."""
+
+
+def find_environment_without_reward(history: RunHistory) -> Finding | None:
+    """Find, among several environments, one that never gave a reward above 0."""
+    keys = {
+        key
+        for step in history.last_steps[-1:]
+        for key in step
+        if key.startswith("environments/") and key.endswith("/reward_mean")
+    }
+    rewards = {
+        key.split("/")[1]: get_recent_values(history.last_steps, key) for key in sorted(keys)
+    }
+    unrewarded_environments = [
+        name for name, numbers in rewards.items() if len(numbers) >= WINDOW and not any(numbers)
+    ]
+    if not unrewarded_environments:
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"no rollout of {', '.join(unrewarded_environments)} was worth more than 0 in the last {WINDOW} steps",
+        advice=f"{history.facts.format_test_command(unrewarded_environments[0])} shows whether the model can do a little of that task",
+    )
+
+
+def find_flat_reward(history: RunHistory) -> Finding | None:
+    """Find a mean reward that has not risen since the start, as far as its noise lets one tell.
+
+    From `LATE` of the run on, a rise that cannot be told from noise is called missing. Before that
+    the steps must show that even the largest rise that agrees with them would be small at the end
+    of the run.
+    """
+    total, trend = history.facts.total_steps, history.trend
+    rise = trend.estimate_rise()
+    if (
+        not total
+        or rise is None
+        or trend.last_step <= EARLY_RUN_SHARE * total
+        or trend.num_steps < WINDOW
+        or trend.risen_at is not None
+    ):
+        return None
+    level = statistics.fmean(trend.recent)
+    if level >= SOLVED_REWARD or rise.is_significant:
+        return None
+    max_rise = max(0.0, rise.compute_max_rise(total))
+    if trend.last_step < LATE_RUN_SHARE * total and max_rise > MIN_REWARD_RISE * max(
+        1.0, abs(level)
+    ):
+        return None
+    return Finding(
+        word="not learning",
+        evidence=f"the mean reward has not risen in {rise.steps} steps, now {level:.3f}: its slope is "
+        f"{rise.slope * 100:+.4f} ± {rise.standard_error * 100:.4f} per 100 steps",
+        advice=f"{history.facts.format_report_command()} shows sampled rollouts; {history.facts.format_test_command()} shows whether "
+        "the model reaches any reward; a run that may take off late can simply go on",
+    )
+
+
+def find_reward_drop(history: RunHistory) -> Finding | None:
+    """Find a mean reward that is far below the best that a window of this attempt had."""
+    rewards, trend = get_recent_values(history.last_steps, "reward/mean"), history.trend
+    if trend.best is None or len(rewards) < WINDOW:
+        return None
+    current_mean = statistics.fmean(rewards)
+    noise = max(statistics.pstdev(rewards) / math.sqrt(WINDOW), trend.window_standard_error)
+    # of the largest of so many
+    selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.num_steps / WINDOW)))
+    if trend.best - current_mean <= max(
+        0.1 * (abs(trend.best) or 1.0), (MIN_DROP_STANDARD_ERRORS + selection_allowance) * noise
+    ):
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"the mean reward fell from {trend.best:.3f} around step {trend.best_step} to {current_mean:.3f}",
+        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(trend.best_step)}",
+    )
+
+
+def _average_first_and_last_third(
+    points: Sequence[HeldOutTrendPoint],
+) -> tuple[HeldOutTrendPoint, HeldOutTrendPoint] | None:
+    """Return the means of the first and the last third of the held-out results."""
+    if len(points) < MIN_HELD_OUT_POINTS:
+        return None
+    third_size = max(1, len(points) // 3)
+    return _average_points(points[:third_size]), _average_points(points[-third_size:])
+
+
+def _average_points(points: Sequence[HeldOutTrendPoint]) -> HeldOutTrendPoint:
+    """Return the mean of the results. Its error is that of one result: the items are the same each
+    time, so their errors do not average out."""
+    return HeldOutTrendPoint(
+        step=points[-1].step,
+        share=statistics.fmean(point.share for point in points),
+        error=statistics.fmean(point.error for point in points),
+        reward=statistics.fmean(point.reward for point in points),
+        reward_error=statistics.fmean(point.reward_error for point in points),
+    )
+
+
+def find_held_out_drop(history: RunHistory) -> Finding | None:
+    """Find a held-out result that falls while the reward in training rises."""
+    points = history.trend.held_out
+    first_and_last = _average_first_and_last_third(points)
+    if first_and_last is None:
+        return None
+    first_third, last_third = first_and_last
+    best = max(points, key=lambda point: point.share)
+    has_reward_risen = last_third.reward - first_third.reward > 2 * math.hypot(
+        first_third.reward_error, last_third.reward_error
+    )
+    has_held_out_fallen = first_third.share - last_third.share > 1.96 * math.hypot(
+        first_third.error, last_third.error
+    )
+    if not (has_reward_risen and has_held_out_fallen):
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"the reward in training rose from {first_third.reward:.3f} to {last_third.reward:.3f} while the "
+        f"held-out result fell from {first_third.share:.1%} to {last_third.share:.1%}",
+        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(best.step)}; the best held-out "
+        f"result is that of step {best.step}",
+    )
+
+
+def find_generalization_gap(history: RunHistory) -> Finding | None:
+    """Find a gap between training and held-out results that grows by more than its uncertainty."""
+    points = history.trend.held_out
+    first_and_last = _average_first_and_last_third(points)
+    if first_and_last is None or any(not 0 <= point.reward <= 1 for point in points):
+        return None  # rewards of another scale than shares
+    first_third, last_third = first_and_last
+    gap_growth = (last_third.reward - last_third.share) - (first_third.reward - first_third.share)
+    standard_error = math.hypot(
+        first_third.error, last_third.error, first_third.reward_error, last_third.reward_error
+    )
+    if last_third.reward <= last_third.share or gap_growth <= max(
+        MIN_GAP_GROWTH, 1.96 * standard_error
+    ):
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"the gap between training and held-out results has grown by {gap_growth:.3f}: reward "
+        f"{last_third.reward:.3f} in training, {last_third.share:.1%} of the held-out items",
+        advice=f"{history.facts.format_report_command()} shows what is rewarded; more training items, or a stop at the "
+        "best held-out result, help against learning the items by heart",
+    )
+
+
+EARLY_RUN_SHARE, LATE_RUN_SHARE = 0.1, 0.45
+"""Shares of the run: before `EARLY` a missing rise says nothing; from `LATE` on a rise that cannot
+be told from noise is called missing."""

@@ -1,0 +1,197 @@
+"""Find signs of trouble in the rollouts: no signal, dropped or invalid ones, truncation, entropy and length."""
+
+from __future__ import annotations
+
+import statistics
+
+from lachesis.monitor.reward_detectors import (
+    MIN_LEVEL_CHANGE,
+    SOLVED_REWARD,
+)
+from lachesis.monitor.run_history import (
+    MIN_JUDGED_STEPS,
+    Finding,
+    RunHistory,
+    compute_recent_mean,
+    get_recent_values,
+)
+from lachesis.monitor.trend import WINDOW
+
+MIN_ZERO_SIGNAL_ROLLOUTS = 5000
+"""So many rollouts without one signal exclude, at 99 %, that one in a thousand is worth something.
+"""
+
+
+def find_zero_signal(history: RunHistory) -> Finding | None:
+    """Find groups whose rewards are all equal, which give no gradient.
+
+    A run whose reward has risen may have learned all that its environment pays for, which may be
+    less than 1. A run without any signal since its start may still meet its first success, so it is
+    broken only after `SILENT_ROLLOUTS`.
+    """
+    zero_signal_shares, reward = (
+        get_recent_values(history.last_steps, "batch/zero_signal_share"),
+        compute_recent_mean(history.last_steps, "reward/mean") or 0.0,
+    )
+    has_no_signal = (
+        history.trend.silent_steps >= min(len(zero_signal_shares), MIN_JUDGED_STEPS)
+        and min(zero_signal_shares, default=0.0) == 1.0
+    )
+    is_mostly_zero_signal = (
+        len(zero_signal_shares) >= WINDOW and statistics.fmean(zero_signal_shares) >= 0.9
+    )
+    if reward >= SOLVED_REWARD or not (
+        is_mostly_zero_signal or (has_no_signal and len(zero_signal_shares) >= MIN_JUDGED_STEPS)
+    ):
+        return None
+    has_risen = (
+        reward - (compute_recent_mean(history.first_steps, "reward/mean") or 0.0) > MIN_LEVEL_CHANGE
+    )
+    has_fallen = history.trend.best is not None and history.trend.best - reward > MIN_LEVEL_CHANGE
+    has_lasted = history.trend.silent_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or has_fallen
+    is_broken = has_no_signal and len(zero_signal_shares) >= WINDOW and has_lasted and not has_risen
+    return Finding(
+        word="broken" if is_broken else "suspect",
+        evidence=f"{statistics.fmean(zero_signal_shares):.0%} of the groups of the last {len(zero_signal_shares)} steps had "
+        f"equal rewards, at mean {reward:.3f}: {'no' if has_no_signal else 'hardly any'} gradient",
+        advice=advise_more_signal(history),
+    )
+
+
+def advise_more_signal(history: RunHistory) -> str:
+    """Return an advice for a model that solves all of the items it is given, or none."""
+    facts = history.facts
+    parts = [
+        f"{facts.format_test_command()} shows what this model reaches; choose easier items or a stronger model"
+    ]
+    if facts.tiny_model:
+        parts.append(
+            f"`lachesis model build --for {facts.environment}` teaches the tiny model the task first"
+        )
+    larger_group_size = 2 * facts.group_size
+    is_divisible = (
+        larger_group_size and facts.batch_size and facts.batch_size % larger_group_size == 0
+    )
+    if is_divisible and "group_size" in facts.tunable_fields:
+        parts.append(
+            f"larger groups differ more often: {facts.format_train_command(f'group_size={larger_group_size}')}"
+        )
+    return "; ".join(parts)
+
+
+def find_dropped_rollouts(history: RunHistory) -> Finding | None:
+    """Find an environment that leaves out nearly all of its rollouts."""
+    dropped, trained = (
+        sum(get_recent_values(history.last_steps, "rollouts/dropped")),
+        sum(get_recent_values(history.last_steps, "batch/rollouts")),
+    )
+    if len(history.last_steps) < WINDOW or not dropped or dropped / (dropped + trained) < 0.95:
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"the environment left out {dropped / (dropped + trained):.0%} of the rollouts of the "
+        f"last {WINDOW} steps, for equal rewards, their length or the size of their group",
+        advice=advise_more_signal(history),
+    )
+
+
+def find_invalid_rollouts(history: RunHistory) -> Finding | None:
+    """Find rollouts without a usable score, also those since the last step."""
+    invalid, valid = (
+        sum(get_recent_values(history.last_steps, "rollouts/invalid")),
+        sum(get_recent_values(history.last_steps, "batch/rollouts")),
+    )
+    share, recent_invalid = (
+        invalid / max(1, invalid + valid),
+        count_invalid_since_last_step(history),
+    )
+    has_enough = recent_invalid[0] >= 3 * max(1, history.facts.batch_size)
+    if share < 0.2 and not (has_enough and recent_invalid[1] >= 0.8):
+        return None
+    is_recent_worse = has_enough and recent_invalid[1] > share
+    span = (
+        "since the last step"
+        if is_recent_worse
+        else f"of the last {min(WINDOW, len(history.last_steps))} steps"
+    )
+    return Finding(
+        word="broken" if max(share, recent_invalid[1] * has_enough) >= 0.8 else "suspect",
+        evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} had no usable score"
+        + describe_invalid_reasons(history),
+        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('env')} for what the environment raises",
+    )
+
+
+def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
+    """Return the rollouts without a usable score since the last step, and their share."""
+    counts, trend = history.facts.environment_counts, history.trend
+    invalid = max(0.0, float(counts.get("invalid") or 0) - trend.invalid)
+    valid = max(0.0, float(counts.get("rollouts") or 0) - trend.rollouts)
+    return invalid, invalid / max(1.0, invalid + valid)
+
+
+def describe_invalid_reasons(history: RunHistory) -> str:
+    """Return why most of the rollouts had no usable score, for the end of a sentence."""
+    errors = history.facts.environment_counts.get("errors") or {}
+    most_frequent = sorted(errors.items(), key=lambda item: -item[1])[:2]
+    return (
+        f" ({'; '.join(f'{text}, {count} times' for text, count in most_frequent)})"
+        if most_frequent
+        else ""
+    )
+
+
+def find_entropy_collapse(history: RunHistory) -> Finding | None:
+    """Find a policy that always gives the same answers at a low reward."""
+    entropy, reward = (
+        compute_recent_mean(history.last_steps, "entropy/sampling", 10),
+        compute_recent_mean(history.last_steps, "reward/mean", 10),
+    )
+    if entropy is None or reward is None or entropy >= 0.01 or reward >= 0.5:
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"the policy's entropy is {entropy:.4f} nats per token at a mean reward of {reward:.3f}: it tries nothing new",
+        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(history.trend.best_step)}",
+    )
+
+
+def find_length_drift(history: RunHistory) -> Finding | None:
+    """Find completions that became much longer or shorter."""
+    first_length, last_length = (
+        compute_recent_mean(history.first_steps, "length/mean"),
+        compute_recent_mean(history.last_steps, "length/mean"),
+    )
+    if (
+        len(history.last_steps) < 2 * WINDOW
+        or not first_length
+        or not last_length
+        or first_length / 3 < last_length < 3 * first_length
+    ):
+        return None
+    return Finding(
+        word="suspect",
+        evidence=f"completions went from {first_length:.0f} to {last_length:.0f} tokens",
+        advice=f"{history.facts.format_report_command()} shows sampled rollouts: see whether the reward favours their length",
+    )
+
+
+def find_truncation(history: RunHistory) -> Finding | None:
+    """Find completions that the limit of tokens cuts off."""
+    share, limit = (
+        compute_recent_mean(history.last_steps, "rollouts/truncated_share", 5),
+        history.facts.max_token_length,
+    )
+    if share is None or share < 0.5:
+        return None
+    facts = history.facts
+    if limit is None or "max_token_length" not in facts.tunable_fields:
+        advice = f"{facts.format_report_command()} shows sampled rollouts; ask for shorter answers in the prompt"
+    else:
+        longer_command = facts.format_train_command(f"max_token_length={2 * limit}")
+        advice = f"{longer_command} allows longer answers; or ask for shorter ones in the prompt"
+    return Finding(
+        word="suspect",
+        evidence=f"{share:.0%} of the completions are cut off at their limit of tokens",
+        advice=advice,
+    )

@@ -1,0 +1,104 @@
+"""Find signs that updates do not reach the weights, or break them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from lachesis.monitor.run_history import (
+    MIN_JUDGED_STEPS,
+    AdvisedEdit,
+    Finding,
+    RunHistory,
+    Step,
+    compute_recent_mean,
+)
+from lachesis.monitor.trend import WINDOW
+
+MIN_LEARNING_RATE = 1e-6
+"""Below this learning rate, rounding may hide what an update changes."""
+MIN_SHARE_OF_PEAK_RATE = 0.01
+"""The same for a rate below this share of the run's highest one: the start of a warm-up and the end
+of a schedule."""
+
+
+def find_unchanged_weights(history: RunHistory) -> Finding | None:
+    """Find updates that did not change the weights although their learning rate was high enough."""
+    min_rate = max(MIN_LEARNING_RATE, MIN_SHARE_OF_PEAK_RATE * history.trend.peak_rate)
+    num_unchanged = 0
+    for change, rate in reversed(_collect_weight_changes(history.last_steps, min_rate)):
+        if change > max(MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE * rate):
+            break
+        num_unchanged += 1
+    if num_unchanged < MIN_JUDGED_STEPS:
+        return None
+    return Finding(
+        word="broken",
+        evidence=f"the sampled weights have not changed in the last {num_unchanged} updates, although the "
+        f"learning rate was at least {min_rate:.2g}",
+        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('trainer')} for what the server answered to the updates",
+    )
+
+
+def _collect_weight_changes(steps: Sequence[Step], min_rate: float) -> list[tuple[float, float]]:
+    """Return the changes of the weights by updates whose learning rate was at least `least`, and
+    that rate.
+
+    A line may have the change that the update of the line before has made, so of the two rates the
+    lower one counts.
+    """
+    changes = []
+    for previous_step, step in itertools.pairwise([{}, *steps]):
+        rate, change = step.get("train/learning_rate"), step.get("weights/change")
+        if rate is None or change is None:
+            continue
+        rate_before = previous_step.get("train/learning_rate")
+        lower_rate = rate if rate_before is None else min(rate, rate_before)
+        if lower_rate >= min_rate:
+            changes.append((change, lower_rate))
+    return changes[-WINDOW:]
+
+
+def find_non_finite_loss(history: RunHistory) -> Finding | None:
+    """Find a loss that is NaN or infinite."""
+    last_steps = history.last_steps[-MIN_JUDGED_STEPS:]
+    bad_steps = [
+        step["step"] for step in last_steps if "train/loss" in step and step["train/loss"] is None
+    ]
+    if len(bad_steps) < 2:
+        return None
+    return Finding(
+        word="broken",
+        evidence=f"the loss was not a finite number in {len(bad_steps)} of the last {len(last_steps)} steps",
+        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(bad_steps[0] - 1)}",
+    )
+
+
+def find_logprob_gap(history: RunHistory) -> Finding | None:
+    """Find log-probabilities that differ between sampling and training."""
+    gap = compute_recent_mean(history.last_steps, "logprobs/gap", 10)
+    if gap is None or gap < SUSPECT_LOGPROB_GAP:
+        return None
+    advice = history.facts.advise_training(
+        AdvisedEdit("max_batches_offpolicy", "1", "fresher rollouts"),
+        AdvisedEdit("loss_fn", "ppo", "a clipped loss"),
+        start_from=_find_newest_checkpoint(history),
+    )
+    return Finding(
+        word="broken" if gap >= BROKEN_LOGPROB_GAP else "suspect",
+        evidence=f"sampling and training log-probabilities differ by {gap:.2f} nats per token",
+        advice=f"{history.facts.format_stop_prefix()}{advice}",
+    )
+
+
+def _find_newest_checkpoint(history: RunHistory) -> int | None:
+    return max(history.facts.checkpoints, default=None)
+
+
+MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE = 1e-7, 1e-3
+"""Nats per token: the same weights give the same log-probabilities up to rounding; and the same per
+unit of the learning rate. An update of the embedded engine's tiny model changes a token by about 6
+nats per unit, at every rate from 1e-7 to 1e-3."""
+SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0
+"""Mean absolute difference of sampling and training log-probabilities in nats per token. At 1 the
+ratio of the importance-sampling loss is off by a factor of e for a typical token."""

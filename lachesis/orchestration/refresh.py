@@ -1,0 +1,208 @@
+"""Bring the records of runs and tests up to date with what Prefect says of their flow runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from lachesis.base.errors import (
+    ServerDownError,
+    StorageError,
+    UnknownRunError,
+)
+from lachesis.base.timestamps import seconds_between
+from lachesis.orchestration.prefect_api import (
+    PrefectApi,
+)
+from lachesis.orchestration.submit import log
+from lachesis.orchestration.suspension import (
+    SUSPENDED,
+    WAITING_STATES,
+    describe_suspension,
+    is_suspended,
+    record_not_resumable,
+    record_suspension,
+    remove_pause_timeout,
+)
+from lachesis.runs.run_record import RunRecord, RunStatusName
+from lachesis.runs.store import RunStore
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
+
+SUBMIT_TIMEOUT_S = 120.0
+"""Longer than any submission takes."""
+_STATUS_BY_STATE: dict[str, RunStatusName] = {
+    "SCHEDULED": "pending",
+    "PENDING": "pending",
+    "PAUSED": "stopped",
+    "CANCELLING": "stopping",
+    "CANCELLED": "stopped",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+    "CRASHED": "failed",
+}
+"""Prefect's state types. RUNNING is not here: the record tells starting from running."""
+
+
+def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
+    """The test, ended as failed when its flow run was never submitted or ended without a word."""
+    flow_run_id = tests.read_flow_run_id(test.test_id)
+    if test.has_ended or flow_run_id is None:
+        is_overdue = seconds_between(test.created_at) > SUBMIT_TIMEOUT_S
+        never_submitted = "it was never submitted, as what started it was killed; start it again"
+        return (
+            tests.fail(test.test_id, never_submitted) if is_overdue and not test.has_ended else test
+        )
+    try:
+        state = (PrefectApi().read_flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
+    except ServerDownError:
+        return test  # the test writes its own end
+    if state["type"] not in ("FAILED", "CRASHED", "CANCELLED"):
+        return test
+    reason = f"its flow run ended as {state['type'].lower()}: {state.get('message') or 'no reason given'}"
+    return tests.fail(test.test_id, reason)
+
+
+def refresh_run(store: RunStore, record: RunRecord) -> RunRecord:
+    """The record with its status as the server has it."""
+    return refresh_runs(store, [record])[0][0]
+
+
+def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord], str | None]:
+    """The records with their statuses as the server has them, and what is wrong when it does not
+    answer: then what lives of each run is looked at instead.
+    """
+    records = [
+        _refresh_or_keep(record, lambda record: _end_if_never_submitted(store, record))
+        for record in records
+    ]
+    unsettled = [record for record in records if not record.has_ended or is_suspended(record)]
+    flow_run_ids = [record.flow_run_id for record in unsettled if record.flow_run_id]
+    if not flow_run_ids:
+        return records, None
+    try:
+        api = PrefectApi()
+        flow_runs = api.read_flow_runs(flow_run_ids)
+    except ServerDownError as error:
+        return [
+            _refresh_or_keep(record, lambda record: _refresh_without_server(store, record))
+            for record in records
+        ], str(error)
+    return [
+        _refresh_or_keep(
+            record,
+            lambda record: _refresh_from_server(
+                store, record, api.url, flow_runs.get(record.flow_run_id or "")
+            ),
+        )
+        for record in records
+    ], None
+
+
+def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord]) -> RunRecord:
+    """What is observed, or the record as it is when its folder is gone or cannot be written: one
+    damaged run must not hide the others.
+    """
+    try:
+        return refresh(record)
+    except (StorageError, UnknownRunError) as error:
+        log.warning("run %s: %s", record.run_id, error)
+        return record
+
+
+def _end_if_never_submitted(store: RunStore, record: RunRecord) -> RunRecord:
+    """A run whose starter was killed before it could submit it would be pending for ever."""
+    if (
+        record.has_ended
+        or record.flow_run_id
+        or record.status != "pending"
+        or seconds_between(record.queued_at) < SUBMIT_TIMEOUT_S
+    ):
+        return record
+    never_submitted = "it was never submitted, as what started it was killed; start it again"
+    return store.mark_ended(record.run_id, "failed", never_submitted, if_attempt=record.attempt)
+
+
+def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:
+    if (
+        record.has_ended
+        or record.flow_run_id is None
+        or record.status == "pending"
+        or store.dir(record.run_id).is_alive()
+    ):
+        return record
+    return _end_run(
+        store,
+        record,
+        "failed",
+        record.error or "its flow is gone, and the Prefect server does not answer",
+    )
+
+
+def _refresh_from_server(
+    store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None
+) -> RunRecord:
+    if record.has_ended or record.flow_run_id is None:
+        return _requeue_if_resumed(store, record, flow_run)
+    if flow_run is None and url != record.prefect_api_url:
+        return record  # another server
+    alive = store.dir(record.run_id).is_alive()
+    if flow_run is None and alive:
+        return record  # the server has lost its database; the run trains on
+    state = (flow_run or {}).get("state") or {
+        "type": "CRASHED",
+        "message": "the server does not know this flow run any more",
+    }
+    status = _STATUS_BY_STATE.get(state["type"])
+    if status in ("failed", "stopped", "completed"):
+        if alive:  # its services are still being ended
+            return record.model_copy(update={"status": "stopping"})
+        if state["type"] == "PAUSED":
+            return _end_suspended(store, record)
+        return _end_run(
+            store,
+            record,
+            status,
+            record.error or (state.get("message") if status == "failed" else None),
+        )
+    if status is None or (status in ("pending", "starting") and record.status != "pending"):
+        return record
+    return record.model_copy(update={"status": status})
+
+
+def _end_suspended(store: RunStore, record: RunRecord) -> RunRecord:
+    """End a run that was suspended before it had a process, unless somebody has just resumed it."""
+    paused = True
+    with contextlib.suppress(ServerDownError):
+        paused = remove_pause_timeout(PrefectApi(), record.flow_run_id or "none")
+    if not paused:
+        return record
+    return _end_run(
+        store, record_suspension(store, record), "stopped", describe_suspension(record.run_id)
+    )
+
+
+def _requeue_if_resumed(
+    store: RunStore, record: RunRecord, flow_run: dict[str, Any] | None
+) -> RunRecord:
+    """Return the record of an ended run, as one that waits when its suspended flow run was resumed."""
+    if flow_run is None or not is_suspended(record):
+        return record
+    state = str(flow_run["state"]["type"])
+    if state in WAITING_STATES or state == "RUNNING":  # its flow has not written its record yet
+        return record.model_copy(update={"status": "pending", "phase": "queued", "error": None})
+    if state == "PAUSED":
+        return record
+    reason = f"{SUSPENDED}, where its flow run is {state.lower()} by now"
+    return record_not_resumable(store, record, reason)
+
+
+def _end_run(
+    store: RunStore, record: RunRecord, status: RunStatusName, error: str | None
+) -> RunRecord:
+    """Into the record; on a full disk at least into the answer."""
+    try:
+        return store.mark_ended(record.run_id, status, error, if_attempt=record.attempt)
+    except StorageError as problem:
+        log.warning("the end of run %s cannot be written: %s", record.run_id, problem)
+        return record.model_copy(update={"status": status, "phase": status, "error": error})

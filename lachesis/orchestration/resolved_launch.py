@@ -1,0 +1,187 @@
+"""Resolve a launch once: find its environment, read its fields, and complete its configuration.
+
+What `resolve_launch` returns travels down to whatever previews, checks or starts the launch, so
+that an environment is imported once and its configuration is made once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lachesis.base.errors import FieldValueError
+from lachesis.catalog import describe
+from lachesis.catalog.describe import EnvironmentSchema
+from lachesis.catalog.fingerprint import compute_fingerprint
+from lachesis.catalog.scan import Environment
+from lachesis.config import mixture, profiles
+from lachesis.config.edits import ConfigFields
+from lachesis.config.run_config import RunConfig, resolve_run_config
+from lachesis.orchestration import launch_inputs
+from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.runs import fork
+from lachesis.runs.fork import ForkSource
+from lachesis.runs.run_record import AdditionalEnvironment, RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.validation import gate
+from lachesis.validation.inference_tests import InferenceTestStore
+
+
+@dataclass(frozen=True)
+class LaunchFields:
+    """The environment of a launch, and the fields that whoever launches may edit."""
+
+    request: LaunchRequest
+    environment: Environment
+    schema: EnvironmentSchema
+    fields: ConfigFields
+    schema_timeout_s: float
+
+    def build_config(
+        self, home: Path, fork_source: ForkSource | None = None, *, with_edits: bool = True
+    ) -> RunConfig:
+        """Build the configuration: the profile's and the environment's values, then the edits.
+
+        The base model and the LoRA rank of `fork_source` are the defaults where it is given.
+
+        Raises:
+            ConfigError: A value, or the combination of several, cannot work.
+        """
+        request = self.request if with_edits else replace(self.request, edits=())
+        model = launch_inputs.find_base_model(request, [], fork_source, home)
+        base_config = resolve_run_config(
+            request.environment, request.profile, {}, defaults=self.schema.values, model=model
+        )
+        edits = self._collect_edits(request, base_config, fork_source)
+        additional_environments = edits.get("env", {}).get("mixture", {})
+        model = launch_inputs.find_base_model(request, additional_environments, fork_source, home)
+        config = resolve_run_config(
+            request.environment, request.profile, edits, defaults=self.schema.values, model=model
+        )
+        return mixture.complete_mixture(config, self.schema_timeout_s)
+
+    def _collect_edits(
+        self, request: LaunchRequest, base_config: RunConfig, fork_source: ForkSource | None
+    ) -> dict[str, dict[str, Any]]:
+        """Return the checked edits by section and field."""
+        edits: dict[str, dict[str, Any]] = {}
+        if fork_source:
+            edits["tinker"] = {"lora_rank": fork_source.config.tinker.lora_rank}
+        for name, value in request.edits:
+            field, checked_value = self.fields.check_edit(name, value, base_config)
+            edits.setdefault(field.section, {})[field.name] = checked_value
+        if request.seed is not None:
+            edits.setdefault("tinker", {})["seed"] = request.seed
+        examples_file = edits.get("tinker", {}).get("supervised_file")
+        if examples_file is not None:
+            resolved_file = launch_inputs.resolve_examples_file(examples_file)
+            edits["tinker"]["supervised_file"] = str(resolved_file)
+        return edits
+
+    def find_validation_errors(self) -> list[dict[str, str]]:
+        """Return the objections of the environment's own validators to the edited values.
+
+        The validators run in a child process, never in this one.
+        """
+        edited_fields = [(self.fields.find(name), value) for name, value in self.request.edits]
+        environment_values = {
+            field.name: self.fields.parse_value(field, value)
+            for field, value in edited_fields
+            if field.section == "env"
+        }
+        return describe.check_values(
+            self.environment, self.schema, environment_values, self.schema_timeout_s
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedLaunch:
+    """A launch with everything that was looked up for it."""
+
+    request: LaunchRequest
+    environment: Environment
+    config: RunConfig
+    fork_source: ForkSource | None = None
+    """The checkpoint of another run that this one begins from."""
+
+
+@dataclass(frozen=True)
+class ResolvedTest:
+    """An inference test that can start: its launch, and the models it compares."""
+
+    launch: ResolvedLaunch
+    models: list[str]
+
+
+def read_launch_fields(request: LaunchRequest, schema_timeout_s: float) -> LaunchFields:
+    """Find the environment of a launch and read the fields that can be edited.
+
+    Raises:
+        ConfigError: There is no such profile.
+        UnknownEnvironmentError: There is no such environment.
+        EnvironmentLoadError: The environment cannot be imported.
+    """
+    profiles.load_profile_values(request.profile)
+    environment = describe.find_environment(request.environment)
+    schema = describe.load_schema(environment, schema_timeout_s)
+    return LaunchFields(request, environment, schema, request.fields(schema), schema_timeout_s)
+
+
+def resolve_launch(
+    request: LaunchRequest, store: RunStore, schema_timeout_s: float
+) -> ResolvedLaunch:
+    """Resolve a launch for training.
+
+    Raises:
+        LachesisError: The environment, a value or the checkpoint to begin from does not fit.
+    """
+    launch_fields = read_launch_fields(request, schema_timeout_s)
+    fork_source = fork.find_source(store, request.start_from) if request.start_from else None
+    config = launch_fields.build_config(store.home, fork_source)
+    if fork_source:
+        fork_source.require_compatible(request.profile, config)
+    if errors := launch_fields.find_validation_errors():
+        reasons = "; ".join(error["message"] for error in errors)
+        raise FieldValueError(f"{launch_fields.environment.name} refuses it: {reasons}")
+    return ResolvedLaunch(request, launch_fields.environment, config, fork_source)
+
+
+def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestStore) -> RunRecord:
+    """Make the record of a run that starts with this launch; nothing is written."""
+    environment, config = launch.environment, launch.config
+    fingerprint = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {})
+    forecast = None
+    if not config.env.mixture:
+        forecast = gate.find_forecast(tests, config, fingerprint)
+    return RunRecord(
+        run_id=run_id,
+        environment=environment.name,
+        environment_file=environment.file_path,
+        profile=launch.request.profile,
+        base_model=config.openai.model_name,
+        total_steps=config.env.total_steps,
+        batch_size=config.env.batch_size,
+        seed=config.tinker.seed,
+        fingerprint=fingerprint,
+        mixture=_describe_additional_environments(launch),
+        forecast=forecast.model_dump(mode="json") if forecast else None,
+        require_validation=launch.request.require_validation,
+        wandb_project=config.tinker.wandb_project,
+        wandb_run_name=f"{environment.name}-{run_id}",
+        forked_from=launch.fork_source and launch.fork_source.name,
+    )
+
+
+def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, AdditionalEnvironment]:
+    """Return the file and fingerprint of each environment beside the first one, by name."""
+    configs = launch.config.build_environment_configs()
+    files = mixture.list_environment_files(launch.environment, launch.config)
+    return {
+        name: AdditionalEnvironment(
+            environment_file=file,
+            fingerprint=compute_fingerprint(Path(file), configs[name].env.model_extra or {}),
+        )
+        for name, file in files.items()
+        if name != launch.environment.name
+    }

@@ -1,0 +1,173 @@
+"""Find, configure and start the Prefect server and the runner of a home."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lachesis.base import paths
+from lachesis.base.errors import (
+    ProcessExitedError,
+    RunStateError,
+    ServerDownError,
+)
+from lachesis.base.files import storage_errors
+from lachesis.base.typed_values import read_env_number
+from lachesis.orchestration.prefect_api import (
+    PrefectApi,
+    read_server_info,
+    server_file,
+)
+
+TRAINING_FLOW = "launch-training"
+TEST_FLOW = "validate-environment"
+MONITOR_FLOW = "monitor-training"
+NIGHTLY_FLOW = "validate-all-environments"
+READY_LINE = "runner is ready"
+"""What the runner prints when it takes runs."""
+
+
+def get_deployment_name(home: Path) -> str:
+    """`local`; at a server of the user's own, which other homes may share, one name per home. A
+    flow has it from its runner, which tells it the address of its own server too.
+    """
+    configured_name = os.environ.get("LACHESIS_DEPLOYMENT")
+    if configured_name or not os.environ.get("PREFECT_API_URL"):
+        return configured_name or "local"
+    return f"local-{hashlib.sha256(f'{socket.gethostname()}:{home}'.encode()).hexdigest()[:8]}"
+
+
+def find_running_server() -> dict[str, Any] | None:
+    """What the launcher of this home has written about itself, or None when its server does not
+    answer.
+    """
+    server_info = read_server_info()
+    return (
+        server_info
+        if server_info is not None and PrefectApi(server_info["api_url"]).is_healthy()
+        else None
+    )
+
+
+def read_max_runs_setting() -> int:
+    """Training runs at once on this host, from $LACHESIS_MAX_RUNS; more of them wait in the queue.
+    Raises ConfigError.
+    """
+    return int(read_env_number("LACHESIS_MAX_RUNS", 4, min_value=1))
+
+
+def read_monitor_interval_s() -> float:
+    """Seconds between two looks at all living runs, from $LACHESIS_MONITOR_INTERVAL_S. Raises
+    ConfigError.
+    """
+    return read_env_number("LACHESIS_MONITOR_INTERVAL_S", 60, min_value=15)
+
+
+def get_max_runs() -> int:
+    """Training runs at once, as the launcher of this home was told."""
+    server_info = read_server_info()
+    return read_max_runs_setting() if server_info is None else int(server_info["max_runs"])
+
+
+def require_server(home: Path) -> None:
+    """Raise ServerDownError unless the Prefect server answers and has the deployments of this home."""
+    find_deployment(TRAINING_FLOW, home)
+
+
+def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
+    """Return the server and the deployment of this home for a flow. Raises ServerDownError."""
+    api, name = PrefectApi(), f"{flow}/{get_deployment_name(home)}"
+    deployment = api.read_deployment(flow, get_deployment_name(home))
+    if deployment is None:
+        raise ServerDownError(
+            f"the Prefect server at {api.url} has no deployment {name}; start it with `lachesis serve`"
+        )
+    return api, deployment
+
+
+def find_server_problem(home: Path) -> str | None:
+    """What is missing for a run to start: the server, or a runner of this home."""
+    try:
+        api = PrefectApi()
+        api.require_healthy()
+        if (
+            read_server_info() is None
+            or api.read_deployment(TRAINING_FLOW, get_deployment_name(home)) is None
+        ):
+            return f"the Prefect server at {api.url} answers, but no runner of {home} is there; start it with `lachesis serve`"
+    except ServerDownError as error:
+        return str(error)
+    return None
+
+
+def read_key_names() -> dict[str, str] | None:
+    """The names of the keys that the launcher of this home holds, as a mapping for `check_profile`;
+    None when none runs. Its children train, so a key in the environment of a command is of no use.
+    """
+    server_info = read_server_info()
+    return None if server_info is None else dict.fromkeys(server_info["keys"], "set")
+
+
+def make_serve_command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "deployments.up", *options]
+
+
+class LauncherProcess:
+    """A launcher of our own for as long as the block lasts; also when this process is killed."""
+
+    def __init__(self, timeout_s: float = 180.0) -> None:
+        self.timeout_s = timeout_s
+
+    def __enter__(self) -> Self:
+        log = paths.home() / "logs" / "launcher.log"
+        with storage_errors(log.parent):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.touch()
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                make_serve_command("--until-stdin-closes"),
+                cwd=paths.checkout_dir(),
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(log)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def _wait_until_ready(self, log: Path) -> None:
+        until = time.monotonic() + self.timeout_s
+        while not (server_file().is_file() and find_running_server()):
+            if self.process.poll() is not None:
+                raise ProcessExitedError(
+                    f"the launcher exited with code {self.process.returncode}:\n{log.read_text()}"
+                )
+            if time.monotonic() > until:
+                raise RunStateError(
+                    f"the launcher is not ready after {self.timeout_s:.0f} s, see {log}"
+                )
+            time.sleep(0.1)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()

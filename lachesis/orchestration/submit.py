@@ -1,0 +1,149 @@
+"""Start and stop runs as Prefect flow runs, and find the server or start one. The only place that
+knows the deployment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lachesis.base.errors import (
+    ServerDownError,
+)
+from lachesis.base.waiting import wait_until
+from lachesis.orchestration.prefect_api import (
+    PrefectApi,
+    find_api_url,
+)
+from lachesis.orchestration.server import TEST_FLOW, TRAINING_FLOW, find_deployment, get_max_runs
+from lachesis.orchestration.suspension import (
+    SUSPENDED,
+    is_suspended,
+    record_not_resumable,
+)
+from lachesis.runs import leftovers
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
+
+log = logging.getLogger(__name__)
+STOPPED_BY_USER = "stopped by its user"
+
+
+def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+    """Schedule the run; the same run and attempt is scheduled once. Raises ServerDownError."""
+    url, flow_run_id = schedule_flow_run(
+        TRAINING_FLOW,
+        store.home,
+        name=f"{record.environment}-{record.run_id}",
+        parameters={"run_id": record.run_id, "home": str(store.home)},
+        tags=["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"],
+        key=f"{record.run_id}-{record.attempt}",
+    )
+    return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
+
+
+def schedule_flow_run(
+    flow: str, home: Path, *, name: str, parameters: dict[str, Any], tags: list[str], key: str
+) -> tuple[str, str]:
+    """Schedule a run of a deployment of this home; the server's address and the flow run's id.
+    Raises ServerDownError.
+    """
+    api, deployment = find_deployment(flow, home)
+    return api.url, str(
+        api.create_flow_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)[
+            "id"
+        ]
+    )
+
+
+def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
+    """Schedule the inference test. Raises ServerDownError."""
+    _, flow_run_id = schedule_flow_run(
+        TEST_FLOW,
+        tests.home,
+        name=f"test-{test.request.environment}-{test.test_id}",
+        parameters={"test_id": test.test_id, "home": str(tests.home)},
+        tags=["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"],
+        key=f"test-{test.test_id}",
+    )
+    tests.save_flow_run_id(test.test_id, flow_run_id)
+
+
+def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
+    """Where a pending run stands while the host runs as many as it may: `place` (1 is next),
+    `running` and `limit`; None when nothing is in its way.
+    """
+    records = store.all()
+    limit = get_max_runs()
+    running = sum(record.status in ("starting", "running", "stopping") for record in records)
+    pending = [record for record in records if record.status == "pending" and record.flow_run_id]
+    waiting_ids = [record.run_id for record in sorted(pending, key=lambda record: record.queued_at)]
+    if run_id not in waiting_ids:
+        return None
+    place = waiting_ids.index(run_id) + 1 - max(0, limit - running)  # the first ones start at once
+    return {"place": place, "running": running, "limit": limit} if place > 0 else None
+
+
+def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
+    """Ask the flow to save a checkpoint and end. Without the server the flow's process is told
+    directly, which ends it the same way. The first reason stays.
+    """
+    if record.flow_run_id is None:
+        store.update(record.run_id, stop_reason=reason)  # it may be on its way to the server
+        store.mark_ended(record.run_id, "stopped")
+        return
+    if record.stop_reason is None or is_suspended(record):
+        store.update(record.run_id, stop_reason=reason)
+    try:
+        PrefectApi().cancel(record.flow_run_id, reason)
+    except ServerDownError:
+        holders = leftovers.find_lock_holders(store.dir(record.run_id).lock)
+        flow_process = next(
+            (process for process in holders if process.pid == record.flow_pid), None
+        )
+        if flow_process is None:
+            store.update(record.run_id, stop_reason=record.stop_reason)  # nobody was asked
+            raise
+        with contextlib.suppress(psutil.Error):
+            flow_process.terminate()
+
+
+def cancel_suspended_run(store: RunStore, record: RunRecord) -> None:
+    """Cancel the flow run of an ended run if it is suspended, so that nobody resumes it in Prefect.
+
+    Raises:
+        ServerDownError: The run stays suspended.
+    """
+    if is_suspended(record):
+        PrefectApi().cancel(record.flow_run_id or "", STOPPED_BY_USER)
+        record_not_resumable(store, record, f"{SUSPENDED}, then {STOPPED_BY_USER}")
+
+
+def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
+    """Wait until no service of the run exists and the flow has told the server how it ended."""
+
+    def is_gone() -> bool:
+        if store.dir(record.run_id).is_alive():
+            return False
+        try:
+            state = (PrefectApi().read_flow_run(record.flow_run_id or "none") or {}).get(
+                "state"
+            ) or {}
+        except ServerDownError:
+            return True
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED")
+
+    return wait_until(is_gone, timeout_s)
+
+
+def get_run_url(record: RunRecord) -> str | None:
+    """The run's page, at the server that runs now or else the one that ran it."""
+    url = find_api_url() or record.prefect_api_url
+    if not url or not record.flow_run_id:
+        return None
+    return f"{url.removesuffix('/api')}/runs/flow-run/{record.flow_run_id}"

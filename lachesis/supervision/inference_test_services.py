@@ -1,0 +1,147 @@
+"""Describe the services of an inference test and of the checks before training."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lachesis.base import yaml_text
+from lachesis.base.secrets import read_passed_variables
+from lachesis.config import run_config as run_config
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
+from lachesis.supervision.health import make_http_readiness_check
+from lachesis.supervision.plan import ServicePlan, with_env
+from lachesis.supervision.process import (
+    ServiceSpec,
+    reserve_free_ports,
+)
+from lachesis.supervision.service_env import (
+    HOST,
+    PYTHON_MODULE_COMMAND,
+    make_dataset_hub_env,
+    make_engine_client_env,
+    make_inference_client_env,
+    make_model_hub_env,
+    make_python_command,
+    make_test_wandb_env,
+    select_env_by_prefix,
+)
+from lachesis.supervision.training_services import make_engine_spec
+
+
+def make_base_model_plan(config: RunConfig, folder: Path, seed: int = 0) -> ServicePlan:
+    """An engine and an inference server for the configuration's base model, to try it without
+    training. `client` of the plan is what its clients need in their environment.
+    """
+    engine_port, port = reserve_free_ports(2)
+    values = config.model_dump()
+    values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
+    config = run_config.build_run_config(values)
+    token, client_env = f"tml-{secrets.token_urlsafe(24)}", make_inference_client_env(port)
+    file = folder / "server.yaml"
+    engine = make_engine_spec(
+        config, engine_port, token, seed, store_folder=folder / "engine", log=folder / "engine.log"
+    )
+    mark_env = {MARK_VARIABLE: build_mark(folder.parent)}
+    server = ServiceSpec(
+        "inference",
+        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(file), "--base-only"],
+        log=folder / "inference.log",
+        cwd=folder,
+        env={
+            **make_model_hub_env(config, weights=False),
+            **make_engine_client_env(engine_port, token),
+            **client_env,
+            **mark_env,
+        },
+        port=port,
+        check_ready=make_http_readiness_check(f"http://{HOST}:{port}/health"),
+    )
+    return ServicePlan(
+        config,
+        [with_env(engine, mark_env), server],
+        trainer_url=f"http://{HOST}:{port}",
+        files={file: config.to_yaml()},
+        client_env=client_env,
+    )
+
+
+def make_inference_test_spec(
+    file: str,
+    config_yaml: str,
+    output: Path,
+    spec: dict[str, Any],
+    *,
+    client_env: dict[str, str],
+    timeout_s: float = 600.0,
+) -> tuple[ServiceSpec, dict[Path, str]]:
+    """The environment's `process` command for one model of an inference test, and the files it
+    reads. `client` holds the secrets of the model's server and goes through the environment of this
+    child only.
+    """
+    config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
+    env_values = yaml.safe_load(config_yaml)["env"]
+    is_local = Path(env_values["tokenizer_name"]).is_dir()
+    service = ServiceSpec(
+        "environment",
+        [
+            *make_python_command(file),
+            "lachesis.env_process",
+            "probe",
+            file,
+            str(spec_file),
+            "process",
+            "--config",
+            str(config_file),
+        ],
+        log=output.with_suffix(".log"),
+        cwd=output.parent,
+        env={
+            **({} if is_local else select_env_by_prefix("HF_TOKEN")),
+            **read_passed_variables(),
+            **make_test_wandb_env(env_values["use_wandb"]),
+            **client_env,
+            MARK_VARIABLE: build_mark(output.parent),
+        },
+        timeout_s=timeout_s,
+    )
+    return service, {config_file: config_yaml, spec_file: json.dumps(spec)}
+
+
+def make_stage_check_spec(
+    file: str, class_name: str, config: RunConfig, folder: Path, out: Path
+) -> tuple[ServiceSpec, dict[Path, str]]:
+    """The child that goes through the stages of a validation that need no model, and the file it
+    reads.
+    """
+    values = config.model_dump(mode="json")
+    values["env"].update(use_wandb=False, data_path_to_save_groups=None)
+    values["openai"] = [values["openai"], values["openai"]]
+    config_file = folder / "check.yaml"
+    service = ServiceSpec(
+        "environment",
+        [
+            *make_python_command(file),
+            "lachesis.env_process",
+            "check",
+            file,
+            class_name,
+            str(out),
+            "--config",
+            str(config_file),
+        ],
+        log=folder / "check.log",
+        cwd=folder,
+        env={
+            **make_dataset_hub_env(config),
+            **read_passed_variables(),
+            **make_test_wandb_env(False),
+            MARK_VARIABLE: build_mark(folder),
+        },
+    )
+    return service, {config_file: yaml_text.dump_yaml(values)}

@@ -1,0 +1,225 @@
+"""Describe each service of a training run: command, environment variables, port and readiness check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.secrets import read_passed_variables
+from lachesis.config import run_config as run_config
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.run_dir import RunDir
+from lachesis.runs.run_record import RunRecord
+from lachesis.supervision.health import make_http_readiness_check
+from lachesis.supervision.process import (
+    ReadinessCheck,
+    ServiceSpec,
+)
+from lachesis.supervision.service_env import (
+    HOST,
+    PYTHON_MODULE_COMMAND,
+    is_local_model,
+    make_dataset_hub_env,
+    make_engine_client_env,
+    make_model_hub_env,
+    make_python_command,
+    make_run_wandb_env,
+    select_env_by_prefix,
+)
+
+
+def make_engine_spec(
+    config: RunConfig, port: int, token: str, seed: int, *, store_folder: Path, log: Path
+) -> ServiceSpec:
+    command = [
+        *PYTHON_MODULE_COMMAND,
+        "lachesis.engine",
+        "--model",
+        config.openai.model_name,
+        "--port",
+        str(port),
+    ]
+    return ServiceSpec(
+        "engine",
+        [*command, "--store", str(store_folder), "--seed", str(seed)],
+        log=log,
+        cwd=log.parent,
+        env={"LACHESIS_ENGINE_TOKEN": token, **make_model_hub_env(config, weights=True)},
+        port=port,
+        check_ready=make_http_readiness_check(
+            f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}
+        ),
+        timeout_s=120.0
+        if is_local_model(config)
+        else 3600.0,  # a model by name is downloaded first
+    )
+
+
+def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
+    fetches_ahead = int(config.is_prefetching)
+    batch_flags = [
+        "--offpolicy",
+        str(config.env.max_batches_offpolicy - fetches_ahead),
+        "--ahead",
+        str(fetches_ahead),
+    ]
+    environment_flags = (
+        ["--environments", str(len(config.build_environment_configs()))]
+        if config.env.mixture
+        else []
+    )
+    return ServiceSpec(
+        "api",
+        [
+            *PYTHON_MODULE_COMMAND,
+            "lachesis.rollout_api.app",
+            "--port",
+            str(port),
+            *batch_flags,
+            *environment_flags,
+        ],
+        log=folder.get_log_file("api"),
+        cwd=folder.path,
+        port=port,
+        check_ready=make_http_readiness_check(f"http://{HOST}:{port}/"),
+    )
+
+
+def make_trainer_spec(
+    record: RunRecord,
+    config: RunConfig,
+    folder: RunDir,
+    ports: dict[str, int],
+    token: str,
+    *,
+    resume: bool,
+) -> ServiceSpec:
+    url = f"http://{HOST}:{ports['trainer']}"
+    env = {
+        **make_model_hub_env(config, weights=False),
+        **(select_env_by_prefix("WANDB_") if config.tinker.use_wandb else {}),
+    }
+    if record.profile == "embedded":
+        env |= make_engine_client_env(ports["engine"], token)
+    else:
+        env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
+    flags = [
+        *(["--resume"] if resume else []),
+        *(["--hold"] if config.tinker.final_evaluation else []),
+    ]
+    return ServiceSpec(
+        "trainer",
+        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(folder.config), *flags],
+        log=folder.get_log_file("trainer"),
+        cwd=folder.path,
+        env=env,
+        port=ports["trainer"],
+        check_ready=make_http_readiness_check(
+            f"{url}/health", expect=lambda health: health.get("trainer_initialized") is True
+        ),
+        timeout_s=120.0 if record.profile == "embedded" else 600.0,
+        # told to end, it finishes its step and saves a checkpoint
+        grace_s=60.0 if record.profile == "embedded" else 180.0,
+    )
+
+
+@dataclass(frozen=True)
+class EnvironmentServices:
+    """One environment of a run; `config` is its own view of the run's configuration."""
+
+    env_id: int
+    name: str
+    config: RunConfig
+    file: str
+    folder: RunDir
+    is_mixed: bool
+    """Whether others feed the same run."""
+
+    @property
+    def name_suffix(self) -> str:
+        """What its files and services are called by, beside those of the first one."""
+        return f"-{paths.to_safe_name(self.name)}" if self.env_id else ""
+
+    @property
+    def service_name(self) -> str:
+        return f"environment{self.name_suffix}"
+
+    @property
+    def config_file(self) -> Path:
+        return (
+            self.folder.path / f"{self.service_name}.yaml" if self.is_mixed else self.folder.config
+        )
+
+    def make_serve_spec(self, *, groups: int) -> ServiceSpec:
+        env = self.config.env
+        name_env = {"LACHESIS_ENVIRONMENT": self.name} if self.is_mixed else {}
+        state_env = {
+            "LACHESIS_TALLY": str(self.folder.get_counters_file(self.service_name)),
+            "LACHESIS_CURSOR": str(self.folder.get_position_file(self.service_name)),
+            "LACHESIS_CURSOR_GROUPS": str(groups),
+        }
+        return ServiceSpec(
+            self.service_name,
+            [
+                *make_python_command(self.file),
+                "lachesis.env_process",
+                "run",
+                self.file,
+                "serve",
+                "--config",
+                str(self.config_file),
+            ],
+            log=self.folder.get_log_file(self.service_name),
+            cwd=self.folder.path,
+            env={
+                **make_dataset_hub_env(self.config),
+                **make_run_wandb_env(env.use_wandb),
+                **read_passed_variables(),
+                **state_env,
+                **name_env,
+            },
+            check_ready=make_registration_check(env.rollout_server_url, self.env_id),
+            timeout_s=300.0,  # setup() may load a data set
+        )
+
+    def make_evaluation_yaml(self, when: str, base_url: str) -> str:
+        values: dict[str, Any] = self.config.model_dump()
+        values["openai"]["base_url"] = base_url
+        values["env"].update(
+            data_dir_to_save_evals=str(self.folder.evaluation / f"{when}{self.name_suffix}"),
+            use_wandb=False,
+        )
+        return run_config.build_run_config(values).to_yaml()
+
+    def make_evaluation_spec(self, when: str) -> tuple[ServiceSpec, Path]:
+        """The environment's own `evaluate` command, against the base model or the trained one, and
+        the file that it reads.
+        """
+        file = self.folder.path / f"evaluate_{when}{self.name_suffix}.yaml"
+        spec = ServiceSpec(
+            f"evaluate-{when}{self.name_suffix}",
+            [
+                *make_python_command(self.file),
+                "lachesis.env_process",
+                "run",
+                self.file,
+                "evaluate",
+                "--config",
+                str(file),
+            ],
+            log=self.folder.logs / f"evaluate_{when}{self.name_suffix}_{self.folder.path.name}.log",
+            cwd=self.folder.path,
+            env={**make_dataset_hub_env(self.config), **read_passed_variables()},
+            timeout_s=600.0,
+        )
+        return spec, file
+
+
+def make_registration_check(api_url: str, env_id: int) -> ReadinessCheck:
+    return make_http_readiness_check(
+        f"{api_url}/status-env",
+        body={"env_id": env_id},
+        error_prefix="not registered yet, setup() may still run; ",
+    )

@@ -1,0 +1,181 @@
+"""Sample from the weights in training, for every dialect of the inference server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+from fastapi import Request
+
+from lachesis.base.json_text import Json
+from lachesis.config.run_config import RunConfig
+from lachesis.trainer.doubled_eos import collapse_doubled_eos
+from lachesis.trainer.policy import Policy
+from lachesis.trainer.sampling_parameters import (
+    BadRequestError,
+    SamplingSettings,
+)
+from lachesis.trainer.usage import Usage
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer: its tokens, the log-probability of each, and whether it ended by itself ("stop")
+    or was cut ("length").
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: str
+
+
+class Inference:
+    """Token ids in, samples out; one for the policy and one for the base model."""
+
+    def __init__(
+        self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, is_base: bool
+    ) -> None:
+        self.policy, self.tokenizer, self.config, self.usage, self.is_base = (
+            policy,
+            tokenizer,
+            config,
+            usage,
+            is_base,
+        )
+
+    def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
+        """Return the weights that answer a request."""
+        client = self.policy.base_sampler if self.is_base else self.policy.sampler
+        assert client is not None, "the server starts after the first weights are published"
+        return client
+
+    async def sample(
+        self, request: Request, ids: list[int], settings: SamplingSettings
+    ) -> list[Sample]:
+        """Return `want.n` samples, and end the sampling if the client hangs up.
+
+        An answer ends at a stop text, at a stop id, or at the model's own end; with stop ids alone
+        only at those. Raises BadRequest for settings that cannot be honoured.
+        """
+        settings.require_supported()
+        params = tinker.SamplingParams(
+            max_tokens=self.config.env.max_token_length
+            if settings.max_tokens is None
+            else settings.max_tokens,
+            temperature=1.0 if settings.temperature is None else settings.temperature,
+            top_p=1.0 if settings.top_p is None else settings.top_p,
+            top_k=settings.top_k or -1,
+            seed=settings.seed,
+            # an empty list means the model's own end, as for OpenAI
+            stop=settings.stop_texts or settings.stop_ids or None,
+        )
+        prompt = collapse_doubled_eos(ids, self.tokenizer.eos_token_id)
+        stop_ids = settings.stop_ids if settings.stop_texts else []  # the SDK takes texts or ids
+        return await self.sample_and_count(request, prompt, settings.n, params, stop_ids)
+
+    async def sample_and_count(
+        self,
+        request: Request,
+        ids: list[int],
+        num_samples: int,
+        params: tinker.SamplingParams,
+        stop_ids: list[int],
+    ) -> list[Sample]:
+        """Sample, cut the answers at `stop_ids`, and count what was sampled, with the version of
+        the weights it came from.
+        """
+        prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
+        with self.usage.track_request(ids):
+            response = await cancel_on_disconnect(
+                request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
+            )
+        samples = to_samples(response.sequences, stop_ids)
+        for sample, sequence in zip(samples, response.sequences, strict=True):
+            self.usage.record_sequence(sample.tokens, sample.logprobs, sample.stop_reason, version)
+            self.usage.sampled += len(sequence.tokens) - len(sample.tokens)
+        return samples
+
+    async def compute_logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
+        prompt = tinker.ModelInput.from_ints(ids)
+        return list(
+            await cancel_on_disconnect(
+                request, self.get_sampling_client(request).compute_logprobs_async(prompt)
+            )
+        )
+
+    def encode_chat(self, messages: list[Json]) -> list[int]:
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # a template raises whatever its author chose
+            raise BadRequestError(f"the chat template refuses these messages: {error}") from error
+        return list(ids)
+
+    def encode(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return list(
+                self.tokenizer.encode(prompt.encode().decode())
+            )  # refuses what is no Unicode, which the tokenizer hides
+        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+            return prompt
+        raise BadRequestError("prompt must be one text or one list of token ids")
+
+    def decode(self, tokens: list[int], settings: SamplingSettings) -> str:
+        return str(
+            self.tokenizer.decode(
+                tokens, skip_special_tokens=settings.skip_special_tokens is not False
+            )
+        )
+
+
+def to_samples(
+    sequences: Iterable[tinker.types.SampledSequence], stop_ids: list[int]
+) -> list[Sample]:
+    """Return the answers of the server, each up to the first of these ids."""
+    return [
+        _truncate_at_stop_id(
+            Sample(list(sequence.tokens), list(sequence.logprobs or []), sequence.stop_reason),
+            stop_ids,
+        )
+        for sequence in sequences
+    ]
+
+
+def _truncate_at_stop_id(sample: Sample, stop_ids: list[int]) -> Sample:
+    """Return the sample up to the first of these ids, which belongs to it."""
+    end = next((index for index, token in enumerate(sample.tokens) if token in stop_ids), None)
+    return (
+        sample
+        if end is None
+        else Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
+    )
+
+
+async def cancel_on_disconnect(request: Request, work: Awaitable[Any]) -> Any:
+    """Await `work`, or cancel it when the client has gone."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+
+
+class ClientDisconnectedError(Exception):
+    """Nobody waits for the answer."""
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while not await request.is_disconnected():  # noqa: ASYNC110 - the server has no event for it
+        await asyncio.sleep(0.5)

@@ -1,0 +1,183 @@
+"""Compute the result of an inference test from what its environment has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lachesis.base.json_text import Json
+from lachesis.base.numbers import is_score
+from lachesis.runs.held_out import compute_interval
+from lachesis.validation.forecast import Forecast, GroupUsage
+from lachesis.validation.inference_tests import (
+    DEFAULT_MODELS,
+    EMBEDDED,
+    InferenceTest,
+    read_groups,
+    shorten_model_name,
+)
+from lachesis.validation.verdict import InferenceCounts, Verdict
+from lachesis.validation.verdict import choose_best_word as best_word
+
+
+def make_model_result(
+    output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
+    forecast: Forecast | None = None,
+) -> Json:  # fmt: skip
+    """What one model's file says, in the keys of the contract, with the verdict and the forecast
+    beside them.
+    """
+    lines = read_groups(output)
+    model_labels = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
+    title, scale = model_labels.get(
+        model, (shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom")
+    )
+    steps = [
+        _make_step(index, [float(score) for score in line["scores"] if is_score(score)])
+        for index, line in enumerate(lines, 1)
+    ]
+    num_completions, num_correct = (
+        sum(step["completions"] for step in steps),
+        sum(step["correct"] for step in steps),
+    )
+    num_successful_steps = sum(step["correct"] > 0 for step in steps)
+    result: Json = {
+        "model": model,
+        "name": title,
+        "scale": scale,
+        "wandb_run": wandb_run,
+        "output_file": str(output),
+        "log_file": str(output.with_suffix(".log")),
+        "steps": steps,
+        "steps_tested": len(steps),
+        "total_completions": num_completions,
+        "correct_completions": num_correct,
+        "accuracy": round(num_correct / num_completions, 3) if num_completions else 0.0,
+        "steps_with_correct": num_successful_steps,
+        "step_success_rate": round(num_successful_steps / len(steps), 3) if steps else 0.0,
+        "accuracy_interval": _make_group_interval(
+            sum(step["correct"] / step["completions"] for step in steps if step["completions"]),
+            steps,
+        ),
+        "step_success_interval": _make_group_interval(num_successful_steps, steps),
+    }
+    if prompts:
+        result["prompts"] = [_make_answered_prompt(line) for line in lines]
+    reports = {"verdict": verdict, "forecast": forecast}
+    result |= {
+        key: report.model_dump(mode="json") for key, report in reports.items() if report is not None
+    }
+    return {**result, **({"error": error} if error else {})}
+
+
+def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:
+    """What one model's test has counted."""
+    counts = environment_counts or {}
+    scores = [
+        [float(score) for score in line["scores"] if is_score(score)]
+        for line in read_groups(output)
+    ]
+    return InferenceCounts(
+        scores_P=scores,
+        empty=int(counts.get("empty", 0)),
+        invalid=int(counts.get("invalid", 0)),
+        completions=int(counts.get("completions", 0)),
+        truncated=int(counts.get("truncated", 0)),
+        errors=counts.get("errors") or {},
+    )
+
+
+def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupUsage]:
+    """What each group took, for a forecast."""
+    scores = [line["scores"] for line in read_groups(output)]
+    usages = []
+    for index, group_counts in enumerate((environment_counts or {}).get("per_group") or []):
+        has_signal = index < len(scores) and len(set(scores[index])) > 1
+        completions_per_prompt = max(
+            1.0, group_counts["completions"] / max(1, group_counts["requests"])
+        )
+        numbers = {
+            "prefill": group_counts["prompt_tokens"],
+            "sampled": group_counts["sampled_tokens"],
+            "seconds": group_counts["seconds"],
+        }
+        usages.append(
+            GroupUsage(
+                rollouts=int(group_counts["rollouts"]),
+                completions_per_prompt=completions_per_prompt,
+                has_signal=has_signal,
+                **numbers,
+            )
+        )
+    return usages
+
+
+def read_samples(file: Path) -> list[Json]:
+    """What was asked and said in the first groups: `prompt`, `responses`, `scores`."""
+    return [group for group in read_groups(file) if isinstance(group.get("responses"), list)]
+
+
+def make_test_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
+    """The contract's answer for all models."""
+    request = record.request
+    succeeded = [result for result in models if result["steps_tested"] and "error" not in result]
+    best_result = max(succeeded, key=lambda result: result["accuracy"], default=None)
+    per_model = request.num_steps * request.group_size
+    words = [result["verdict"]["word"] for result in models if "verdict" in result]
+    forecast = (best_result or {}).get("forecast")
+    verdict_entry = {"verdict": best_word(words)} if words else {}
+    return {
+        "environment": request.environment,
+        "environment_file": request.environment_file,
+        "test_config": {
+            "num_steps": request.num_steps,
+            "group_size": request.group_size,
+            "rollouts_per_model": per_model,
+            "total_rollouts": per_model * len(request.models),
+        },
+        "models_tested": models,
+        "summary": {
+            "steps_requested": request.num_steps,
+            "models_tested": len(models),
+            "models_succeeded": len(succeeded),
+            "best_model": best_result["model"] if best_result else None,
+            "avg_accuracy": round(
+                sum(result["accuracy"] for result in succeeded) / len(succeeded), 3
+            )
+            if succeeded
+            else 0.0,
+            "environment_working": bool(succeeded),
+            "output_directory": str(folder),
+            **verdict_entry,
+            **({"forecast": forecast} if forecast else {}),
+        },
+    }
+
+
+def _make_step(number: int, scores: list[float]) -> Json:
+    return {
+        "step": number,
+        "completions": len(scores),
+        "correct": sum(score > 0 for score in scores),
+        "scores": scores,
+    }
+
+
+def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
+    """Return the 95 % interval of a share over the groups that have answers, or None without any.
+
+    Answers to one item are not independent, so the number of groups counts.
+    """
+    answered = [step for step in steps if step["completions"]]
+    return compute_interval(successes / len(answered), len(answered)) if answered else None
+
+
+def _make_answered_prompt(line: Json) -> Json:
+    responses = [
+        {"text": text, "score": score}
+        for text, score in zip(line["responses"], line["scores"], strict=True)
+    ]
+    return {
+        "prompt": line["prompt"],
+        "responses": responses,
+        **({"note": line["note"]} if line.get("note") else {}),
+    }
