@@ -16,7 +16,6 @@ from lachesis.catalog import describe as discovery
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import ScanResult, scan_environments
 from lachesis.config import mixture
-from lachesis.config import run_config as run_config
 from lachesis.config.edits import (
     TOP_SECTION,
     ConfigField,
@@ -27,7 +26,7 @@ from lachesis.config.profiles import check_embedded, check_endpoint, check_profi
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
 from lachesis.orchestration import launch_inputs, refresh, server, submit
-from lachesis.orchestration.launch_inputs import LaunchRequest as LaunchRequest
+from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import (
     ResolvedLaunch,
@@ -58,6 +57,8 @@ from lachesis.validation.inference_tests import (
     InferenceTestStore,
     TestOptions,
 )
+
+__all__ = ["LachesisService", "LaunchRequest"]
 
 
 class LachesisService:

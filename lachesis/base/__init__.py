@@ -1,1 +1,1 @@
-"""What every other package may use: errors, files, processes, HTTP guards and numbers."""
+"""Hold what every other package may use: errors, files, processes, HTTP guards and numbers."""

@@ -1,4 +1,7 @@
-"""Run a child of foreign code to its end, within limits of time and of output."""
+"""Run a child process with limits on its time and on its output.
+
+Code that this project does not trust, such as an environment file, runs in such a child.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +17,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_OUTPUT_BYTES = 10_000_000
+"""The child is killed after it has printed more than this."""
 OUTPUT_TAIL_BYTES = 65_536
+"""Only the last part of the output is kept."""
 POLL_S = 0.1
 
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child ended. `end` is `time` or `output` when it was killed for exceeding that limit."""
+    """Describe how a child process ended."""
 
     end_reason: Literal["exit", "time", "output"]
+    """`exit` for a child that ended by itself, else the limit for which it was killed."""
     exit_code: int
     output: str
-    """The end of what it printed, at most `KEPT_BYTES` of it."""
+    """The end of the output, at most `OUTPUT_TAIL_BYTES` bytes of it."""
 
     def last_lines(self, count: int, max_length: int = 500) -> str:
-        """Return the last lines of the output, each of bounded length."""
+        """Return the last `count` lines of the output, each cut to `max_length` characters."""
         return "\n".join(line[:max_length] for line in self.output.splitlines()[-count:])
 
 
 def run_bounded(
     command: Sequence[str], *, input_bytes: bytes, env: dict[str, str], timeout_s: float
 ) -> ChildResult:
-    """Run a command that reads `request` from its standard input, and end it with all that it has
-    started.
+    """Run a command to its end and return its result; kill it and its children when it takes too
+    long.
 
     Args:
         command: The program and its arguments.
-        request: The whole standard input; further reads meet its end.
-        env: All variables of the child.
-        timeout_s: The child is killed after this time, or once it has printed more than
+        input_bytes: The whole standard input of the child.
+        env: All environment variables of the child.
+        timeout_s: The child is killed after this many seconds, or once it has printed more than
             `MAX_OUTPUT_BYTES`.
     """
     with tempfile.TemporaryFile() as stdin:
@@ -58,7 +64,8 @@ def run_bounded(
         )
     try:
         end_reason, output = _read_output(child, time.monotonic() + timeout_s)
-    finally:  # also at Ctrl-C, and for what the child has started
+    finally:
+        # The whole process group is killed, also after Ctrl-C, so that no grandchild survives.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -70,13 +77,14 @@ def run_bounded(
 def _read_output(
     child: subprocess.Popen[bytes], deadline: float
 ) -> tuple[Literal["exit", "time", "output"], bytes]:
-    """Read until the child has ended or exceeds a limit. A grandchild that holds the pipe open is
-    not waited for.
+    """Read the output until the child ends or exceeds a limit.
+
+    A grandchild may hold the pipe open after the child has ended; it is not waited for.
     """
     assert child.stdout is not None
     pipe_fd, output_tail, num_bytes = child.stdout.fileno(), b"", 0
     while True:
-        # before the read, which then gets all that it has printed
+        # Ask before reading: if the child has ended, the read returns the rest of its output.
         has_ended = child.poll() is not None
         ready, _, _ = select.select([pipe_fd], [], [], 0 if has_ended else POLL_S)
         chunk = os.read(pipe_fd, OUTPUT_TAIL_BYTES) if ready else b""
@@ -87,5 +95,5 @@ def _read_output(
             return "exit", output_tail
         if time.monotonic() > deadline:
             return "time", output_tail
-        if ready and not chunk:  # it has closed its output and goes on
+        if ready and not chunk:  # The child has closed its output but still runs.
             time.sleep(POLL_S)

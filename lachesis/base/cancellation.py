@@ -1,4 +1,4 @@
-"""Wait for work that an event may cut short."""
+"""Wait for work that is cancelled when an event is set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None, with `work` cancelled, when `stop` comes first."""
+    """Return the result of `work`, or cancel it and return None when `stop` is set first."""
     task, stop_task = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stop_task}, return_when=asyncio.FIRST_COMPLETED)

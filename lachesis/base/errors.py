@@ -32,7 +32,7 @@
     ├── PortInUseError               port_in_use         also OSError
     └── StorageError                 storage             also OSError
 
-A message says what happened, the value, what is allowed, and where to look.
+A message says what happened, the value, what is allowed, and the next step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from typing import Any
 
 
 class LachesisError(Exception):
-    """The root. `details` holds further keys for a program, such as `available`."""
+    """The base of all errors; `details` holds further keys for programs, such as `available`."""
 
     code = "lachesis_error"
 
@@ -56,37 +56,37 @@ class LachesisError(Exception):
 
 
 class ConfigError(LachesisError, ValueError):
-    """A configuration that cannot work."""
+    """The configuration cannot work."""
 
     code = "config"
 
 
 class UnknownFieldError(ConfigError, LookupError):
-    """A field that neither the project nor the environment has."""
+    """Neither the project nor the environment has a field of this name."""
 
     code = "unknown_field"
 
 
 class LockedFieldError(ConfigError, PermissionError):
-    """A field that this profile does not let its users change."""
+    """The profile does not let its users change this field."""
 
     code = "locked_field"
 
 
 class FieldValueError(ConfigError):
-    """A value of the wrong type or out of range."""
+    """The value has the wrong type or is out of range."""
 
     code = "field_value"
 
 
 class ArgumentsError(ConfigError, TypeError):
-    """Arguments of a tool that are missing, unknown, of the wrong type or out of range."""
+    """An argument of a tool is missing, unknown, of the wrong type or out of range."""
 
     code = "arguments"
 
 
 class RLEnvironmentError(LachesisError):
-    """Something about an environment file."""
+    """An environment file cannot be used."""
 
     code = "environment"
 
@@ -98,143 +98,143 @@ class UnknownEnvironmentError(RLEnvironmentError, LookupError):
 
 
 class EnvironmentLoadError(RLEnvironmentError, ImportError):
-    """An environment file that does not parse, or raises while it is imported."""
+    """The environment file does not parse, or raises an exception while it is imported."""
 
     code = "environment_load"
 
 
 class RequirementsError(RLEnvironmentError):
-    """An environment whose declared requirements are not there, cannot be installed, or cannot be
-    read.
+    """A package that the environment requires is missing, cannot be installed, or its declaration
+    cannot be read.
     """
 
     code = "requirements"
 
 
 class StageError(RLEnvironmentError):
-    """A stage of a validation that an environment did not pass; `details["stage"]` names it."""
+    """The environment did not pass a stage of its validation; `details["stage"]` names the stage."""
 
     code = "stage"
 
 
 class EnvironmentTimeoutError(RLEnvironmentError, TimeoutError):
-    """An environment file whose import did not end in time."""
+    """Importing the environment file took too long."""
 
     code = "environment_timeout"
 
 
 class RunError(LachesisError, RuntimeError):
-    """Something about one training run."""
+    """Something is wrong with one training run or test."""
 
     code = "run"
 
 
 class UnknownRunError(RunError, LookupError):
-    """No run of that id."""
+    """There is no run with this id."""
 
     code = "unknown_run"
 
 
 class UnknownTestError(RunError, LookupError):
-    """No inference test of that id."""
+    """There is no inference test with this id."""
 
     code = "unknown_test"
 
 
 class RunStateError(RunError):
-    """The run is not in a state that allows this."""
+    """The state of the run does not allow this operation."""
 
     code = "run_state"
 
 
 class ValidationMissingError(RunError):
-    """A run asks for a fresh successful validation of its environment, and there is none."""
+    """The run requires a recent successful validation of its environment, and there is none."""
 
     code = "validation_missing"
 
 
 class ProcessExitedError(RunError):
-    """A process of the run ended when it should have gone on."""
+    """A process of the run ended before its work was done."""
 
     code = "process_exited"
 
 
 class HealthTimeoutError(RunError, TimeoutError):
-    """A process is alive but did not become healthy in time."""
+    """A process runs but did not become ready in time."""
 
     code = "health_timeout"
 
 
 class InvalidGroupsError(RunError):
-    """The environments of a run have given only groups that it cannot train on."""
+    """The environments of the run produced only groups that cannot be trained on."""
 
     code = "invalid_groups"
 
 
 class BatchError(LachesisError, ValueError):
-    """A batch of scored rollouts that cannot be trained on."""
+    """The batch of scored rollouts cannot be trained on."""
 
     code = "batch"
 
 
 class CheckpointError(LachesisError):
-    """A checkpoint that is absent, incomplete or cannot be read."""
+    """A checkpoint is missing, incomplete or unreadable."""
 
     code = "checkpoint"
 
 
 class WeightSyncError(LachesisError):
-    """What environments sample from is not what is trained."""
+    """The weights that environments sample from differ from those in training."""
 
     code = "canary"
 
 
 class EngineRequestError(LachesisError, ValueError):
-    """A request to the embedded engine that cannot be served; the client is told, the engine goes
-    on.
+    """The embedded engine cannot serve this request; the client gets the error and the engine
+    continues.
     """
 
     code = "engine_request"
 
 
 class ModelNotFoundError(LachesisError, FileNotFoundError):
-    """A model name or path that cannot be loaded."""
+    """The model of this name or path cannot be loaded."""
 
     code = "model_not_found"
 
 
 class UnsupportedModelError(LachesisError):
-    """A model that loads and that the engine cannot sample."""
+    """The engine can load the model but cannot sample from it."""
 
     code = "unsupported_model"
 
 
 class MissingDependencyError(LachesisError, ImportError):
-    """An optional part is not installed."""
+    """An optional package is not installed."""
 
     code = "missing_dependency"
 
 
 class MissingKeyError(LachesisError):
-    """A key that the chosen profile needs is not in the environment."""
+    """A key that the profile needs is not in the environment variables."""
 
     code = "missing_key"
 
 
 class ServerDownError(LachesisError, ConnectionError):
-    """A service that should answer does not."""
+    """A service does not answer."""
 
     code = "server_down"
 
 
 class PortInUseError(LachesisError, OSError):
-    """Another process listens on the port."""
+    """Another process already listens on the port."""
 
     code = "port_in_use"
 
 
 class StorageError(LachesisError, OSError):
-    """The disk refused a read or a write."""
+    """The disk refused to read or write a file."""
 
     code = "storage"
 
@@ -249,5 +249,5 @@ def list_error_codes() -> frozenset[str]:
 
 
 def shorten(text: str, max_chars: int = 200) -> str:
-    """For a message: a value may be megabytes of somebody's mistake."""
+    """Return the text, cut to `max_chars` for use in a message, with its full length appended."""
     return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"

@@ -1,10 +1,9 @@
-"""Words for what went wrong in an environment, and counts of them: one entry for each kind of
-failure.
+"""Describe failures of environments in one line each, and count them by kind.
 
 An exception is described as `ZeroDivisionError at countdown.py:41: division by zero`: its type, the
-line of the environment's own code, and its message as an example. Failures of one type and line are
-one kind, whatever their messages say. A reason without such a place, as environments write them, is
-one kind with those that differ only in numbers, quotes and paths.
+line of the environment's own code, and its message. Failures of the same type at the same line are
+one kind, whatever their messages say. Reasons without such a place, as environments write them, are
+one kind when they differ only in numbers, quoted text and paths.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from pathlib import Path
 from lachesis.base.secrets import redact
 
 OTHERS = "others"
-"""The entry that counts the kinds beyond the largest number of entries."""
+"""The entry that counts all further kinds once the number of entries has reached its limit."""
 MAX_REASON_LENGTH = 300
-"""Characters of a reason."""
+"""The maximum length of a reason in characters."""
 _LOCATED_REASON = re.compile(r".*?\b[A-Za-z_]\w* at [^:\n]*:\d+(?=:|$)")
 _VARIABLE_PARTS = re.compile(
     r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*"""
@@ -42,14 +41,14 @@ _LIBRARY_PREFIXES = tuple(
 
 
 def describe_exception(error: BaseException, environment_file: str | None = None) -> str:
-    """Return the exception's type, its place in the environment's code, and its message, as `plain`
-    text.
+    """Return the type of an exception, its place in the environment's code, and its message on one
+    line.
 
     Args:
-        error: The exception. A group stands for its first exception, a retry that gave up for its
-            last attempt's one.
-        environment_file: The file that the environment is run from; this process's program by
-            default.
+        error: The exception. For an exception group its first exception is described; for a retry
+            that gave up, the exception of its last attempt.
+        environment_file: The file that the environment runs from; by default the program of this
+            process.
     """
     location = _find_own_line(error, environment_file)
     cause = _unwrap(error)
@@ -60,25 +59,23 @@ def describe_exception(error: BaseException, environment_file: str | None = None
 
 
 def get_failure_kind(reason: str) -> str:
-    """Return the part of a reason that all reasons of its kind share."""
+    """Return the part of a reason that is the same for all reasons of its kind."""
     match = _LOCATED_REASON.match(reason)
     return match.group() if match else _VARIABLE_PARTS.sub("", reason)
 
 
 def sanitize_reason(reason: str) -> str:
-    """Return the reason as it is stored: on one line, in valid Unicode, without secrets, of bounded
-    length.
-    """
-    # half an emoji could not be written as JSON
+    """Return the reason on one line, in valid Unicode, without secrets, cut to `MAX_REASON_LENGTH`."""
+    # Half of a surrogate pair (half an emoji) could not be written as JSON.
     encodable = reason.encode("utf-8", "replace").decode()
     return redact(" ".join(encodable.split()))[:MAX_REASON_LENGTH]
 
 
 def count_reason(counts: dict[str, int], reason: str, *, max_kinds: int, times: int = 1) -> None:
-    """Add to the entry of the reason's kind, or to `OTHERS` when there are `max_kinds` entries
-    without it.
+    """Add to the count of the reason's kind, or to `OTHERS` when there are `max_kinds` other
+    entries.
 
-    The key of an entry is the first reason of its kind, which serves as the example.
+    The key of an entry is the first reason of its kind, which serves as an example.
     """
     kind = get_failure_kind(reason)
     entry = next((text for text in counts if get_failure_kind(text) == kind), None)
@@ -89,14 +86,14 @@ def count_reason(counts: dict[str, int], reason: str, *, max_kinds: int, times: 
 
 
 def merge_counts(total: dict[str, int], counts: Mapping[str, int]) -> None:
-    """Add the counts of another process, kind by kind."""
+    """Add the counts of another process to `total`, kind by kind."""
     for reason, count in counts.items():
         count_reason(total, reason, max_kinds=len(total) + 1, times=count)
 
 
 def _unwrap(error: BaseException) -> BaseException:
     for _ in range(5):
-        # of tenacity, whose own message has no cause
+        # A RetryError of tenacity does not name its cause in its message.
         attempt = getattr(error, "last_attempt", None)
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -110,12 +107,12 @@ def _unwrap(error: BaseException) -> BaseException:
 def _get_message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as problem:  # the environment's own class
-        return f"its message cannot be made: {type(problem).__name__}"
+    except Exception as problem:  # The class may be the environment's own and fail in __str__.
+        return f"the message of the exception raised {type(problem).__name__}"
 
 
 def _find_own_line(error: BaseException, environment_file: str | None) -> str | None:
-    """Return the innermost line of the environment's file, else of code that belongs to no library."""
+    """Return the innermost line in the environment's file, else in code outside of all libraries."""
     lines = _list_frame_lines(error)
     file = str(Path(environment_file or sys.argv[0]).resolve())
     own_lines = [line for line in lines if line[0] == file] or [

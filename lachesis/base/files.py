@@ -1,4 +1,6 @@
-"""Files for their owner only, written as a whole, and what the disk says in words."""
+"""Write whole files and folders, readable by their owner only, and turn errors of the disk into
+words.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,23 @@ from lachesis.base.errors import StorageError
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk says into a StorageError that names the path."""
+    """Turn an OSError inside the block into a StorageError that names the path."""
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
         raise StorageError(
-            f"{path}: {error.strerror or error}; check the space and the rights of that folder"
+            f"{path}: {error.strerror or error}; check the free space and the permissions of that folder"
         ) from error
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file as a whole, readable by its owner only. Raises StorageError."""
+    """Replace a file atomically with one that only its owner can read.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
     with storage_errors(path):
         try:
@@ -34,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
-                # else the name may be there after a power failure and the content not
+                # Without this, a power failure could leave the new name with no content.
                 os.fsync(descriptor)
             os.replace(temporary, path)
         except OSError:
@@ -44,12 +50,15 @@ def write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def create_folder_atomically(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `target` when the block ends; `target` must be new or
-    an empty folder.
+    """Yield an empty folder that becomes `target` when the block ends without an exception.
 
-    When the block raises, nothing is left, so that the caller can try again. Raises StorageError.
+    Args:
+        target: A folder that does not exist yet, or an empty one.
+
+    Raises:
+        StorageError: The folder cannot be written. Nothing is left of it, so the caller can retry.
     """
-    exists = target.is_dir()  # it may be a mount point or in use, and is kept
+    exists = target.is_dir()  # It may be a mount point, so it is filled and not replaced.
     parent = target if exists else target.parent
     temporary = parent / f".{target.name or 'new'}.{os.getpid()}.{secrets.token_hex(3)}"
     try:
@@ -67,39 +76,45 @@ def create_folder_atomically(target: Path) -> Iterator[Path]:
 
 
 def open_owner_only(path: str, flags: int) -> int:
+    """Open a file that only its owner can read; an `opener` for the built-in function `open`."""
     return os.open(path, flags, 0o600)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make the folder and the missing ones above it, for their owner only."""
+    """Create a folder and its missing parents, accessible by their owner only."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy the file's content to a file that only its owner can read."""
+    """Copy the content of a file to one that only its owner can read."""
     with source.open("rb") as old, open(target, "wb", opener=open_owner_only) as new:
         shutil.copyfileobj(old, new)
 
 
 def read_or_create_secret(path: Path) -> str:
-    """What the file holds; made at the first call, for its owner only. Raises StorageError."""
+    """Return the secret in a file; create a random one, readable by its owner only, if there is
+    none.
+
+    Raises:
+        StorageError: The file cannot be read or written, or is empty.
+    """
     if not path.is_file():
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
         write_private(temporary, secrets.token_urlsafe(32))
         with storage_errors(path), contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # the first of several wins
+            os.link(temporary, path)  # Of several processes at once the first one wins.
         temporary.unlink()
     with storage_errors(path):
         secret = path.read_text(errors="replace").strip()
     if not secret:
-        raise StorageError(f"{path} is empty; delete it, and a new one is made")
+        raise StorageError(f"{path} is empty; delete it, and a new secret will be created")
     return secret
 
 
 def read_last_lines(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log, or "" when there is none."""
+    """Return the last lines of a log file, or an empty text when it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))

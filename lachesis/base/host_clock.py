@@ -1,8 +1,8 @@
-"""The clocks of this host, read together: which boot this is, the monotonic clock, and the time of
+"""Read the clocks of this host together: the id of this boot, the monotonic clock, and the time of
 day.
 
-The monotonic clock begins anew with each boot, so a reading of it means nothing without the boot
-that it belongs to.
+The monotonic clock starts again at each boot, so its value means nothing without the boot it
+belongs to.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import psutil
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 BOOT_TIME_TOLERANCE_S = 60.0
-"""Where there is no id, a boot is known by its time of day, which moves a little when the time is
+"""Hosts without a boot id identify a boot by its start time, which moves a little when the clock is
 corrected.
 """
 _BOOT_TIME_PREFIX = "since "
 
 
 class ClockReading(NamedTuple):
-    """What the clocks of this host show at one moment."""
+    """Hold what the clocks of this host showed at one moment."""
 
     boot: str
-    """The identity of the boot; compare it by `is_same_boot`."""
+    """The identity of the boot; compare two of them with `is_same_boot`."""
     monotonic_s: float
     now: datetime
 
@@ -37,7 +37,7 @@ def read_clocks() -> ClockReading:
 
 
 def read_boot_id() -> str:
-    """Return the identity of this boot: the kernel's own id, or else the time at which it began."""
+    """Return the identity of this boot: the kernel's boot id, or else the start time of the host."""
     try:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:  # not Linux
@@ -45,7 +45,7 @@ def read_boot_id() -> str:
 
 
 def is_same_boot(first: str, second: str) -> bool:
-    """Return whether two results of `boot_id` belong to the same boot."""
+    """Return whether two results of `read_boot_id` belong to the same boot."""
     if first.startswith(_BOOT_TIME_PREFIX) and second.startswith(_BOOT_TIME_PREFIX):
         seconds = (float(text.removeprefix(_BOOT_TIME_PREFIX)) for text in (first, second))
         return abs(next(seconds) - next(seconds)) <= BOOT_TIME_TOLERANCE_S

@@ -1,5 +1,6 @@
-"""How our FastAPI servers answer what they cannot take: with the client's fault, also when a
-message quotes text that JSON can hold and UTF-8 cannot, which is half of a surrogate pair.
+"""Answer invalid requests to our FastAPI servers with a client error.
+
+Messages may quote half of a surrogate pair, which JSON can hold and UTF-8 cannot; it is escaped.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from starlette.exceptions import HTTPException
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Handlers for what FastAPI itself refuses, and for text that nobody can encode."""
+    """Add handlers for requests that FastAPI refuses and for text that cannot be encoded as UTF-8."""
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(UnicodeEncodeError, _handle_encode_error)
 
 
 def escape_surrogates(text: object) -> str:
+    """Return the text with characters that UTF-8 cannot encode replaced by backslash escapes."""
     return str(text).encode(errors="backslashreplace").decode()
 
 
@@ -42,4 +44,6 @@ async def _handle_validation_error(request: Request, error: Any) -> JSONResponse
 
 
 async def _handle_encode_error(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": f"no valid Unicode text: {escape_surrogates(error)}"}, 400)
+    return JSONResponse(
+        {"detail": f"the text is not valid Unicode: {escape_surrogates(error)}"}, 400
+    )

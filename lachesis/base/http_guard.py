@@ -1,6 +1,7 @@
-"""What every HTTP server of this project asks of a request: a Host and Origin that are ours, a
-bearer token where its clients can send one, and a body of bounded size. Pure ASGI, around the
-application.
+"""Check every request to our HTTP servers before the application sees it.
+
+The guard is an ASGI application around another one. It requires a Host and an Origin of this
+server, a bearer token where clients can send one, and a body of limited size.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ SINGLE_HEADERS = (
     b"content-length",
     b"sec-fetch-site",
 )
-"""Headers of which servers behind this one might read another than this one reads."""
+"""Headers that may occur once only: a server behind this one might read another of several values.
+"""
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is that of the loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -37,10 +40,12 @@ def is_loopback(host: str) -> bool:
 
 
 class HttpGuard:
-    """A page in a browser that came from elsewhere, or was led here by a foreign name (DNS
-    rebinding), is refused with 403, a missing or wrong token with 401, a body beyond `most_bytes`
-    with 413, also one that is sent in pieces or grows when it is unpacked. `pages` says that a
-    browser shows what is served here: it may follow a link to it, and open websockets.
+    """Refuse requests that other web pages make, that lack the token, or that are too large.
+
+    A page of another site, or of a name that was pointed at this address (DNS rebinding), gets
+    status 403; a missing or wrong token 401; a body over `max_body_bytes` 413, also when it comes
+    in chunks or only exceeds the limit once decompressed. With `serves_pages` a browser may follow
+    links to this server and open websockets.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class HttpGuard:
         await self.app(new_scope, replay_body(body, receive), send)
 
     async def _read_body(self, receive: Any, *, is_gzip: bool) -> bytes | None:
-        """All of it, unpacked; None when it is too large or no gzip."""
+        """Return the whole decompressed body, or None when it is too large or not valid gzip."""
         body, decompressor = bytearray(), zlib.decompressobj(31) if is_gzip else None
         has_more, num_received = True, 0
         while has_more:
@@ -149,13 +154,15 @@ class HttpGuard:
         if _parse_hostname(f"//{host}") not in self.hosts:
             return (
                 403,
-                "foreign_host",
+                "host_not_allowed",
                 f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}",
             )
-        if origin and _parse_netloc(origin) != host:  # a page of this very server, or none
-            return 403, "foreign_origin", f"Origin {origin[:100]!r} may not call this server"
+        if origin and _parse_netloc(origin) != host:  # Only pages of this server may call it.
+            message = f"pages of {origin[:100]!r} cannot call this server; allowed: its own pages"
+            return 403, "origin_not_allowed", message
         if self._is_cross_site(headers):
-            return 403, "foreign_page", "a page that came from elsewhere may not call this server"
+            message = "pages of other sites cannot call this server; allowed: its own pages"
+            return 403, "cross_site_request", message
         if self._needs_token(path) and not hmac.compare_digest(
             headers.get(b"authorization", b""), self.token or b""
         ):
@@ -164,7 +171,7 @@ class HttpGuard:
             return (
                 415,
                 "unknown_encoding",
-                "the content encoding of a body may be gzip, or there is none",
+                "the content encoding of a body is unknown; allowed: gzip, or no encoding",
             )
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > self.max_body_bytes:
@@ -176,8 +183,9 @@ class HttpGuard:
         return None
 
     def _needs_token(self, path: str) -> bool:
-        """Return whether a request of this path needs the token. An open path that is longer than /
-        opens what is below it.
+        """Return whether a request for this path needs the token.
+
+        An open path other than `/` also opens all paths that begin with it.
         """
         if self.token is None:
             return False
@@ -187,7 +195,10 @@ class HttpGuard:
         )
 
     def _is_cross_site(self, headers: dict[bytes, bytes]) -> bool:
-        """A browser sends no Origin for a picture or a link, but says this of what asks for it."""
+        """Return whether a browser says that a page of another site makes this request.
+
+        Browsers send no Origin header for images and links, but they do send `Sec-Fetch-Site`.
+        """
         is_navigation = self.serves_pages and headers.get(b"sec-fetch-mode") == b"navigate"
         return (
             headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
@@ -210,7 +221,7 @@ def _parse_netloc(url: str) -> str | None:
 
 
 def replay_body(body: bytes, receive: Any) -> Any:
-    """A `receive` that gives this body, which was read already."""
+    """Return an ASGI `receive` that first yields this body, which was read already."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Any:
@@ -220,7 +231,7 @@ def replay_body(body: bytes, receive: Any) -> Any:
 
 
 async def send_json(send: Any, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
-    """Send this JSON."""
+    """Send a JSON response."""
     start = {
         "type": "http.response.start",
         "status": status,

@@ -1,11 +1,11 @@
-"""Say how certain a share of items is."""
+"""Compute confidence intervals for shares of items."""
 
 from __future__ import annotations
 
 import math
 
 Z_95 = 1.959963984540054
-"""The quantile of the normal distribution that belongs to a two-sided interval of 95 %."""
+"""The quantile of the normal distribution for a two-sided interval of 95 %."""
 
 
 def wilson_interval(successes: float, items: int) -> tuple[float, float]:
@@ -14,7 +14,7 @@ def wilson_interval(successes: float, items: int) -> tuple[float, float]:
     Unlike the textbook interval it stays inside [0, 1] and has a width at 0 and at 1.
 
     Args:
-        successes: How many of the items count; a mean of several answers per item may make it a
+        successes: How many of the items count. A mean of several answers per item may make it a
             fraction.
         items: The number of independent items.
 

@@ -13,17 +13,15 @@ from lachesis.base.json_text import Json
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of `text` without their ends, which are a line feed or a carriage return and
-    a line feed.
-    """
+    """Return the lines of `text` without their line feeds or carriage returns with line feeds."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def parse_json_lines(content: bytes) -> list[Json]:
     """Return the objects of `content` in order.
 
-    A line that is not a whole JSON object is left out: a process that was killed, or a full disk,
-    may have cut it off.
+    A line that is not a complete JSON object is left out: a killed process or a full disk may have
+    cut it.
     """
     objects = []
     for line in content.split(b"\n"):
@@ -39,9 +37,7 @@ def parse_json_lines(content: bytes) -> list[Json]:
 
 
 def read_json_lines(path: Path) -> list[Json]:
-    """Return the objects of a file in order, as `parse_json_lines` does; none if the file cannot be
-    read.
-    """
+    """Return the objects of a file in order, as `parse_json_lines` does; none if it cannot be read."""
     try:
         return parse_json_lines(path.read_bytes())
     except OSError:

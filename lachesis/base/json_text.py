@@ -12,10 +12,12 @@ Json = dict[str, Any]
 
 
 def to_compact_json(value: Any) -> str:
-    """Return JSON text as every transport gives it, without spaces: an agent pays for each of them."""
+    """Return a value as JSON text without spaces, because agents pay for every token they read."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def error_to_payload(error: LachesisError) -> dict[str, Any]:
-    """The error as every transport shows it: `error` (the message), `code`, and its details."""
+    """Return an error as all transports send it: its message as `error`, its `code`, and its
+    details.
+    """
     return {"error": str(error), "code": error.code, **error.details}

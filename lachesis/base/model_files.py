@@ -1,7 +1,7 @@
-"""Where the files of a model are: in a folder, in the cache of Hugging Face, or on its Hub.
+"""Find the files of a model: in a folder, in the cache of Hugging Face, or on its Hub.
 
-Nothing here loads a model. A launch asks before it is submitted, so that a name with a typing error
-costs a second and not a minute of retries in the log of an engine.
+Nothing here loads a model. A launch is checked before it is submitted, so that a misspelt name
+costs a second instead of a minute of retries in the log of an engine.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _VOCABULARY_PATTERNS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 _TOKENIZER_PATTERNS = (*_VOCABULARY_PATTERNS, "tokenizer_config.json")
-"""Some tokenizers, such as one of bytes, have no vocabulary."""
+"""Some tokenizers, such as one of bytes, have no vocabulary file."""
 
 
 def require_model(name: str, *, needs_weights: bool = True) -> None:
-    """Raise ModelNotFoundError unless the model can be loaded here, or downloaded.
+    """Raise ModelNotFoundError unless the model can be loaded here or downloaded.
 
     Args:
         name: A folder, or a name on the Hub.
-        weights: Whether the weights are needed too; a server that trains elsewhere needs the
+        needs_weights: Whether the weights are needed too. A run that trains elsewhere needs the
             tokenizer only.
     """
     folder = Path(name)
     if folder.is_absolute():
         if missing := _find_missing_file(folder, needs_weights=needs_weights):
-            raise ModelNotFoundError(f"{folder} holds no whole model: {missing} is not there")
+            raise ModelNotFoundError(f"the model in {folder} is incomplete: {missing} is missing")
     elif not is_cached(name, needs_weights=needs_weights):
         _require_on_hub(name)
 
@@ -42,8 +42,8 @@ def require_model(name: str, *, needs_weights: bool = True) -> None:
 def is_cached(name: str, *, needs_weights: bool = True) -> bool:
     """Return whether the cache of Hugging Face holds all files of this model.
 
-    The cache fills file by file, a tokenizer's settings before its vocabulary, so that settings
-    alone may be what is left of a download that was cut.
+    The cache fills file by file, a tokenizer's settings before its vocabulary, so settings alone
+    may be what is left of an interrupted download.
     """
     if not _MODEL_NAME.fullmatch(name):
         return False
@@ -58,7 +58,7 @@ def is_cached(name: str, *, needs_weights: bool = True) -> bool:
 
 
 def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:
-    """Return what a model's folder lacks, or None for a folder that is whole."""
+    """Return the first file that a model's folder lacks, or None for a complete folder."""
     if not (folder / "config.json").is_file():
         return "config.json"
     if not _has_file(folder, _TOKENIZER_PATTERNS):
@@ -84,7 +84,7 @@ def _has_file(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _get_hub_cache_dir() -> Path:
-    """Return the folder in which Hugging Face's libraries keep what they have downloaded."""
+    """Return the folder in which the libraries of Hugging Face keep their downloads."""
     configured = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(configured).expanduser() if configured else _get_hf_home() / "hub"
 
@@ -95,7 +95,7 @@ def _get_hf_home() -> Path:
 
 
 def _require_on_hub(name: str) -> None:
-    """Raise ModelNotFoundError unless the Hub has the model and gives it to this user."""
+    """Raise ModelNotFoundError unless the Hub has the model and gives this user access to it."""
     short_name = shorten(name)
     if not _MODEL_NAME.fullmatch(name):
         raise ModelNotFoundError(
@@ -117,25 +117,29 @@ def _require_on_hub(name: str) -> None:
         ) from error
     if response.status_code in (401, 403):
         raise ModelNotFoundError(
-            f"there is no model {short_name} on the Hub ({hub}), or it is not open to you (HTTP {response.status_code}): look at "
-            f"{hub}/{name}, accept its terms if it has any, and set HF_TOKEN for this command and for `lachesis serve`"
+            f"the Hub ({hub}) has no model {short_name}, or you have no access to it (HTTP "
+            f"{response.status_code}): look at {hub}/{name}, accept its terms if it has any, and "
+            "set HF_TOKEN for this command and for `lachesis serve`"
         )
     if response.status_code in (404, 410):
         raise ModelNotFoundError(
-            f"there is no model {short_name} on the Hub ({hub}), or it has no config.json; look for its name there, or point "
-            "at a folder with --model FOLDER"
+            f"the Hub ({hub}) has no model {short_name}, or the model has no config.json; look up "
+            "its name there, or name a folder with --model FOLDER"
         )
 
 
 def _make_unreachable_error(name: str, reason: str) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"the model {name} is not on this machine: it is no folder, it is not in {_get_hub_cache_dir()}, and {reason}; where there "
-        f"is a network `hf download {name} --local-dir FOLDER` gets it, then --model FOLDER points at it"
+        f"the model {name} is not on this machine: it is not a folder, it is not in "
+        f"{_get_hub_cache_dir()}, and {reason}; on a machine with a network "
+        f"`hf download {name} --local-dir FOLDER` downloads it, then --model FOLDER names it"
     )
 
 
 def _read_hub_token() -> str:
-    """Return the token for the Hub, from the environment or from where `hf auth login` keeps it."""
+    """Return the token for the Hub from the environment, or from the file that `hf auth login`
+    writes.
+    """
     configured = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     if configured:
         return configured

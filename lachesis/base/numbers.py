@@ -1,16 +1,18 @@
-"""Which numbers can be a reward."""
+"""Decide which values can be a reward."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MAX_ABS_SCORE = 1e30
-"""Sums and squares of larger numbers are infinite soon."""
+"""Sums and squares of larger numbers soon become infinite."""
 
 
 def is_score(value: Any) -> bool:
-    """Whether a value can be a reward: a finite number of usual size, of Python or of numpy or
-    torch.
+    """Return whether a value can be a reward: a finite number below `MAX_ABS_SCORE` in absolute
+    value.
+
+    Numbers of Python, numpy and torch are accepted.
     """
     if isinstance(value, str | bytes) or value is None:
         return False

@@ -1,6 +1,4 @@
-"""Where things lie: the home folder with runs and models, and the checkout with flows and
-environments.
-"""
+"""Locate the home folder with runs and models, and the checkout with flows and environments."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from lachesis.base.errors import (
 
 
 def home() -> Path:
-    """`$LACHESIS_HOME`, by default the user's data folder. Not created here."""
+    """Return `$LACHESIS_HOME`, by default the user's data folder; it may not exist yet."""
     configured = os.environ.get("LACHESIS_HOME")
     return (
         Path(configured).expanduser().resolve()
@@ -26,18 +24,22 @@ def home() -> Path:
 
 
 def runs_dir(root: Path | None = None) -> Path:
+    """Return the folder that holds one folder per run."""
     return (root or home()) / "runs"
 
 
 def models_dir(root: Path | None = None) -> Path:
+    """Return the folder that holds the tiny models."""
     return (root or home()) / "models"
 
 
 def checkout_dir() -> Path:
-    """The source checkout, which holds `flows/`, `tasks/`, `deployments/` and `environments/`.
+    """Return the source checkout, with `flows/`, `tasks/`, `deployments/` and `environments/`.
 
-    `$LACHESIS_CHECKOUT` if set, else the folder that this package was loaded from.
-    Raises MissingDependencyError when that folder has no `deployments/up.py`.
+    It is `$LACHESIS_CHECKOUT` if that is set, else the folder that this package was loaded from.
+
+    Raises:
+        MissingDependencyError: That folder has no `deployments/up.py`.
     """
     root = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
     if not (root / "deployments" / "up.py").is_file():
@@ -49,8 +51,10 @@ def checkout_dir() -> Path:
 
 
 def environment_dirs() -> list[Path]:
-    """The places that are searched for environments: the checkout's own folder, then the folders
-    and files in `$LACHESIS_ENVIRONMENTS` (separated like `$PATH`).
+    """Return where environments are searched: the folder of the checkout, then
+    `$LACHESIS_ENVIRONMENTS`.
+
+    That variable holds folders and files, separated as in `$PATH`.
     """
     builtin = (
         Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])

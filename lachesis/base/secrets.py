@@ -1,4 +1,4 @@
-"""What a child process may see of our environment, and what no text may show of it."""
+"""Choose which environment variables a child process gets, and remove secrets from texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 MIN_SECRET_LENGTH = 8
-"""Characters of a secret; a shorter value, such as "false", stands in many texts."""
+"""A shorter value, such as "false", is no secret and occurs in many texts."""
 INHERITED_VARIABLES = (
     # the system: programs, libraries, language, places for files, the network's proxies and
     # certificates
@@ -25,15 +25,18 @@ INHERITED_VARIABLES = (
     # models and data sets, and this project's own settings
     "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT", "LACHESIS_ENVIRONMENTS",
 )  # fmt: skip
-"""Names and patterns. Others might be secrets, or mislead: SLURM_* and INFER_TP change server
-addresses in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests, and
-PREFECT_* would let a child act on the flow's behalf.
+"""Names and patterns of the variables that every child gets.
+
+Others might be secrets or change what a child does: SLURM_* and INFER_TP change server addresses in
+Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests, and PREFECT_* would let a
+child act on the flow's behalf.
 """
 
 
 def redact(text: str) -> str:
-    """The text without the values of this process's secrets. Before it is shortened: half a secret
-    is not found any more.
+    """Return the text with the values of this process's secrets replaced by `***`.
+
+    Redact before shortening a text: half of a secret is not recognised.
     """
     for value in find_secret_values(os.environ):
         text = text.replace(value, "***")
@@ -42,8 +45,8 @@ def redact(text: str) -> str:
 
 @functools.cache  # once for this process
 def redact_log_records() -> None:
-    """From now on no log record of this process holds the value of one of its secrets, whoever
-    handles it.
+    """Remove this process's secrets from all its log records from now on, whichever handler writes
+    them.
     """
     make_record = logging.getLogRecordFactory()
 
@@ -51,7 +54,7 @@ def redact_log_records() -> None:
         record = make_record(*args, **kwargs)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # whoever writes it says that its arguments do not fit
+        except (TypeError, ValueError):  # The handler will report that the arguments do not fit.
             return record
         if (clean := redact(text)) != text:
             record.msg, record.args = clean, ()
@@ -63,12 +66,13 @@ def redact_log_records() -> None:
 
 
 def find_secret_values(source: Mapping[str, str]) -> list[str]:
-    """The values that must stand in no text, the longest first, as one may hold another: of the
-    variables that are secrets by their names, and passwords in addresses.
+    """Return the values that no text may show, the longest first because one may contain another.
+
+    These are the values of variables whose names say that they are secret, and passwords in URLs.
     """
     values = {value for name, value in source.items() if _SECRET_NAME.search(name)}
     values |= {password for value in source.values() for password in _URL_PASSWORD.findall(value)}
-    # a log is written line by line
+    # Logs are redacted line by line, so each line of a secret is a secret.
     values |= {line for value in values for line in value.splitlines()}
     return sorted(
         (value for value in values if len(value) >= MIN_SECRET_LENGTH), key=len, reverse=True
@@ -78,8 +82,9 @@ def find_secret_values(source: Mapping[str, str]) -> list[str]:
 def build_child_env(
     extra: Mapping[str, str], source: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables that any child may have, then `extra`, which may hold the secrets that this one
-    child needs.
+    """Return the environment of a child: the inherited variables, then `extra`.
+
+    `extra` may hold the secrets that this one child needs.
     """
     parent_env = os.environ if source is None else source
     return {
@@ -93,9 +98,7 @@ def build_child_env(
 
 
 def read_public_variables(prefix: str) -> dict[str, str]:
-    """Return this process's variables that begin with `prefix`, without those that are or hold
-    secrets.
-    """
+    """Return this process's variables whose names begin with `prefix`, except those with secrets."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
     return {
         name: value
@@ -105,8 +108,9 @@ def read_public_variables(prefix: str) -> dict[str, str]:
 
 
 def read_passed_variables() -> dict[str, str]:
-    """The variables that $LACHESIS_PASS names, or matches, for the processes of environments; the
-    user's own choice, so also secrets.
+    """Return the variables that `$LACHESIS_PASS` names for the processes of environments.
+
+    Names may be patterns. The user chooses them, so secrets are included.
     """
     patterns = tuple(os.environ.get("LACHESIS_PASS", "").replace(",", " ").split())
     return {name: value for name, value in os.environ.items() if _matches(name, patterns)}

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 def _require_time_zone(text: str) -> str:
     if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("a time without its zone")
+        raise ValueError(f"{text!r} has no time zone; allowed: an ISO 8601 time with its zone")
     return text
 
 
@@ -18,18 +18,16 @@ IsoTime = Annotated[str, AfterValidator(_require_time_zone)]
 
 
 def now_iso() -> str:
-    """Fine enough that what was made one after the other is in that order when it is sorted by its
-    time.
-    """
+    """Return the current time as an ISO 8601 text in UTC."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def iso_to_unix_s(moment: str) -> float:
-    """Return an ISO time as seconds since 1970."""
+    """Return a stored time in seconds since the epoch."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 def seconds_between(start: str, end: str | None = None) -> float:
-    """Seconds from one ISO time to another, or until now."""
+    """Return the seconds from one stored time to another, by default until now."""
     end_time = datetime.fromisoformat(end) if end else datetime.now(UTC)
     return (end_time - datetime.fromisoformat(start)).total_seconds()

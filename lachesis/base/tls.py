@@ -1,7 +1,7 @@
-"""One TLS context for all requests of a process.
+"""Share one TLS context between all requests of a process.
 
-httpx makes one for each request outside of a client, also for a plain `http://` address. That takes
-17 ms of processor time, more than all the rest of a request, and services are asked ten times a
+Outside of a client, httpx creates a context for each request, also for plain `http://` URLs. That
+takes 17 ms of processor time, more than the rest of a request, and services are asked ten times a
 second while a run starts.
 """
 
@@ -15,5 +15,5 @@ import httpx
 
 @functools.cache
 def get_tls_context() -> ssl.SSLContext:
-    """Return the context that httpx would make, for its parameter `verify`."""
+    """Return the context that httpx would create, for its parameter `verify`."""
     return httpx.create_ssl_context(trust_env=False)

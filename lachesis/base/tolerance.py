@@ -1,9 +1,9 @@
-"""How far apart log-probabilities of the same weights may be, in nats per token.
+"""Say how far log-probabilities of the same weights may differ, in nats per token.
 
 Two programs that compute in float32 differ by rounding only, about 1e-6. In bfloat16, which keeps 8
 bits of a number, the same weights give log-probabilities that differ by about 1e-2 on average, and
-by several times as much on single tokens. So a limit on the largest difference means something in
-float32 only; elsewhere the mean is compared.
+by several times as much on single tokens. A limit on the largest difference is therefore meaningful
+in float32 only; elsewhere the mean is compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 class Tolerance(BaseModel):
-    """A limit for the largest or for the mean difference of a token's log-probability, in nats."""
+    """Limit the largest or the mean difference of a token's log-probabilities, in nats."""
 
     measure: Literal["largest", "mean"]
     limit: float
@@ -23,13 +23,14 @@ class Tolerance(BaseModel):
 FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
 BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
 """The weight-sync check allows at least as much between sampler and trainer; see
-`lachesis.trainer.weight_sync_check`."""
+`lachesis.trainer.weight_sync_check`.
+"""
 
 
 def get_profile_tolerance(profile: str) -> Tolerance:
-    """Return the tolerance for weights that were trained on this profile, compared on this machine
-    in float32.
+    """Return the tolerance for weights trained on a profile and compared on this machine in
+    float32.
 
-    The embedded engine computes in float32. What another server computes in is not known.
+    The embedded engine computes in float32. The precision of other servers is not known.
     """
     return FLOAT32_TOLERANCE if profile == "embedded" else BFLOAT16_TOLERANCE

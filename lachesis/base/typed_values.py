@@ -1,8 +1,7 @@
-"""Read a value that somebody typed as the type that its field has.
+"""Convert typed text to the type that the schema of its field declares.
 
-A text that comes from a command line, and one that an agent sends, follow the same rule: the schema
-of the field decides what the text means. A field of type string keeps it as it is. The result still
-has to be validated.
+Text from the command line and text from an agent follow the same rule: the schema decides what the
+text means. A string field keeps its text unchanged. The result still has to be validated.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _TYPE_ORDER = {
     for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))
 }
 NOT_PARSED = object()
-"""Stands for a text that is not of the type that was tried."""
+"""Returned instead of a value when a text does not have the type that was tried."""
 
 
 class _Unquoted(str):
-    """A scalar of YAML without quotation marks, whose type its schema decides."""
+    """Hold a YAML scalar without quotation marks; the schema decides its type."""
 
 
 class _TextLoader(yaml.SafeLoader):
-    """A loader of YAML that leaves every scalar a text."""
+    """Load YAML with every scalar left as text."""
 
 
 def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
@@ -49,17 +48,17 @@ _TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 def read_typed_value(
     schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False
 ) -> Any:
-    """Read each text in `value` as the type that `schema` wants there.
+    """Convert each text in `value` to the type that `schema` declares for it.
 
     Args:
         schema: The JSON schema of the field.
-        value: A text as it was typed, or a JSON value, which may hold texts.
-        definitions: What `$ref` in the schema refers to, by name.
-        quoted: Whether a text stays one where the schema declares no type.
+        value: A text as it was typed, or a JSON value that may contain texts.
+        definitions: The schemas that `$ref` refers to, by name.
+        quoted: Whether a text stays a text where the schema declares no type.
 
     Returns:
-        The value with its texts converted. A text that is not of the type stays a text, so that
-            validation refuses it.
+        The value with its texts converted. A text that does not have the declared type is left
+            unchanged, so that validation refuses it.
     """
     alternatives = _list_alternatives(schema, definitions)
     if not isinstance(value, str):
@@ -76,8 +75,8 @@ def read_typed_value(
 
 
 def read_untyped(text: str) -> Any:
-    """Read a text whose type nobody declares: JSON, a number, or flow-style YAML; everything else
-    stays a text.
+    """Convert a text of undeclared type: JSON, a number or flow-style YAML; other text is
+    unchanged.
     """
     content = _read_json(text)
     if content is not NOT_PARSED:
@@ -90,7 +89,7 @@ def read_untyped(text: str) -> Any:
 
 
 def _read_json(text: str) -> Any:
-    """Read JSON, without the NaN and Infinity that Python's reader adds, or return NOT_READ."""
+    """Parse JSON without Python's extensions NaN and Infinity, or return NOT_PARSED."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -102,7 +101,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _list_alternatives(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
-    """Return the alternatives of a schema, string last, because any text is one; null before it."""
+    """Return the alternatives of a schema, null first and string last, because every text is a
+    string.
+    """
     reference = schema.get("$ref")
     if reference is not None:
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
@@ -132,7 +133,7 @@ def _is_untyped(schema: Json) -> bool:
 
 
 def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
-    """Read a text as one alternative of a schema, or return NOT_READ."""
+    """Convert a text to one alternative of a schema, or return NOT_PARSED."""
     if "enum" in schema or "const" in schema:
         return _read_member(schema.get("enum", [schema.get("const")]), text)
     match schema.get("type"):
@@ -154,9 +155,7 @@ def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
 
 
 def _read_member(members: list[Any], text: str) -> Any:
-    """Return the member of an enumeration that the text names; one that is a text itself comes
-    first.
-    """
+    """Return the enumeration member that a text names; text members are tried first."""
     if text in members:
         return text
     member_by_json = {
@@ -189,7 +188,7 @@ def _read_structure(
     *,
     otherwise: Any,
 ) -> Any:
-    """Read a list or an object written as JSON or as YAML, with its items as the schema wants them."""
+    """Parse a list or an object written as JSON or YAML, and convert its items as the schema says."""
     content = _read_json(text)
     if content is NOT_PARSED:
         try:
@@ -200,7 +199,7 @@ def _read_structure(
 
 
 def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
-    """Read the texts inside a list or an object; any other value is returned as it is."""
+    """Convert the texts inside a list or an object; return any other value unchanged."""
     if isinstance(value, list):
         items: Json = next(
             (schema.get("items", {}) for schema in schemas if schema.get("type") == "array"), {}
@@ -223,7 +222,7 @@ def _read_item(schema: Json, item: Any, definitions: Mapping[str, Json]) -> Any:
 
 
 def _find_value_schema(schema: Json, key: str) -> Json:
-    """Return the schema of an object's value."""
+    """Return the schema of the value under a key of an object."""
     additional = schema.get("additionalProperties")
     return schema.get("properties", {}).get(key) or (
         additional if isinstance(additional, dict) else {}
@@ -231,7 +230,11 @@ def _find_value_schema(schema: Json, key: str) -> Json:
 
 
 def read_env_number(name: str, default: float, *, min_value: float) -> float:
-    """A number from the environment variable `name`. Raises ConfigError."""
+    """Return the number in an environment variable, or the default when it is not set.
+
+    Raises:
+        ConfigError: The value is not a number, or is below `min_value`.
+    """
     text = os.environ.get(name, "")
     try:
         value = float(text) if text.strip() else default

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll until the condition holds; False when the time is over."""
+    """Wait until the condition holds, and return whether it did within `timeout_s` seconds."""
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:

@@ -25,7 +25,6 @@ from lachesis.base.errors import (
 from lachesis.base.json_text import Json
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
-from lachesis.config import run_config as run_config
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig, build_run_config, check_cost_limit
 from lachesis.config.schema import (

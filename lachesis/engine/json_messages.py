@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, ValidationErr
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.futures import RequestFuture
 from lachesis.engine.lora import LoraSpec
-from lachesis.engine.model import BaseLanguageModel as BaseLanguageModel
+from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import parse_json_tensor
 from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest
 

@@ -11,7 +11,7 @@ import yaml
 
 from lachesis.base import yaml_text
 from lachesis.base.secrets import read_passed_variables
-from lachesis.config import run_config as run_config
+from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.supervision.health import make_http_readiness_check

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lachesis.base.errors import ConfigError
 from lachesis.base.files import write_private
-from lachesis.config import run_config as run_config
+from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.run_dir import RunDir

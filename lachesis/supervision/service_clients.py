@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 
 from lachesis.base.tls import get_tls_context
-from lachesis.config import run_config as run_config
 from lachesis.supervision.plan import ServicePlan
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from lachesis.base.model_files import is_cached
 from lachesis.base.secrets import read_passed_variables, read_public_variables
 from lachesis.catalog.requirements import find_interpreter
-from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 
 HOST = "127.0.0.1"

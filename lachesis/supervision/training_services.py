@@ -8,7 +8,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.secrets import read_passed_variables
-from lachesis.config import run_config as run_config
+from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord

@@ -11,7 +11,7 @@ from pathlib import Path
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
-from lachesis.config import run_config as run_config
+from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.supervision.group import ServiceGroup

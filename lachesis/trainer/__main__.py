@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from lachesis.base.errors import LachesisError, ModelNotFoundError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
-from lachesis.config import run_config as run_config
+from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.metrics import WandbSink
 from lachesis.runs.run_dir import RunDir
