@@ -1,1 +1,1 @@
-"""Environments seen from outside: which there are, what they need, and what fields they have."""
+"""Look at environments from outside: which there are, what they require, and what fields they have."""

@@ -1,6 +1,6 @@
-"""One environment: by its name or its file, and what it says about itself in a child process.
+"""Find an environment by its name or file, and read its configuration in a child process.
 
-Whatever an environment does when it is imported (crash, hang, print) happens in the child.
+Whatever an environment does while it is imported (crash, hang, print) happens in the child.
 """
 
 from __future__ import annotations
@@ -37,23 +37,28 @@ SCHEMA_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class EnvironmentSchema:
-    """What the environment itself says about its configuration. `properties` is pydantic's JSON
-    schema per field, `values` what `config_init()` gave. `checks` is true when its class has
-    validators of its own, which that schema does not show. `warning` tells why it is Atropos'
-    general configuration instead, if it is.
-    """
+    """Describe the configuration of an environment, as its own class defines it."""
 
     properties: dict[str, Any]
+    """The JSON schema of each field, made by pydantic."""
     definitions: dict[str, Any]
     values: dict[str, Any]
+    """The values that `config_init()` returned."""
     checks: bool = False
+    """Whether the configuration class has validators of its own, which the schema does not show."""
     warning: str | None = None
+    """Why this is the general configuration of Atropos instead of the environment's own, if it is.
+    """
 
 
 def find_environment(name: str, folders: Iterable[Path] | None = None) -> Environment:
-    """Raises UnknownEnvironmentError with the names there are, or EnvironmentLoadError when that
-    file does not parse.
+    """Return the environment of this name.
+
+    Raises:
+        UnknownEnvironmentError: There is none; the message lists the names that exist.
+        EnvironmentLoadError: The file of this name does not parse.
     """
+    folders = None if folders is None else list(folders)
     result = scan_environments(folders)
     for environment in result.environments:
         if environment.name == name:
@@ -63,23 +68,30 @@ def find_environment(name: str, folders: Iterable[Path] | None = None) -> Enviro
             raise EnvironmentLoadError(f"{file} does not parse: {reason}")
     available = [environment.name for environment in result.environments]
     raise UnknownEnvironmentError(
-        f"there is no environment {shorten(repr(name), 80)}; available: {', '.join(available) or 'none'} "
-        f"(searched {', '.join(map(str, paths.environment_dirs())) or 'no folder'}; more folders: LACHESIS_ENVIRONMENTS)",
+        f"there is no environment {shorten(repr(name), 80)}; available: "
+        f"{', '.join(available) or 'none'} (searched "
+        f"{', '.join(map(str, paths.environment_dirs() if folders is None else folders)) or 'no folder'}; "
+        "LACHESIS_ENVIRONMENTS adds more folders)",
         available=available,
     )
 
 
 def register_environment(text: str) -> str:
-    """The name of an environment that a person gave by its name or by its file, which is found by
-    it from here on in this process. Raises UnknownEnvironmentError for a file that is not there or
-    holds none, EnvironmentLoadError for one that does not parse.
+    """Return the name of an environment that a person named by its name or its file.
+
+    A file is added to `$LACHESIS_ENVIRONMENTS` of this process, so that its name is found from now
+    on.
+
+    Raises:
+        UnknownEnvironmentError: The file does not exist or holds no environment.
+        EnvironmentLoadError: The file does not parse.
     """
     if not text.endswith(".py"):
         if Path(f"{text}.py").is_file() and text not in {
             environment.name for environment in scan_environments().environments
         }:
             raise UnknownEnvironmentError(
-                f"there is no environment {text!r}; the file is given as {text}.py", available=[]
+                f"there is no environment {text!r}; name the file as {text}.py", available=[]
             )
         return text
     file = Path(text).expanduser().resolve()
@@ -107,8 +119,9 @@ def register_environment(text: str) -> str:
 
 
 def get_name_or_file(name: str, file: str | None = None) -> str:
-    """Return by what a later command finds an environment: its name, or the file that it was given
-    by, or was in then.
+    """Return what a later command must be given to find this environment: its name, or its file.
+
+    The file is returned when the environment was registered by its file, or is no longer found.
     """
     registered = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
     for environment in scan_environments().environments:
@@ -118,10 +131,12 @@ def get_name_or_file(name: str, file: str | None = None) -> str:
 
 
 def load_schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -> EnvironmentSchema:
-    """The environment's configuration, from a child process; cached until the file changes.
+    """Return the environment's configuration, read in a child process and cached until the file
+    changes.
 
-    Raises EnvironmentLoadError with the traceback when the import fails, EnvironmentTimeoutError
-    when it does not end.
+    Raises:
+        EnvironmentLoadError: The import failed; the message ends with the traceback.
+        EnvironmentTimeoutError: The import did not end in time.
     """
     cache = _cache_file(environment, "")
     cached = _read_cached_schema(cache)
@@ -135,7 +150,7 @@ def load_schema(environment: Environment, timeout_s: float = SCHEMA_TIMEOUT_S) -
 
 
 def _read_cached_schema(cache: Path) -> EnvironmentSchema | None:
-    """What was learnt before; None when it is absent or damaged, and has to be learnt again."""
+    """Return the cached schema, or None when it is missing or damaged."""
     try:
         cached_schema = EnvironmentSchema(**json.loads(cache.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -153,11 +168,12 @@ def check_values(
     values: dict[str, Any],
     timeout_s: float = SCHEMA_TIMEOUT_S,
 ) -> list[dict[str, str]]:
-    """What the environment's own configuration class says against these values: `message`, and the
-    `field` that is wrong by itself or "". Empty when it takes them. The answer is kept until the
-    file changes.
+    """Return the objections of the environment's own configuration class to these values.
+
+    Each has a `message`, and the `field` that is wrong by itself or an empty text. The list is
+    empty when the class accepts the values. It is cached until the file changes.
     """
-    if not values or not schema.checks:  # then the schema says all there is to say
+    if not values or not schema.checks:  # Without validators the schema is the whole check.
         return []
     cache = _cache_file(environment, json.dumps(values, sort_keys=True, default=str))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -169,7 +185,9 @@ def check_values(
 
 
 def _cache_file(environment: Environment, request: str) -> Path:
-    """Named after all that the answer depends on."""
+    """Return the cache file of an answer; its name depends on everything that the answer depends
+    on.
+    """
     file = Path(environment.file_path)
     key_parts = (
         environment.file_path,
@@ -206,8 +224,12 @@ def collect_examples(
     seed: int = 0,
     timeout_s: float = 600.0,
 ) -> list[list[dict[str, Any]]]:
-    """Conversations of the environment to warm a model up with, a share of them right. Raises as
-    `schema` does.
+    """Return conversations of the environment for warming up a model; `share` of them have a right
+    answer.
+
+    Raises:
+        EnvironmentLoadError: The environment cannot be imported or cannot make examples.
+        EnvironmentTimeoutError: It took longer than `timeout_s`.
     """
     request = {"values": values, "count": count, "share": share, "seed": seed}
     conversations: list[list[dict[str, Any]]] = _run_child(
@@ -224,8 +246,10 @@ def _run_child(
     *,
     allow_download: bool = False,
 ) -> dict[str, Any]:
-    """Run `lachesis.env_process` and read the file it writes; its output may hold anything, and be
-    without end. Only who `loads` the data set may ask the hub.
+    """Run `lachesis.env_process` in a child and return the JSON it writes to a file.
+
+    Its printed output may hold anything and be endless. Only commands that load the data set may
+    download.
     """
     file = environment.file_path
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
@@ -252,23 +276,25 @@ def _run_child(
         )
         if child_result.end_reason == "time":
             raise EnvironmentTimeoutError(
-                f"{file} was still being imported after {timeout_s:.0f} s; an environment must load its data in setup(), not "
-                "at import. `lachesis envs NAME` waits longer, and what it learns is kept. Its output ends:"
-                f"\n{redact(child_result.last_lines(15))}"
+                f"{file} was still being imported after {timeout_s:.0f} s; an environment must load "
+                "its data in setup(), not at import. `lachesis envs NAME` waits longer, and its "
+                f"result is cached. The output ends:\n{redact(child_result.last_lines(15))}"
             )
         if child_result.end_reason == "output":
             raise EnvironmentLoadError(
-                f"{file} was ended while it was imported, because it printed more than {MAX_OUTPUT_BYTES // 1_000_000} MB; "
-                f"its last line: {shorten(redact(child_result.last_lines(1)), 80)!r}"
+                f"{file} was killed while it was imported, because it printed more than "
+                f"{MAX_OUTPUT_BYTES // 1_000_000} MB; its last line: "
+                f"{shorten(redact(child_result.last_lines(1)), 80)!r}"
             )
         if not out.is_file():
             raise EnvironmentLoadError(
-                f"{file} ended the process (exit code {child_result.exit_code}) while it was imported:\n{redact(child_result.last_lines(15))}"
+                f"{file} ended the process (exit code {child_result.exit_code}) while it was "
+                f"imported:\n{redact(child_result.last_lines(15))}"
             )
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:
         reason = redact(answer["error"])
-        if answer.get("advice"):  # a package that is missing needs no traceback
+        if answer.get("advice"):  # A missing package needs no traceback.
             raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
         traceback = redact(answer["traceback"])
         raise EnvironmentLoadError(

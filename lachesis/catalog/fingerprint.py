@@ -1,5 +1,6 @@
-"""Which code an environment is: a hash over its file and the modules beside it that it imports; and
-how it is imported.
+"""Compute a hash of an environment's code, and find out how its file is imported.
+
+The code is the file and the modules of its folder, package or repository that it imports.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from lachesis.base.errors import EnvironmentLoadError
 
 REPOSITORY_MARKS = (".git", "pyproject.toml", "setup.py")
 ATROPOS_PACKAGE = "atroposlib"
-"""The installed one is used also where the repository holds its source."""
+"""The installed package is used even where the repository holds its source."""
 LACHESIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find_import_root(file: Path) -> Path:
     """Return the folder that the file's imports start from: its own, or the one that holds its
-    package. A file with relative imports belongs to a package also where no folder has an
-    `__init__.py`.
+    package.
+
+    A file with relative imports belongs to a package even where no folder has an `__init__.py`.
     """
     folder = file.parent
     while (folder / "__init__.py").is_file():
@@ -36,20 +38,20 @@ def find_import_root(file: Path) -> Path:
 
 
 def _is_name_available(name: str) -> bool:
-    """Return whether a folder of this name can be imported as a package: no installed module has
-    the name.
-    """
+    """Return whether no installed module has this name, so that a folder can be imported by it."""
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # a module without a spec
+    except ValueError:  # The module has no spec.
         return False
-    # a folder without `__init__.py` takes others of its name in
+    # A namespace package (a folder without `__init__.py`) can be extended by another folder.
     return spec is None or spec.origin is None
 
 
 def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
-    """Return where a child that runs the file looks for modules: first in its own root, then among
-    what is installed, last in the other folders, which must not hide an installed package.
+    """Return where a child that runs the file looks for modules.
+
+    Its own root comes first, then the installed packages, then other folders, which must not hide
+    an installed package.
     """
     own_root = find_import_root(file)
     has_ordinary_layout = own_root == file.parent or (file.parent / "__init__.py").is_file()
@@ -63,8 +65,8 @@ def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
 
 
 def list_further_roots(file: Path) -> list[Path]:
-    """Return the other folders that upstream files import from: the file's own one and the root of
-    its repository.
+    """Return the other folders that files written for Atropos import from: their own and the
+    repository.
     """
     folders = (file.parent, find_repository(file))
     return [
@@ -75,7 +77,7 @@ def list_further_roots(file: Path) -> list[Path]:
 
 
 def find_repository(file: Path) -> Path | None:
-    """Return the nearest folder above the file that is the root of a repository or project."""
+    """Return the nearest folder above the file that is the root of a repository or project, if any."""
     return next(
         (
             folder
@@ -87,7 +89,9 @@ def find_repository(file: Path) -> Path | None:
 
 
 def _read_import_level(file: Path) -> int:
-    """Return the largest number of dots in an import of the file; 0 for a file that cannot be read."""
+    """Return the largest number of dots in an import of the file, or 0 for a file that cannot be
+    read.
+    """
     try:
         stat = file.stat()
         return _parse_import_level(file, stat.st_mtime_ns, stat.st_size)
@@ -104,16 +108,19 @@ def _parse_import_level(file: Path, changed_ns: int, size: int) -> int:
 
 
 def get_module_name(file: Path) -> str | None:
-    """The dotted name of a module of a package; None for a file that stands alone."""
+    """Return the dotted name of a module in a package, or None for a file that stands alone."""
     relative_path = file.relative_to(find_import_root(file)).with_suffix("")
     return ".".join(relative_path.parts) if len(relative_path.parts) > 1 else None
 
 
 def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
-    """16 hexadecimal digits that change when the environment's file changes, or a module in its
-    folder or package that it imports, directly or through others; also those that one of the values
-    of its fields names, as FILE.py or FILE.py:NAME. Raises EnvironmentLoadError when the file
-    cannot be read.
+    """Return 16 hexadecimal digits that change when the code of the environment changes.
+
+    The code is the environment's file and the modules of its folder or package that it imports,
+    directly or indirectly. Files that a field's value names, as FILE.py or FILE.py:NAME, count too.
+
+    Raises:
+        EnvironmentLoadError: One of the files cannot be read.
     """
     digest = hashlib.sha256()
     for source_file in sorted(
@@ -140,9 +147,7 @@ def _list_named_files(values: Mapping[str, object]) -> list[Path]:
 
 
 def list_source_files(file: Path) -> set[Path]:
-    """The file, and the modules of its folder, package or repository that it imports, directly or
-    through others.
-    """
+    """Return the file and the modules of its folder, package or repository that it imports."""
     source_files: set[Path] = set()
     todo = [file]
     while todo:
@@ -156,13 +161,11 @@ def list_source_files(file: Path) -> set[Path]:
 
 
 def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
-    """The files below these folders that this one imports by name; a name that is not there comes
-    from elsewhere.
-    """
+    """Return the files below these folders that this file imports directly."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
-        return []  # its bytes are part of the hash all the same
+        return []  # The bytes of the file are part of the hash even if it does not parse.
     module_paths: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -193,9 +196,7 @@ def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
 
 
 def _is_own_source(path: Path, folders: Sequence[Path]) -> bool:
-    """Return whether a module belongs to one of the folders, and neither to this program nor to
-    what it builds on.
-    """
+    """Return whether a module belongs to one of the folders, and not to Lachesis or Atropos."""
     if path.is_relative_to(LACHESIS_PACKAGE) or ATROPOS_PACKAGE in path.parts:
         return False
     return any(path.is_relative_to(folder) for folder in folders)

@@ -1,10 +1,13 @@
-"""What an environment's file requires by its header (PEP 723), and the place of its own where that
-is installed when asked.
+"""Read which packages an environment's file requires, and install them in a virtual environment.
 
-# /// script # dependencies = ["verifiers>=0.1.14,<0.2"] # ///
+The file declares them in a header as PEP 723 defines it:
 
-The place is a virtual environment that sees the packages of this one behind its own. What both need
-is there once, and what the file needs in another version touches nobody else.
+    # /// script
+    # dependencies = ["verifiers>=0.1.14,<0.2"]
+    # ///
+
+The virtual environment also sees the packages of the one that Lachesis runs in. Packages that both
+need are installed once, and other versions that the file needs affect nobody else.
 """
 
 from __future__ import annotations
@@ -38,20 +41,22 @@ DISTRIBUTIONS = {
     "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # fmt: skip
-"""Packages that are imported by another name than they are installed by."""
+"""Packages whose import name differs from the name that pip installs."""
 
 
 @dataclass(frozen=True)
 class ScriptRequirements:
-    """`python` is a range of versions, or empty for any."""
+    """Hold the requirements of a file; `python` is a range of versions, or empty for any version."""
 
     dependencies: tuple[str, ...] = ()
     python: str = ""
 
 
 def read_requirements(file: Path) -> ScriptRequirements:
-    """What the file's header says. Raises RequirementsError for one that cannot be read as PEP 723
-    asks.
+    """Return the requirements in the file's header.
+
+    Raises:
+        RequirementsError: The header does not follow PEP 723.
     """
     try:
         text = "\n".join(
@@ -60,7 +65,7 @@ def read_requirements(file: Path) -> ScriptRequirements:
         header = tomllib.loads(text)
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):
-            raise ValueError("dependencies is a list of texts, requires-python a text")
+            raise ValueError("dependencies must be a list of texts, and requires-python a text")
         for dependency in dependencies:
             Requirement(dependency)
         SpecifierSet(python)
@@ -74,7 +79,7 @@ def read_requirements(file: Path) -> ScriptRequirements:
 
 
 def _read_header_lines(lines: list[str]) -> Iterator[str]:
-    """The TOML of the header, without its signs of comment."""
+    """Yield the lines of the header's TOML without their comment signs."""
     if HEADER_BEGIN not in lines:
         return
     for line in lines[lines.index(HEADER_BEGIN) + 1 :]:
@@ -82,14 +87,15 @@ def _read_header_lines(lines: list[str]) -> Iterator[str]:
             return
         if line != "#" and not line.startswith("# "):
             raise ValueError(
-                f"the line {line[:60]!r} stands between {HEADER_BEGIN!r} and {HEADER_END!r}; each begins with '# '"
+                f"the line {line[:60]!r} between {HEADER_BEGIN!r} and {HEADER_END!r} must begin "
+                "with '# '"
             )
         yield line[2:]
-    raise ValueError(f"{HEADER_BEGIN!r} has no {HEADER_END!r} behind it")
+    raise ValueError(f"{HEADER_BEGIN!r} is not followed by {HEADER_END!r}")
 
 
 def list_missing_requirements(requirements: ScriptRequirements) -> list[str]:
-    """The dependencies that the packages here do not satisfy."""
+    """Return the dependencies that the installed packages do not satisfy."""
     return [
         dependency
         for dependency in requirements.dependencies
@@ -123,9 +129,13 @@ def _is_met(requirement: Requirement, extra: str = "") -> bool:
 
 
 def find_interpreter(file: Path) -> str:
-    """The Python that runs this environment: that of its own place where it has one, else the one
-    that runs this. Raises RequirementsError for what is not installed. A file that is gone is told
-    by whoever wants to run it.
+    """Return the Python interpreter for this environment's file.
+
+    It is that of the file's virtual environment if it has one, else the one that runs Lachesis. A
+    file that does not exist is not an error here.
+
+    Raises:
+        RequirementsError: A required package is not installed.
     """
     if not file.is_file():
         return sys.executable
@@ -138,21 +148,22 @@ def find_interpreter(file: Path) -> str:
         return str(venv_folder / "bin" / "python")
     if missing := list_missing_requirements(requirements):
         raise RequirementsError(
-            f"{file} requires {', '.join(missing)}, which is not installed here; `lachesis env install {file}` installs it, "
-            "in a place of its own"
+            f"{file} requires {', '.join(missing)}, which is not installed; `lachesis env install "
+            f"{file}` installs it in a virtual environment of its own"
         )
     return sys.executable
 
 
 def get_import_advice(file: Path, error: BaseException) -> str:
-    """Return what makes an import work that has failed for a missing package; "" for any other
-    error.
-    """
+    """Return how to mend an import that failed because of a missing package, or an empty text."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     package = error.name.partition(".")[0]
     if package in sys.modules:
-        return f"{package} is there, but it has no module {error.name}: another version of it may be needed"
+        return (
+            f"{package} is installed, but it has no module {error.name}: another version of it may "
+            "be needed"
+        )
     name = DISTRIBUTIONS.get(package, package)
     try:
         dependencies = read_requirements(file).dependencies
@@ -161,17 +172,22 @@ def get_import_advice(file: Path, error: BaseException) -> str:
     if dependencies:
         change = f'add "{name}" to `dependencies` in the header of {file}'
     else:
-        change = f'write this header into {file}:\n{HEADER_BEGIN}\n# dependencies = ["{name}"]\n{HEADER_END}\n'
+        change = (
+            f"write this header into {file}:\n"
+            f'{HEADER_BEGIN}\n# dependencies = ["{name}"]\n{HEADER_END}\n'
+        )
     return (
         f"the package {package} is not installed. To install it for this file, {change}"
-        f"{', ' if dependencies else ''}then run `lachesis env install {file}`. To install it for all: "
-        f"`{sys.executable} -m pip install {name}`"
+        f"{', ' if dependencies else ''}then run `lachesis env install {file}`. To install it for "
+        f"all environments: `{sys.executable} -m pip install {name}`"
     )
 
 
 def install_requirements(file: Path) -> Path:
-    """Make the place, unless it is there; its path. Raises RequirementsError with the end of what
-    pip said.
+    """Create the virtual environment of a file unless it exists, and return its folder.
+
+    Raises:
+        RequirementsError: pip failed; the message ends with the last lines it printed.
     """
     requirements = read_requirements(file)
     _check_python_version(file, requirements)
@@ -181,10 +197,11 @@ def install_requirements(file: Path) -> Path:
         with venv_folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _get_marker_path(venv_folder).is_file():
-                shutil.rmtree(venv_folder, ignore_errors=True)  # half of one, whose maker was ended
+                # An earlier installation may have been killed half-way.
+                shutil.rmtree(venv_folder, ignore_errors=True)
                 _create_venv(venv_folder, requirements.dependencies)
     except OSError as error:
-        raise StorageError(f"{venv_folder} cannot be made: {error}") from error
+        raise StorageError(f"{venv_folder} cannot be created: {error}") from error
     return venv_folder
 
 
@@ -200,7 +217,7 @@ def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
                 "purelib", "venv", {"base": str(venv_folder), "platbase": str(venv_folder)}
             )
         )
-        # each is run by itself
+        # Each line of a .pth file that begins with `import` is executed.
         lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site_folders]
         (site_packages / "behind.pth").write_text("".join(lines), encoding="utf-8")
         with log.open("wb") as stream:
@@ -240,7 +257,9 @@ def _check_python_version(file: Path, requirements: ScriptRequirements) -> None:
 
 
 def _get_venv_folder(requirements: ScriptRequirements) -> Path:
-    """One for all files that require the same, of this Python and beside these packages."""
+    """Return the folder for all files with the same requirements, for this Python and these
+    packages.
+    """
     key_parts = (sorted(requirements.dependencies), sys.version, sys.prefix)
     return (
         paths.home()

@@ -1,4 +1,4 @@
-"""`lachesis env new`: a file that works as it is, for its author to change."""
+"""Write the file that `lachesis env new` creates: a working environment for its author to change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ TEMPLATE = Path(__file__).parents[1] / "environment" / "template.txt"
 
 
 def write_scaffold(name: str, folder: Path) -> Path:
-    """Write NAME.py into the folder, which is made if it is not there; its path.
+    """Write NAME.py into the folder, which is created if necessary, and return its path.
 
-    Raises ConfigError for a name that Python cannot import, or StorageError when the file is there
-    or cannot be written.
+    Raises:
+        ConfigError: Python cannot import a module of this name.
+        StorageError: The file exists or cannot be written.
     """
     if not NAME_PATTERN.fullmatch(name) or keyword.iskeyword(name):
-        allowed = "small letters, digits and _, a letter first, and no word of Python's"
+        allowed = (
+            "small letters, digits and _, beginning with a letter, and not a keyword of Python"
+        )
         raise ConfigError(f"{name[:80]!r} cannot be an environment's name; allowed: {allowed}")
     file = folder / f"{name}.py"
     words = [word.capitalize() for word in name.split("_") if word]
@@ -33,5 +36,5 @@ def write_scaffold(name: str, folder: Path) -> Path:
             with file.open("x", encoding="utf-8") as out:
                 out.write(text)
         except FileExistsError:
-            raise StorageError(f"{file} is there already; nothing was written") from None
+            raise StorageError(f"{file} already exists; nothing was written") from None
     return file

@@ -1,8 +1,7 @@
-"""Find environments by reading their files, without importing them.
+"""Find environments by parsing their files, without importing them.
 
-A file is read as a syntax tree; a class counts when it inherits, directly or through other scanned
-classes, from Atropos' `BaseEnv`. A place that is searched is a folder, with the folders below it,
-or one file.
+A class counts when it inherits from Atropos' `BaseEnv`, directly or through other classes that were
+scanned. The search path consists of files and of folders, which are searched with their subfolders.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lachesis.catalog import fingerprint
 
 ROOT_CLASS = "BaseEnv"
 LACHESIS_BASES = frozenset({"TaskEnv", "ConversationEnv", "VerifiersEnv"})
-"""Of `lachesis.environment`; each is a BaseEnv."""
+"""Classes of `lachesis.environment`; each inherits from `BaseEnv`."""
 IGNORED_FOLDERS = frozenset({"tests", "site-packages", "node_modules", "venv"})
 MAX_DEPTH = 5
 MAX_FILES = 5000
@@ -29,7 +28,7 @@ MAX_FILES = 5000
 
 @dataclass(frozen=True)
 class Environment:
-    """What the source says about one environment."""
+    """Describe one environment by what its source code says."""
 
     name: str
     class_name: str
@@ -40,18 +39,18 @@ class Environment:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The environments found, the files that do not parse with the reason, and those that go by
-    another name than their own because it was taken: under that name, why.
-    """
+    """Hold the environments that were found, and the files that cause problems."""
 
     environments: list[Environment]
     problems: dict[str, str] = field(default_factory=dict)
+    """Why a file or folder could not be scanned, by its path."""
     clashes: dict[str, str] = field(default_factory=dict)
+    """Why an environment got another name than its own, by the name it got."""
 
 
 @dataclass(frozen=True)
 class _ScannedClass:
-    """What one class statement says."""
+    """Hold what one class statement says."""
 
     name: str
     file: Path
@@ -68,8 +67,10 @@ class _ScannedFile:
 
 
 def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
-    """Every environment in `places` (default: `paths.environment_dirs()`), in order of place and
-    file name, those of a folder before those of the folders below it.
+    """Return every environment on the search path, by default `paths.environment_dirs()`.
+
+    They are in the order of the search path and of their file names; those of a folder come before
+    those of its subfolders.
     """
     classes: list[_ScannedClass] = []
     problems: dict[str, str] = {}
@@ -82,7 +83,7 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
         files = list(itertools.islice(_list_python_files(search_path), MAX_FILES + 1))
         if len(files) > MAX_FILES:
             problems[str(search_path)] = (
-                f"it holds more than {MAX_FILES} files of Python; name a smaller folder"
+                f"it holds more than {MAX_FILES} Python files; name a smaller folder"
             )
             files.pop()
         searched_files |= set(files)
@@ -92,7 +93,7 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             else set()
         )
         for file in [*files, *sorted(imported_files)]:
-            if file in scanned_files:  # of a folder that is searched too
+            if file in scanned_files:  # Another folder on the search path contains it.
                 continue
             scanned_files.add(file)
             scanned = _scan_file(file)
@@ -107,7 +108,7 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             own_name = scanned_class.own_name or scanned_class.file.stem
             if environment.name != own_name:
                 result.clashes[environment.name] = (
-                    f"{scanned_class.file}: its name {own_name} is that of {file_by_name[own_name]}"
+                    f"{scanned_class.file}: its name {own_name} is taken by {file_by_name[own_name]}"
                 )
             file_by_name[environment.name] = scanned_class.file
             result.environments.append(environment)
@@ -115,7 +116,7 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
 
 
 def _list_python_files(search_path: Path) -> Iterator[Path]:
-    """The files that may hold environments."""
+    """Yield the files that may hold environments."""
     if search_path.is_file():
         yield search_path
         return
@@ -145,7 +146,11 @@ def _scan_file(file: Path) -> _ScannedFile:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
-    """The classes of one file as it is since `changed_ns`. Raises OSError."""
+    """Return the classes of a file; the cache is valid for one time of change and size.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     try:
         module = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
     except (SyntaxError, ValueError) as error:
@@ -184,9 +189,7 @@ def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
 
 
 def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The import statements that bind names of the module: under `if`, `try` and `with` too, none
-    in a function or class.
-    """
+    """Yield the import statements that bind names of the module, not those in functions or classes."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -196,7 +199,7 @@ def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportF
 
 
 def _has_import_of(imports: Iterable[ast.Import | ast.ImportFrom], module: str) -> bool:
-    """Whether one of them imports the module or something of it."""
+    """Return whether one of the statements imports the module or something from it."""
     parent, _, last = module.rpartition(".")
     imported: set[str] = set()
     for node in imports:
@@ -223,9 +226,7 @@ def _base_name(base: ast.expr) -> str | None:
 
 
 def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Those that reach BaseEnv through the bases; names are compared across files, as imports are
-    not followed.
-    """
+    """Return the classes that reach BaseEnv through their bases, which are compared by name only."""
     environment_names = {ROOT_CLASS}
     while True:
         extended_names = environment_names | {
@@ -243,7 +244,7 @@ def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
 
 
 def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Without those that another class of the same file builds on: they are not meant to be run."""
+    """Return the classes that no other class of the same file inherits from; those are bases only."""
     classes_by_file: dict[Path, list[_ScannedClass]] = collections.defaultdict(list)
     for scanned_class in classes:
         classes_by_file[scanned_class.file].append(scanned_class)

@@ -1,1 +1,1 @@
-"""The configuration of a run: its fields, profiles, edits and prices."""
+"""Define the configuration of a run: its fields, profiles, edits and prices."""

@@ -1,8 +1,8 @@
-"""The fields of an environment as a person or an agent sees them, and edits to them.
+"""Present the fields of an environment to a person or an agent, and check their edits.
 
-A field is named bare (`group_size`) or with its section (`tinker.learning_rate`). A bare name that
-several sections have means the one that can be edited, `env` before `tinker`. The environment's own
-fields come from its own configuration class.
+A field is named alone (`group_size`) or with its section (`tinker.learning_rate`). A name that
+occurs in several sections means the field that can be edited, `env` before `tinker`. The
+environment's own fields come from its configuration class.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SECTIONS: dict[str, type[Section]] = {
     "limits": LimitsSection,
 }
 TOP_SECTION = "run"
-"""The section of the fields that stand in no section of the YAML."""
+"""The section of fields that belong to no section of the YAML."""
 MAX_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One field. `locked` is the reason why it cannot be changed in this profile, or None."""
+    """Describe one field; `lock_reason` says why it cannot be changed in this profile, or is None."""
 
     section: str
     name: str
@@ -72,9 +72,9 @@ class ConfigField:
 
 
 class ConfigFields:
-    """All fields of one environment under one profile.
+    """Hold all fields of one environment under one profile.
 
-    `by_owner` opens those that are locked for agents only.
+    With `is_owner` the fields that are locked for agents only can be edited.
     """
 
     def __init__(
@@ -141,22 +141,31 @@ class ConfigFields:
                 )
 
     def find(self, name: str) -> ConfigField:
-        """Raises UnknownFieldError with the fields that can be edited."""
+        """Return the field of this name.
+
+        Raises:
+            UnknownFieldError: There is none; the message lists the fields that can be edited.
+        """
         names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP_SECTION)))
         matches = [self.by_name[full_name] for full_name in names if full_name in self.by_name]
         if matches:
             return next((field for field in matches if field.lock_reason is None), matches[0])
         available = [field.name for field in self.by_name.values() if field.lock_reason is None]
         raise UnknownFieldError(
-            f"there is no field {shorten(repr(name))}; fields that can be edited: {', '.join(available)}",
+            f"there is no field {shorten(repr(name))}; fields that can be edited: "
+            f"{', '.join(available)}",
             available_fields=available,
         )
 
     def check_edit(
         self, name: str, value: Any, current: RunConfig | None = None
     ) -> tuple[ConfigField, Any]:
-        """The field and the checked value. Raises UnknownFieldError, LockedFieldError or
-        FieldValueError.
+        """Return the field of this name and the checked value for it.
+
+        Raises:
+            UnknownFieldError: There is no such field.
+            LockedFieldError: The profile locks the field.
+            FieldValueError: The value has the wrong type or is out of range.
         """
         field = self.find(name)
         if field.lock_reason is not None:
@@ -165,16 +174,17 @@ class ConfigFields:
             )
             current_value = getattr(section, field.name, field.default)
             raise LockedFieldError(
-                f"{field.section}.{field.name} is locked at {current_value!r} ({field.lock_reason}); rl_get_current_config or "
-                "`lachesis envs NAME` shows what can be edited",
+                f"{field.section}.{field.name} is locked at {current_value!r} "
+                f"({field.lock_reason}); rl_get_current_config or `lachesis envs NAME` shows what "
+                "can be edited",
                 locked_value=current_value,
             )
         return field, self._check_value(field, value)
 
     def parse_value(self, field: ConfigField, value: Any) -> Any:
-        """Read a text as the type of the field, without a check of the value; see `typed_values`."""
+        """Convert a text to the type of the field without checking the value; see `typed_values`."""
         schema = field.schema
-        if field.section == "env":  # its own schema of a field of both is the narrower one
+        if field.section == "env":  # The environment may allow less than we do for its fields.
             schema = self.environment_properties.get(field.name, schema)
         return read_typed_value(schema, value, self.definitions)
 
@@ -199,14 +209,17 @@ class ConfigFields:
             )
             shown = shorten(repr(value))
             raise FieldValueError(
-                f"{field.section}.{field.name} is {shown}: {shorten(reason.removeprefix('Value error, '))}; "
-                f"allowed: {describe_allowed(field.schema)}"
+                f"{field.section}.{field.name} is {shown}: "
+                f"{shorten(reason.removeprefix('Value error, '))}; allowed: "
+                f"{describe_allowed(field.schema)}"
             ) from error
-        return int(value) if field.schema.get("type") == "integer" else value  # JSON has 8.0 for 8
+        if field.schema.get("type") == "integer":
+            return int(value)  # JSON does not distinguish 8.0 from 8.
+        return value
 
 
 def get_editable_values(config: RunConfig) -> dict[str, Any]:
-    """The values of the fields that the configuration's profile does not lock."""
+    """Return the values of the fields that the configuration's profile does not lock."""
     unlocked_fields = [
         field
         for field in ConfigFields(config.profile).by_name.values()
@@ -221,8 +234,9 @@ def get_editable_values(config: RunConfig) -> dict[str, Any]:
 def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") -> RunConfig:
     """Return the configuration with other limits.
 
-    Raises ConfigError for a field that is not a limit, with the hint `instead`, and for a value
-    that is not allowed.
+    Raises:
+        ConfigError: A field is not a limit (the message ends with `hint`), or a value is not
+            allowed.
     """
     fields = ConfigFields(config.profile)
     values = config.model_dump()
@@ -230,7 +244,8 @@ def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") ->
         if name.removeprefix("limits.") not in values["limits"]:
             allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
             raise ConfigError(
-                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: {allowed_names}{hint}"
+                f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: "
+                f"{allowed_names}{hint}"
             )
         field, checked = fields.check_edit(f"limits.{name.removeprefix('limits.')}", value)
         values["limits"][field.name] = checked
@@ -238,8 +253,9 @@ def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") ->
 
 
 def _reject_unusable_value(value: Any) -> None:
-    """Raises ValueError for what types and ranges let pass and no configuration needs: NaN,
-    infinity, control characters, a text that is a document.
+    """Raise ValueError for values that types and ranges allow and no configuration needs.
+
+    These are NaN, infinity, control characters, invalid Unicode, and very long texts.
     """
     for element in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -260,7 +276,7 @@ def _reject_unusable_value(value: Any) -> None:
 
 
 def describe_allowed(schema: dict[str, Any]) -> str:
-    """A field's type and limits in words."""
+    """Return a field's type and limits in words."""
     limit_words = {
         "minimum": "at least",
         "exclusiveMinimum": "above",
@@ -285,7 +301,10 @@ def describe_allowed(schema: dict[str, Any]) -> str:
 def parse_assignment(text: str) -> tuple[str, str]:
     """Split `field=value` from a command line; the value stays the text that was typed.
 
-    `Fields.edit` reads it as the type of its field. Raises FieldValueError.
+    `ConfigFields.check_edit` converts it to the type of its field.
+
+    Raises:
+        FieldValueError: The text is not an assignment.
     """
     name, separator, value = text.partition("=")
     if not separator or not name.strip():

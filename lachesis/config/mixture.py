@@ -1,4 +1,4 @@
-"""Several environments in one run: what the values of `env.mixture` become before the run starts."""
+"""Complete `env.mixture`, the further environments of a run, before the run starts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ Values = dict[str, dict[str, Any]]
 
 
 def complete_mixture(config: RunConfig, timeout_s: float) -> RunConfig:
-    """The configuration with every field of the further environments, which were checked as those
-    of the first one are. Raises UnknownEnvironmentError, UnknownFieldError, LockedFieldError,
-    FieldValueError, and what `discovery.schema` raises.
+    """Return the configuration with all fields of the further environments filled in and checked.
+
+    Raises:
+        UnknownEnvironmentError: There is no environment of a name.
+        ConfigError: A field is unknown or locked, or a value is not allowed.
+        EnvironmentLoadError: An environment cannot be imported.
     """
     if not config.env.mixture:
         return config
@@ -31,7 +34,7 @@ def complete_mixture(config: RunConfig, timeout_s: float) -> RunConfig:
 def check_mixture(
     profile: str, mixture: Mapping[str, Mapping[str, Any]], timeout_s: float
 ) -> Values:
-    """The environments with all their own fields."""
+    """Return the environments with all their own fields, checked."""
     return {
         name: _complete_environment(profile, name, values, timeout_s)
         for name, values in mixture.items()
@@ -39,8 +42,10 @@ def check_mixture(
 
 
 def list_environment_files(environment: Environment, config: RunConfig) -> dict[str, str]:
-    """Where the run's environments are, by name, the first one first. Raises
-    UnknownEnvironmentError.
+    """Return the files of the run's environments by name, its first environment first.
+
+    Raises:
+        UnknownEnvironmentError: An environment no longer exists.
     """
     return {
         environment.name: environment.file_path,
@@ -61,9 +66,8 @@ def _complete_environment(
     }
     validation_errors = describe.check_values(environment, schema, checked_values, timeout_s)
     if validation_errors:
-        raise FieldValueError(
-            f"{name} refuses it: {'; '.join(validation_error['message'] for validation_error in validation_errors)}"
-        )
+        reasons = "; ".join(error["message"] for error in validation_errors)
+        raise FieldValueError(f"{name} refuses the values: {reasons}")
     defaults = {
         key: value for key, value in schema.values.items() if key not in EnvSection.model_fields
     }

@@ -1,5 +1,6 @@
-"""What tokens cost: `deployments/prices.yaml`, with an operator's own `$LACHESIS_HOME/prices.yaml`
-over it.
+"""Look up what tokens cost in `deployments/prices.yaml`.
+
+An operator's own `$LACHESIS_HOME/prices.yaml` takes precedence.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ TOKENS_PER_PRICE_UNIT = 1_000_000
 
 
 class TokenCounts(BaseModel):
-    """Tokens by what is paid for them. A prompt counts once per request, however many completions
-    are drawn from it.
+    """Count tokens by the way they are priced.
+
+    A prompt counts once per request, however many completions are sampled from it.
     """
 
     prefill: float = 0
@@ -33,7 +35,9 @@ class TokenCounts(BaseModel):
 
 
 class Prices(BaseModel):
-    """US dollars per million tokens of one model, and the day on which they were read."""
+    """Hold the prices of one model in US dollars per million tokens, and the day they were looked
+    up.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +47,7 @@ class Prices(BaseModel):
     dated: date
 
     def compute_cost(self, tokens: TokenCounts) -> float:
-        """US dollars."""
+        """Return the cost of these tokens in US dollars."""
         return (
             self.prefill * tokens.prefill
             + self.sample * tokens.sampled
@@ -52,8 +56,10 @@ class Prices(BaseModel):
 
 
 def find_prices(model: str, home: Path | None = None) -> Prices | None:
-    """The model's prices, or None when no table has them. Raises ConfigError for a table of another
-    shape.
+    """Return the prices of a model, or None when no table lists it.
+
+    Raises:
+        ConfigError: A price table has the wrong form.
     """
     for file in _list_price_files(home):
         price_fields = _read_price_file(file).get(model)
@@ -62,15 +68,14 @@ def find_prices(model: str, home: Path | None = None) -> Prices | None:
                 return Prices.model_validate(price_fields)
             except ValidationError as error:
                 error_detail = error.errors()[0]
-                raise ConfigError(
-                    f"{file}: {model}.{'.'.join(map(str, error_detail['loc']))}: {error_detail['msg']}"
-                ) from error
+                field_path = ".".join(map(str, error_detail["loc"]))
+                raise ConfigError(f"{file}: {model}.{field_path}: {error_detail['msg']}") from error
     return None
 
 
 def _list_price_files(home: Path | None) -> list[Path]:
     candidates = [(home or paths.home()) / "prices.yaml"]
-    # an installed package without a checkout has the operator's table only
+    # Without a checkout there is only the operator's own table.
     with contextlib.suppress(MissingDependencyError):
         candidates.append(paths.checkout_dir() / "deployments" / "prices.yaml")
     return [file for file in candidates if file.is_file()]
@@ -80,9 +85,9 @@ def _read_price_file(file: Path) -> dict[str, Any]:
     try:
         models = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("models") or {}
         if not isinstance(models, dict):
-            raise ValueError("`models` is no mapping")
+            raise ValueError("`models` is not a mapping")
     except (OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file} is not of the form models: {{NAME: {{prefill, sample, train, dated}}}}: {error}"
+            f"{file} must have the form models: {{NAME: {{prefill, sample, train, dated}}}}: {error}"
         ) from error
     return models

@@ -1,4 +1,9 @@
-"""Whether this machine has what a profile needs."""
+"""Define the profiles, which say where training happens, and check what each needs on this machine.
+
+embedded   the engine of this project on this machine; no key, no cost
+tinker     the Tinker cloud
+custom     any other server that speaks the Tinker protocol
+"""
 
 from __future__ import annotations
 
@@ -24,19 +29,20 @@ ProfileName = Literal["embedded", "tinker", "custom"]
 
 @dataclass(frozen=True)
 class Profile:
-    """Where training happens: the values of its fields, those of the locked ones that it opens, and
-    the keys it needs.
-    """
+    """Describe a place where training happens."""
 
     name: ProfileName
     description: str
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Values of fields by section and name."""
     unlocked: frozenset[str] = frozenset()
+    """Locked fields that this profile lets its users edit, as SECTION.NAME."""
     required_keys: tuple[str, ...] = ()
+    """Environment variables that training needs."""
 
     @property
     def is_paid(self) -> bool:
-        """Whether somebody may be billed: the servers that ask for a key."""
+        """Return whether somebody may be billed, which is so for all servers that require a key."""
         return bool(self.required_keys)
 
 
@@ -92,11 +98,14 @@ PROFILES: dict[str, Profile] = {
 
 
 def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dict[str, Any]]:
-    """A profile's values, with an operator's own from `$LACHESIS_HOME/profiles.yaml` over them:
+    """Return a profile's values, overridden by the operator's `$LACHESIS_HOME/profiles.yaml`.
 
-    tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
+    That file has the form
 
-    Raises ConfigError for an unknown profile or a file of another shape.
+        tinker: {tinker: {lora_rank: 16}, env: {total_steps: 500}}
+
+    Raises:
+        ConfigError: There is no such profile, or the file cannot be read or has another form.
     """
     if profile not in PROFILES:
         raise ConfigError(
@@ -115,23 +124,29 @@ def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dic
                         f"there is no section {name}; allowed: env, openai, tinker, limits"
                     )
                 values.setdefault(name, {}).update(section)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{file} is not of the form profile: {{section: {{field: value}}}}: {error}"
+                f"{file} must have the form PROFILE: {{SECTION: {{FIELD: VALUE}}}}: {error}"
             ) from error
     return values
 
 
 def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
-    """Raises ConfigError, MissingKeyError or MissingDependencyError, which name what the profile
-    lacks here.
+    """Raise an error that names what the profile lacks on this machine.
+
+    Raises:
+        ConfigError: There is no such profile.
+        MissingKeyError: A key is not set.
+        MissingDependencyError: A package is not installed.
     """
     load_profile_values(profile)
     missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
-            f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, whose children train; "
-            "start it with them",
+            f"profile {profile} needs the environment variables {', '.join(missing)}; restart "
+            "`lachesis serve` with them, because its child processes train",
             missing=missing,
         )
     if profile == "embedded":
@@ -139,45 +154,48 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
 
 
 def check_embedded() -> None:
-    """Raises MissingDependencyError when the embedded engine cannot run here."""
+    """Raise MissingDependencyError when the embedded engine cannot run here."""
     missing = list_missing_modules(("torch", "transformers", "peft"))
     if missing:
         raise MissingDependencyError(
-            f"profile embedded needs {', '.join(missing)}, which is not installed: pip install 'lachesis[embedded]'"
+            f"profile embedded needs {', '.join(missing)}, which is not installed; install it "
+            "with `pip install 'lachesis[embedded]'`"
         )
 
 
 def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
-    """The name of the key for models that are tested at an endpoint: $OPENAI_BASE_URL when it is
-    set, else OpenRouter.
+    """Return the name of the key for models tested at an endpoint.
+
+    It is that of OpenRouter unless `$OPENAI_BASE_URL` names another endpoint.
     """
     return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
 
 
 def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:
-    """Raises MissingKeyError when these models at an endpoint cannot be asked."""
+    """Raise MissingKeyError when the key for testing these models at an endpoint is missing."""
     variables = os.environ if environ is None else environ
     key = get_endpoint_key_name(variables)
     if not variables.get(key):
         raise MissingKeyError(
-            f"testing {', '.join(models)[:200]} needs {key} in the environment of `lachesis serve`; a model of this machine "
-            "(`embedded:NAME`) needs no key, and OPENAI_BASE_URL with OPENAI_API_KEY stands for any endpoint of that protocol",
+            f"testing {', '.join(models)[:200]} needs the environment variable {key}; restart "
+            "`lachesis serve` with it. A model on this machine (`embedded:NAME`) needs no key, and "
+            "OPENAI_BASE_URL with OPENAI_API_KEY selects any other endpoint of that protocol",
             missing=[key],
         )
 
 
 def list_missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
-    """The names of the keys that the profile needs and that are not there."""
+    """Return the keys that the profile needs and that are not set."""
     variables = os.environ if environ is None else environ
     return [key for key in PROFILES[profile].required_keys if not variables.get(key)]
 
 
 def list_all_keys() -> list[str]:
-    """Every variable that a profile or the endpoint of an inference test needs."""
+    """Return every environment variable that a profile or the endpoint of an inference test needs."""
     profile_keys = {key for profile in PROFILES.values() for key in profile.required_keys}
     return sorted(profile_keys | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
 
 
 def list_missing_modules(names: Iterable[str]) -> list[str]:
-    """Those that cannot be imported, without importing them."""
+    """Return the modules that are not installed, without importing any."""
     return [name for name in names if find_spec(name) is None]

@@ -1,12 +1,4 @@
-"""The configuration of a run: its sections, which values are locked and why, and the YAML that all
-its processes read.
-
-A profile says where training happens and what its users may change:
-
-    embedded   the engine of this project on this machine; no key, no cost
-    tinker     the Tinker cloud
-    custom     any other server that speaks the Tinker protocol
-"""
+"""Build, check and store the configuration of a run, which all its processes read as YAML."""
 
 from __future__ import annotations
 
@@ -34,11 +26,14 @@ from lachesis.config.schema import (
 )
 
 MAX_WEIGHT = 1000
-"""Of an environment, beside others."""
+"""The largest weight of an environment among others."""
 
 
 class RunConfig(Section):
-    """One run. Combinations that would hang or drop every group cannot be built."""
+    """Hold the configuration of one run.
+
+    Combinations of values that would hang a run or drop every group are refused.
+    """
 
     environment: str = Field(min_length=1)
     profile: ProfileName = "embedded"
@@ -56,8 +51,8 @@ class RunConfig(Section):
         env = self.env
         if env.batch_size % env.group_size:
             raise ValueError(
-                f"env.batch_size ({env.batch_size}) is no multiple of env.group_size ({env.group_size}); "
-                "Atropos would wait for a full batch for ever"
+                f"env.batch_size ({env.batch_size}) is not a multiple of env.group_size "
+                f"({env.group_size}); Atropos would wait forever for a full batch"
             )
         return self
 
@@ -66,8 +61,8 @@ class RunConfig(Section):
         longest, limit = self.env.max_token_length, self.tinker.max_token_trainer_length
         if longest >= limit:
             raise ValueError(
-                f"env.max_token_length ({longest}) is not below tinker.max_token_trainer_length ({limit}); "
-                "Atropos would drop every group that has a full-length rollout"
+                f"env.max_token_length ({longest}) is not below tinker.max_token_trainer_length "
+                f"({limit}); Atropos would drop every group with a rollout of the full length"
             )
         return self
 
@@ -75,8 +70,9 @@ class RunConfig(Section):
     def _check_tokenizer(self) -> Self:
         if self.env.tokenizer_name != self.openai.model_name:
             raise ValueError(
-                f"env.tokenizer_name ({self.env.tokenizer_name}) and openai.model_name ({self.openai.model_name}) differ; "
-                "token ids would mean different texts to the environment and to the model"
+                f"env.tokenizer_name ({self.env.tokenizer_name}) and openai.model_name "
+                f"({self.openai.model_name}) differ; token ids would mean different texts to the "
+                "environment and to the model"
             )
         return self
 
@@ -86,15 +82,19 @@ class RunConfig(Section):
         return self
 
     def build_environment_configs(self) -> dict[str, RunConfig]:
-        """What each environment of the run reads, by its name, the run's first one first. Raises
-        ValueError.
+        """Return the configuration that each environment of the run reads, by name, the first one
+        first.
+
+        Raises:
+            ValueError: A field of `env.mixture` is not allowed.
         """
         env = self.env
         if not env.mixture:
             return {self.environment: self}
         if self.environment in env.mixture:
             raise ValueError(
-                f"env.mixture names {self.environment}, which is the run's own environment; allowed: others"
+                f"env.mixture names {self.environment}, which is the run's first environment; "
+                "allowed: other environments"
             )
         values_by_name = {
             self.environment: {**(env.model_extra or {}), "weight": env.inference_weight},
@@ -102,7 +102,8 @@ class RunConfig(Section):
         }
         if len({to_safe_name(name) for name in values_by_name}) < len(values_by_name):
             raise ValueError(
-                f"env.mixture has names that differ in signs only: {', '.join(values_by_name)}"
+                "env.mixture has names that differ in punctuation only: "
+                f"{', '.join(values_by_name)}"
             )
         weights = {
             name: _read_weight(name, own_values) for name, own_values in values_by_name.items()
@@ -120,14 +121,13 @@ class RunConfig(Section):
     def _build_environment_config(
         self, name: str, own_values: Mapping[str, Any], weight: float, max_workers: int
     ) -> RunConfig:
-        """One environment's view: it has no more groups under way than is its share of what may
-        wait.
-        """
+        """Build one environment's configuration, with its share of the groups that may wait."""
         shared = {key: getattr(self.env, key) for key in EnvSection.model_fields}
         shared_names = sorted(own_values.keys() & (shared.keys() - {"max_token_length"}))
         if shared_names:
             raise ValueError(
-                f"env.mixture.{name} sets {', '.join(shared_names)}, which all environments of a run have in common"
+                f"env.mixture.{name} sets {', '.join(shared_names)}, which all environments of a "
+                "run share"
             )
         shared |= {"mixture": {}, "inference_weight": weight, "max_num_workers": max_workers}
         if name != self.environment and self.env.wandb_name:
@@ -140,13 +140,14 @@ class RunConfig(Section):
 
     @property
     def is_prefetching(self) -> bool:
-        """Whether the trainer holds one of the batches that may wait."""
+        """Return whether the trainer fetches a batch ahead, which is one of those that may wait."""
         return self.env.max_batches_offpolicy > 1
 
     def to_yaml(self) -> str:
-        """The file that the trainer and the environment read. The endpoint stands twice: with a
-        single entry, environments that return a bare server configuration would talk to
-        localhost:9004 instead.
+        """Return the YAML that the trainer and the environment read.
+
+        The endpoint is listed twice: with a single entry, environments that return a bare server
+        configuration would talk to localhost:9004 instead.
         """
         endpoint = self.openai.model_dump(mode="json")
         content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
@@ -156,20 +157,25 @@ class RunConfig(Section):
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunConfig:
-        """Read a run's file. Raises ConfigError that names the file."""
+        """Read the configuration of a run.
+
+        Raises:
+            ConfigError: The content is not a valid configuration; the message names the file.
+            StorageError: The file cannot be read.
+        """
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            # ValueError: no text, or no such day
+            # A ValueError means that the file is not text, or holds a date that does not exist.
             raise ConfigError(f"{path} is not YAML: {error}") from error
         endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
         endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
         if not isinstance(content, dict) or not all(
             isinstance(section or {}, dict) for section in (*content.values(), endpoint)
         ):
-            raise ConfigError(f"{path} holds no sections; expected: env, openai, tinker")
+            raise ConfigError(f"{path} has no sections; expected: env, openai, tinker")
         meta = content.pop("lachesis", None) or {
             "environment": (content.get("env") or {}).get("wandb_name") or path.stem
         }
@@ -191,10 +197,19 @@ def resolve_run_config(
     model: str | None = None,
     home: Path | None = None,
 ) -> RunConfig:
-    """The run's configuration: the environment's own `defaults`, the profile's values over them,
-    `edits` over those.
+    """Build the configuration of a run from defaults, profile and edits, each overriding the one
+    before.
 
-    `model` names the base model and its tokenizer. Raises ConfigError; see `build`.
+    Args:
+        environment: The name of the run's first environment.
+        profile: Where training happens.
+        edits: Values by section and field.
+        defaults: The environment's own values of its own fields.
+        model: The base model and its tokenizer; by default the profile's.
+        home: The home folder, for the tables of an operator.
+
+    Raises:
+        ConfigError: A value, or the combination of several, cannot work.
     """
     values = load_profile_values(profile, home)
     own_defaults = {
@@ -208,9 +223,9 @@ def resolve_run_config(
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     if sections["tinker"].get("use_wandb") is False:
-        # the environment's own logging goes with the trainer's
+        # Without W&B in the trainer the environment does not log to it either.
         sections["env"]["use_wandb"] = False
-    # the Atropos API takes no environment without a name
+    # The Atropos API refuses an environment without a name.
     if sections["env"].get("wandb_name") is None:
         sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
@@ -224,15 +239,20 @@ def resolve_run_config(
 
 
 def check_cost_limit(config: RunConfig) -> RunConfig:
-    """The configuration, if its budget of money can be kept. Raises ConfigError."""
+    """Return the configuration if its cost limit can be enforced.
+
+    Raises:
+        ConfigError: There is a limit and no price of the model is known.
+    """
     if (
         config.limits.max_cost_usd is not None
         and PROFILES[config.profile].is_paid
         and config.tinker.prices is None
     ):
         raise ConfigError(
-            f"limits.max_cost_usd cannot be kept: no price of {config.openai.model_name} is known; add it to "
-            "$LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
+            "limits.max_cost_usd cannot be enforced: no price of "
+            f"{config.openai.model_name} is known; add it to $LACHESIS_HOME/prices.yaml, or use "
+            "limits.max_tokens"
         )
     return config
 
@@ -245,14 +265,17 @@ def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
         or not 0 < weight <= MAX_WEIGHT
     ):
         raise ValueError(
-            f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most {MAX_WEIGHT}"
+            f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most "
+            f"{MAX_WEIGHT}"
         )
     return float(weight)
 
 
 def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:
-    """A checked configuration. Raises FieldValueError that names every field which is wrong, its
-    value and what is allowed.
+    """Build a checked configuration from plain values.
+
+    Raises:
+        FieldValueError: The message names every wrong field, its value and what is allowed.
     """
     try:
         return RunConfig.model_validate(values)
@@ -263,7 +286,7 @@ def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """Pydantic's findings in one line: field, value, what is allowed."""
+    """Return the problems that pydantic found on one line: field, value, and what is allowed."""
     lines = []
     for error_detail in error.errors():
         field_path = ".".join(map(str, error_detail["loc"]))
