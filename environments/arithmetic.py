@@ -1,6 +1,4 @@
-"""Sums of two small numbers, checked exactly: the smallest task on which a model can be seen to
-learn.
-"""
+"""Add two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
 
 import asyncio
 import random
@@ -19,7 +17,9 @@ class ArithmeticConfig(BaseEnvConfig):
     held_out_share: float = Field(
         default=0.2, gt=0, lt=1, description="Share of the sums that are never trained on"
     )
-    max_answer_tokens: int = Field(default=8, ge=2, le=64, description="Most tokens of one answer")
+    max_answer_tokens: int = Field(
+        default=8, ge=2, le=64, description="Maximum tokens of one answer"
+    )
     eval_samples: int = Field(
         default=16, ge=1, le=64, description="Answers sampled per held-out sum in an evaluation"
     )
@@ -41,9 +41,7 @@ class ArithmeticEnv(BaseEnv):
         self.load_dataset()
 
     def load_dataset(self) -> None:
-        """All sums, split into training and held-out ones; the split depends on nothing but the two
-        fields.
-        """
+        """Make all sums and split them into training and held-out sums."""
         numbers = range(self.config.largest + 1)
         items: list[Item] = [
             {"question": f"{a}+{b}=", "answer": str(a + b)} for a in numbers for b in numbers
@@ -60,9 +58,7 @@ class ArithmeticEnv(BaseEnv):
         return self.queue.pop()
 
     def item_from_prompt(self, prompt: str) -> Item | None:
-        """The item that asks this, for an inference test with prompts of somebody's own; None for
-        anything but a sum.
-        """
+        """Return the item for a prompt of a user's inference test, or None for anything but a sum."""
         match = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
         if match is None:
             return None
@@ -70,15 +66,15 @@ class ArithmeticEnv(BaseEnv):
         return {"question": f"{a}+{b}=", "answer": str(a + b)}
 
     def gold(self, item: Item) -> str:
-        """The right answer, for the check without a model."""
+        """Return the right answer, for the check without a model."""
         return str(item["answer"])
 
     def corrupt(self, item: Item) -> str:
-        """A wrong answer."""
+        """Return a wrong answer."""
         return str(int(item["answer"]) + 1)
 
     def score_answer(self, item: Item, answer: str) -> float:
-        """1.0 when the answer is the sum and nothing else, else 0.0."""
+        """Return 1.0 when the answer is the sum and nothing else, else 0.0."""
         return float(answer.strip() == item["answer"])
 
     async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
@@ -104,7 +100,7 @@ class ArithmeticEnv(BaseEnv):
         return len(self.held_out) * self.config.eval_samples
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Accuracy on the held-out sums, sampled as in training."""
+        """Measure the accuracy on the held-out sums, sampled as in training."""
         started, samples = time.time(), []
         completions = await asyncio.gather(*map(self.sample_answers, self.held_out))
         for item, completion in zip(self.held_out, completions, strict=True):
@@ -122,7 +118,7 @@ class ArithmeticEnv(BaseEnv):
         )
 
     async def sample_answers(self, item: Item) -> Any:
-        """Answers to one held-out sum."""
+        """Sample the answers to one held-out sum."""
         return await self.server.chat_completion(
             messages=[{"role": "user", "content": item["question"]}],
             n=self.config.eval_samples,

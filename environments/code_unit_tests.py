@@ -1,5 +1,7 @@
-"""A function from its description, checked by running it on inputs. What a model writes runs in a
-sandbox, and the right results never enter it: a program that knew them could say them.
+"""Write a function from its description; the answer is checked by running it on inputs.
+
+The model's code runs in a sandbox, and the right results never enter it, because code that knew
+them could print them.
 """
 
 import json
@@ -21,7 +23,7 @@ KINDS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 }
 INPUTS = (-7, 0, 1, 5, 12, 100)
 RUNS_REWARD = 0.2
-"""Of the reward, for a function that answers each call without an error; the rest is for right
+"""Part of the reward for code that answers each call without an error; the rest is for right
 answers.
 """
 CODE_BLOCK_PATTERN = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
@@ -41,18 +43,16 @@ sys.stdout.write("\\n" + json.dumps(results, default=repr))
 
 
 class CodeUnitTestsConfig(TaskEnvConfig):
-    max_answer_tokens: int = Field(40, ge=8, le=4096, description="Most tokens of one answer")
-    largest: int = Field(
-        20, ge=2, le=10_000, description="Numbers in the functions, from 1 to this"
+    max_answer_tokens: int = Field(40, ge=8, le=4096, description="Maximum tokens of one answer")
+    largest: int = Field(20, ge=2, le=10_000, description="Largest number in the functions")
+    seconds: float = Field(2.0, gt=0, le=60, description="Maximum seconds of one program")
+    memory_mib: int = Field(
+        256, ge=64, le=65_536, description="Maximum memory of one program in MiB"
     )
-    seconds: float = Field(2.0, gt=0, le=60, description="Time of one program")
-    memory_mib: int = Field(256, ge=64, le=65_536, description="Memory of one program")
 
 
 class CodeUnitTestsEnv(TaskEnv):
-    """Write a function f(x) in Python: 0.2 when it runs, 0.8 times the share of inputs for which it
-    is right.
-    """
+    """Write a Python function f(x): 0.2 if it runs, and 0.8 times the share of right results."""
 
     name = "code_unit_tests"
     env_config_cls = CodeUnitTestsConfig
@@ -111,7 +111,7 @@ class CodeUnitTestsEnv(TaskEnv):
 
 
 def _parse_results(output: str) -> list[dict[str, Any]] | None:
-    """The last line; None when it is not what the harness writes."""
+    """Return the results in the last line, or None if the harness did not write that line."""
     try:
         results = json.loads(output.rpartition("\n")[2])
     except (ValueError, RecursionError):

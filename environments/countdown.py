@@ -1,5 +1,6 @@
-"""Countdown: make a number out of others with + - * /. Many answers are right and no list has them:
-a program checks one.
+"""Make a number out of others with + - * /.
+
+Many answers are right, so a program checks the answer instead of a list.
 """
 
 import ast
@@ -22,24 +23,22 @@ OPERATIONS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 OPERATORS = "+-*/"
 MAX_CHARACTERS = 200
 FORM_REWARD = 0.1
-"""Of the reward, for an expression of the right numbers, whatever its value is."""
+"""Part of the reward for an expression of the right numbers, whatever its value."""
 
 
 class CountdownConfig(TaskEnvConfig):
-    max_answer_tokens: int = Field(32, ge=4, le=4096, description="Most tokens of one answer")
-    puzzles: int = Field(500, ge=2, le=100_000, description="Different puzzles")
-    numbers: int = Field(2, ge=2, le=6, description="Numbers to be used, each once")
-    largest: int = Field(9, ge=1, le=100, description="Numbers from 1 to this")
+    max_answer_tokens: int = Field(32, ge=4, le=4096, description="Maximum tokens of one answer")
+    puzzles: int = Field(500, ge=2, le=100_000, description="Number of puzzles")
+    numbers: int = Field(2, ge=2, le=6, description="Numbers per puzzle, each to be used once")
+    largest: int = Field(9, ge=1, le=100, description="Largest of those numbers")
 
 
 class WrongForm(Exception):
-    """The answer is no expression of the numbers. The text is what it is counted as."""
+    """The answer is not an expression of the numbers; answers are counted by the text."""
 
 
 class CountdownEnv(TaskEnv):
-    """Reach a target with each of the numbers once and + - * /: 0.1 for the form, 0.9 for the
-    value.
-    """
+    """Reach a target with each number once and + - * /: 0.1 for the form, 0.9 for the value."""
 
     name = "countdown"
     env_config_cls = CountdownConfig
@@ -48,7 +47,7 @@ class CountdownEnv(TaskEnv):
     def load_dataset(self) -> Iterable[Item]:
         rng, config = random.Random("countdown"), self.config
         items_by_question: dict[str, Item] = {}
-        # small settings have fewer puzzles than were asked for
+        # With small numbers there may be fewer puzzles than requested.
         for _ in range(20 * config.puzzles):
             numbers = [rng.randint(1, config.largest) for _ in range(config.numbers)]
             expression = _draw_expression(rng, numbers)
@@ -87,8 +86,10 @@ class CountdownEnv(TaskEnv):
 
 
 def evaluate_answer(answer: str, numbers: list[int]) -> Fraction | None:
-    """The value of an answer that uses each number once; None when it divides by zero. Raises
-    WrongForm.
+    """Return the value of an answer that uses each number once, or None if it divides by zero.
+
+    Raises:
+        WrongForm: The answer is not such an expression.
     """
     text = answer.strip()
     if len(text) > MAX_CHARACTERS:
@@ -96,7 +97,7 @@ def evaluate_answer(answer: str, numbers: list[int]) -> Fraction | None:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise WrongForm("the answer is no expression") from error
+        raise WrongForm("the answer is not an expression") from error
     used_numbers = Counter(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     if used_numbers != Counter(numbers):
         raise WrongForm("the answer does not use each number once")
@@ -104,7 +105,11 @@ def evaluate_answer(answer: str, numbers: list[int]) -> Fraction | None:
 
 
 def evaluate_expression(expression: str) -> Fraction | None:
-    """Of an expression; None when it divides by zero. Raises WrongForm when it is none."""
+    """Return the value of an expression, or None if it divides by zero.
+
+    Raises:
+        WrongForm: The expression contains something other than numbers and + - * /.
+    """
     return _evaluate_node(ast.parse(expression, mode="eval").body)
 
 
@@ -120,11 +125,11 @@ def _evaluate_node(node: ast.expr) -> Fraction | None:
         ):
             return None
         return OPERATIONS[type(node.op)](left_value, right_value)
-    raise WrongForm("the answer holds something that is no number and none of + - * /")
+    raise WrongForm("the answer contains something other than numbers and + - * /")
 
 
 def _draw_expression(rng: random.Random, numbers: list[int]) -> str:
-    """The numbers in some order with signs between them, read from the left."""
+    """Return the numbers in random order with random operators, evaluated from the left."""
     order = rng.sample(numbers, len(numbers))
     text = str(order[0])
     for number in order[1:]:

@@ -1,6 +1,4 @@
-"""Facts written as JSON: an answer has components, and each is rewarded by itself, so that a model
-finds its way.
-"""
+"""Write facts as JSON; each part of the answer is rewarded separately."""
 
 import json
 import random
@@ -14,18 +12,16 @@ from lachesis.environment import Item, TaskEnv, TaskEnvConfig
 NAMES = ("Ada", "Bo", "Cy", "Dee", "Eli", "Flo", "Gus", "Ida")
 CITIES = ("Rome", "Oslo", "Lima", "Bonn", "Kyiv", "Riga")
 COMPONENT_REWARD = 0.25
-"""Of the reward, for each of four components."""
+"""Reward of each of the four parts."""
 
 
 class FormatJsonConfig(TaskEnvConfig):
-    max_answer_tokens: int = Field(48, ge=8, le=4096, description="Most tokens of one answer")
-    oldest: int = Field(99, ge=2, le=120, description="Ages from 1 to this")
+    max_answer_tokens: int = Field(48, ge=8, le=4096, description="Maximum tokens of one answer")
+    oldest: int = Field(99, ge=2, le=120, description="Largest age")
 
 
 class FormatJsonEnv(TaskEnv):
-    """Write a name, an age and a city as JSON: a quarter each for JSON, the keys, the types and the
-    values.
-    """
+    """Write name, age and city as JSON: a quarter each for valid JSON, keys, types and values."""
 
     name = "format_json"
     env_config_cls = FormatJsonConfig
@@ -61,7 +57,7 @@ class FormatJsonEnv(TaskEnv):
         return json.dumps(item["answer"], separators=(",", ":"))
 
     def corrupt(self, item: Item) -> str:
-        """With one fault of those that models make."""
+        """Return an answer with one of the faults that models make."""
         expected = item["answer"]
         wrong_city = random.choice([city for city in CITIES if city != expected["city"]])
         with_text_age, with_wrong_city = (

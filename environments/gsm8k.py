@@ -1,6 +1,4 @@
-"""Grade-school problems in words (Cobbe et al. 2021, arXiv:2110.14168), answered with a number in
-\\boxed{}.
-"""
+"""Solve grade-school word problems (Cobbe et al. 2021, arXiv:2110.14168); answer in \\boxed{}."""
 
 import logging
 import random
@@ -17,35 +15,36 @@ from lachesis.environment import Item, Outcome, Rollout, TaskEnv, TaskEnvConfig,
 SYSTEM_PROMPT = "Solve the problem step by step, and put the final number in \\boxed{}."
 BOXED_EXTRACTION = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
 EXPENSIVE_EXPRESSION = re.compile(r"\^|\*\*|!|\\(?:uparrow|binom|prod|sum|int|Gamma)")
-"""What no answer here needs, and what can keep a computer busy for years."""
+"""Operations that no right answer needs and that could keep a computer busy for years."""
 MAX_CHARACTERS = 100
-# it warns at each call that the time limit is somebody else's
+# The library warns at each call that it does not limit the time.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 class Gsm8kConfig(TaskEnvConfig):
     system_prompt: str | None = Field(
-        SYSTEM_PROMPT, description="Said before each question, as the system's message"
+        SYSTEM_PROMPT, description="System message before each question"
     )
-    max_answer_tokens: int = Field(512, ge=8, le=131_072, description="Most tokens of one answer")
+    max_answer_tokens: int = Field(
+        512, ge=8, le=131_072, description="Maximum tokens of one answer"
+    )
     dataset: str = Field(
-        "openai/gsm8k", description="Of Hugging Face, or a JSONL file with `question` and `answer`"
+        "openai/gsm8k",
+        description="Data set of Hugging Face, or a JSONL file with `question` and `answer`",
     )
     held_out_dataset: str | None = Field(
-        None, description="The path of a JSONL file to evaluate on; without it a part of `dataset`"
+        None, description="JSONL file to evaluate on; by default a part of `dataset` is held out"
     )
     few_shot: int = Field(
-        0, ge=0, le=32, description="Solved problems before each question; they are not trained on"
+        0, ge=0, le=32, description="Solved problems before each question, never trained on"
     )
     length_penalty: float = Field(
-        0.0, ge=0, le=1, description="Of a right answer's reward, lost in proportion to its length"
+        0.0, ge=0, le=1, description="Share of the reward that a right answer of full length loses"
     )
 
 
 class Gsm8kEnv(TaskEnv):
-    """Grade-school mathematics: 1 for the right number in \\boxed{}, less for a long answer when
-    asked for.
-    """
+    """Solve grade-school word problems: 1 for the right number in \\boxed{}."""
 
     name = "gsm8k"
     env_config_cls = Gsm8kConfig
@@ -94,7 +93,7 @@ class Gsm8kEnv(TaskEnv):
         if not boxed:
             return zero("no number in \\boxed{}")
         if EXPENSIVE_EXPRESSION.search(boxed[:MAX_CHARACTERS]):
-            return zero("something in \\boxed{} that is no number")
+            return zero("something in \\boxed{} that is not a number")
         parsed = parse(f"\\boxed{boxed[:MAX_CHARACTERS]}", BOXED_EXTRACTION, parsing_timeout=None)
         return float(
             verify(parse(_read_number(item), parsing_timeout=None), parsed, timeout_seconds=None)
@@ -112,7 +111,7 @@ def _normalize_question(item: Item) -> str:
 
 
 def _read_number(item: Item) -> str:
-    """What stands behind #### in the data set's answers."""
+    """Return the number after #### in the data set's answers."""
     return str(item["answer"]).rpartition("####")[2].strip().replace(",", "")
 
 

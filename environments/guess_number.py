@@ -1,5 +1,6 @@
-"""Guess a number by calling a tool: several turns, a state that the model does not see, calls that
-may be malformed.
+"""Guess a number by calling a tool.
+
+The game has several turns, a state that the model does not see, and calls that may be malformed.
 """
 
 import random
@@ -17,22 +18,22 @@ from lachesis.environment.toolcalls import (
 )
 
 MIN_TOKENS_FOR_TOOL = 4096
-"""Tokens of a conversation that the description of the tool is little of."""
+"""Minimum length limit of a conversation for describing the tool by default."""
 
 
 class GuessNumberConfig(ConversationEnvConfig):
-    max_answer_tokens: int = Field(96, ge=8, le=4096, description="Most tokens of one answer")
-    max_turns: int = Field(4, ge=1, le=100, description="Guesses of one game")
-    largest: int = Field(9, ge=1, le=10_000, description="Numbers from 0 to this")
-    games: int = Field(200, ge=2, le=100_000, description="Different games")
+    max_answer_tokens: int = Field(96, ge=8, le=4096, description="Maximum tokens of one answer")
+    max_turns: int = Field(4, ge=1, le=100, description="Maximum guesses per game")
+    largest: int = Field(9, ge=1, le=10_000, description="Largest number")
+    games: int = Field(200, ge=2, le=100_000, description="Number of games")
     tell_tool: bool | None = Field(
         None,
-        description="Whether the prompt describes the tool; by itself where max_token_length is at least 4096",
+        description="Whether the prompt describes the tool; by default if max_token_length >= 4096",
     )
 
 
 class GuessNumberEnv(ConversationEnv):
-    """Find a number with the tool `guess`, which says higher or lower; fewer guesses are worth
+    """Find a number with the tool `guess`, which answers higher or lower; fewer guesses are worth
     more.
     """
 
@@ -48,7 +49,7 @@ class GuessNumberEnv(ConversationEnv):
         ]
 
     def identity(self, item: Item) -> str:
-        return str(item["game"])  # all games are asked in the same words
+        return str(item["game"])  # All games have the same prompt.
 
     @property
     def tool(self) -> ToolDefinition:
@@ -65,7 +66,7 @@ class GuessNumberEnv(ConversationEnv):
     def prompt(self, item: Item) -> str:
         task = f"Find my number, from 0 to {self.config.largest}."
         should_describe_tool = self.config.tell_tool
-        # a model that is taught on this environment's examples has seen the tool, and little room
+        # A tiny model that was taught on this environment knows the tool and has little room.
         if should_describe_tool is None:
             should_describe_tool = self.config.max_token_length >= MIN_TOKENS_FOR_TOOL
         return f"{describe_tools([self.tool])}\n{task}" if should_describe_tool else task
@@ -88,7 +89,7 @@ class GuessNumberEnv(ConversationEnv):
         return zero("the number was not found")
 
     def example(self, item: Item, *, right: bool) -> list[dict[str, Any]]:
-        """A game in the right form; with good guesses or any."""
+        """Return a game in the right form, with good or random guesses."""
         low, high = 0, self.config.largest
         messages = self.build_messages(item)
         for _ in range(self.config.max_turns):

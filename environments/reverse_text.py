@@ -1,6 +1,4 @@
-"""Words written backwards: what a model can copy, it can learn to turn around. The smallest use of
-`TaskEnv`.
-"""
+"""Write words backwards; the smallest use of `TaskEnv`."""
 
 import difflib
 import random
@@ -14,17 +12,15 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ReverseTextConfig(TaskEnvConfig):
-    max_answer_tokens: int = Field(16, ge=2, le=4096, description="Most tokens of one answer")
-    words: int = Field(400, ge=2, le=1_000_000, description="Different words")
+    max_answer_tokens: int = Field(16, ge=2, le=4096, description="Maximum tokens of one answer")
+    words: int = Field(400, ge=2, le=1_000_000, description="Number of words")
     shortest: int = Field(3, ge=1, le=100, description="Letters of the shortest word")
     longest: int = Field(4, ge=1, le=100, description="Letters of the longest word")
-    letters: int = Field(8, ge=2, le=26, description="Different letters, from a on")
+    letters: int = Field(8, ge=2, le=26, description="Number of letters of the alphabet to use")
 
 
 class ReverseTextEnv(TaskEnv):
-    """Write a word backwards: half the reward for the right letters in order, half for the whole
-    word.
-    """
+    """Write a word backwards: half the reward for similar letters, half for the exact word."""
 
     name = "reverse_text"
     env_config_cls = ReverseTextConfig

@@ -1,10 +1,10 @@
-"""A function `reward(prompt, completion)` and a file of prompts, made an environment: nothing else
-has to be written.
+"""Train with a function `reward(prompt, completion)` and a file of prompts.
 
-lachesis train reward_function --set function=$PWD/mine.py:reward --set dataset=$PWD/prompts.jsonl
+    lachesis train reward_function --set function=$PWD/mine.py:reward \\
+        --set dataset=$PWD/prompts.jsonl
 
-Each row has a `prompt`, a text or messages; its other fields are given to a function that takes
-arguments of their names.
+Each row has a `prompt`, a text or messages. A function that takes arguments named like other fields
+of the row gets their values.
 """
 
 import importlib.util
@@ -22,16 +22,16 @@ from lachesis.environment import DatasetError, Item, TaskEnv, TaskEnvConfig, row
 class RewardFunctionConfig(TaskEnvConfig):
     function: str = Field(
         "",
-        description="/…/FILE.py:NAME of a function of `prompt` and `completion` that gives a number",
+        description="/…/FILE.py:NAME of a function of `prompt` and `completion` that returns a number",
     )
     dataset: str = Field(
-        "", description="A JSONL file, or a data set of Hugging Face, whose rows have a `prompt`"
+        "", description="JSONL file or data set of Hugging Face whose rows have a `prompt`"
     )
-    solved_at: float = Field(1.0, description="A reward of at least this counts as a solution")
+    solved_at: float = Field(1.0, description="Minimum reward of a solution")
 
 
 class RewardFunctionEnv(TaskEnv):
-    """Prompts from a file, scored by a function reward(prompt, completion) of yours."""
+    """Score prompts from a file with your own function reward(prompt, completion)."""
 
     name = "reward_function"
     env_config_cls = RewardFunctionConfig
@@ -42,7 +42,7 @@ class RewardFunctionEnv(TaskEnv):
         self.reward_function = load_reward_function(self.config.function)
         if not self.config.dataset:
             raise DatasetError(
-                "the field `dataset` names no file; needed: rows with a `prompt`, as JSONL"
+                "the field `dataset` is empty; needed: a JSONL file of rows with a `prompt`"
             )
         return rows(self.config.dataset, needed=("prompt",))
 
@@ -61,7 +61,11 @@ class RewardFunctionEnv(TaskEnv):
 
 
 def load_reward_function(location: str) -> Callable[..., Any]:
-    """The function at FILE.py:NAME. Raises DatasetError when there is none."""
+    """Return the function at FILE.py:NAME.
+
+    Raises:
+        DatasetError: There is no such function.
+    """
     file, _, name = location.rpartition(":")
     path = Path(file).expanduser()
     if (
@@ -71,17 +75,18 @@ def load_reward_function(location: str) -> Callable[..., Any]:
         or not path.is_file()
     ):
         raise DatasetError(
-            f"the field function is {location!r}; needed: /…/FILE.py:NAME, the whole path of a file that is there"
+            f"the field function is {location!r}; needed: /…/FILE.py:NAME, the absolute path of an "
+            "existing file"
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
-    sys.path.append(str(path.parent))  # it may import its neighbours
+    sys.modules[spec.name] = module  # Dataclasses look up the types of their fields here.
+    sys.path.append(str(path.parent))  # The file may import its neighbours.
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise DatasetError(f"{path} holds no function {name!r}")
+        raise DatasetError(f"{path} has no function {name!r}")
     return function
 
 

@@ -1,13 +1,14 @@
 # /// script
 # dependencies = ["verifiers>=0.1.14,<0.3"]
 # ///
-"""An environment written for `verifiers`, trained on as it is.
+"""Train on an environment written for the package `verifiers` without changing it.
 
-lachesis env install verifiers_environment lachesis train verifiers_environment --set
-environment=$PWD/wordle.py --set 'arguments={"words": 100}'
+    lachesis env install verifiers_environment
+    lachesis train verifiers_environment --set environment=$PWD/wordle.py \\
+        --set 'arguments={"words": 100}'
 
-One that is a package of its own is named in the header of a file of yours, which inherits from
-VerifiersEnv.
+For an environment in a package, write a file with a class that inherits from VerifiersEnv and name
+the package in its header.
 """
 
 import sys
@@ -24,14 +25,14 @@ from lachesis.environment.verifiers_adapter import VerifiersEnv
 class VerifiersEnvironmentConfig(TaskEnvConfig):
     environment: str = Field(
         "",
-        description="/…/FILE.py, or the name of an installed module, that has load_environment()",
+        description="/…/FILE.py or the name of an installed module with load_environment()",
     )
-    arguments: dict[str, Any] = Field({}, description="Of load_environment()")
-    solved_at: float = Field(1.0, description="A reward of at least this counts as a solution")
+    arguments: dict[str, Any] = Field({}, description="Arguments of load_environment()")
+    solved_at: float = Field(1.0, description="Minimum reward of a solution")
 
 
 class VerifiersEnvironment(VerifiersEnv):
-    """A file or a package with `load_environment()`, as `verifiers` has them."""
+    """Run a file or a package with `load_environment()`, as `verifiers` defines it."""
 
     name = "verifiers_environment"
     env_config_cls = VerifiersEnvironmentConfig
@@ -44,13 +45,13 @@ class VerifiersEnvironment(VerifiersEnv):
             file = Path(name).expanduser()
             if not file.is_absolute() or not file.is_file():
                 raise DatasetError(
-                    f"the field environment is {name!r}; needed: the whole path of a file that is there"
+                    f"the field environment is {name!r}; needed: the absolute path of an existing file"
                 )
             sys.path.insert(0, str(file.parent))
             name = file.stem
         if not name:
             raise DatasetError(
-                "the field environment names nothing; needed: a file, or a module that has load_environment()"
+                "the field environment is empty; needed: a file or a module with load_environment()"
             )
         return vf.load_environment(name, **self.config.arguments)
 

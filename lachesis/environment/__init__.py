@@ -1,14 +1,14 @@
-"""What an environment is written with, and the program that runs one.
+"""Provide what environments are written with.
 
     TaskEnv          one question, one answer; write `load_dataset` and `score_answer`
     ConversationEnv  several turns; write `load_dataset` and `play`
-    TaskEnvConfig    the fields that both have; inherit from it to add some
-    outcome          Invalid (nobody's answer is to blame), zero (the answer is, and why), Outcome
+    TaskEnvConfig    the fields that both have; inherit from it to add your own
+    outcome          Invalid (the answer is not to blame), zero (it is, and why), Outcome
     data             rows of a JSONL file or of a data set of Hugging Face
-    toolcalls        tools described in a prompt, calls read from an answer
-    sandbox          a program of the model's, run where it can do no harm
+    toolcalls        tools described in a prompt, and calls parsed from an answer
+    sandbox          programs of the model, run where they can do no harm
 
-Names are imported when they are asked for: Atropos takes seconds.
+The names are imported on first use, because importing Atropos takes seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An environment of several turns: `play` holds one conversation and says what it was worth.
+"""Write environments of several turns: `play` holds one conversation and returns its reward.
 
 class Guess(ConversationEnv):
     name = "guess"
@@ -44,19 +44,22 @@ TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 
 
 class ConversationEnvConfig(TaskEnvConfig):
-    max_turns: int = Field(8, ge=1, le=1000, description="Most answers of one conversation")
+    """Add the limit of turns to the fields of `TaskEnvConfig`."""
+
+    max_turns: int = Field(8, ge=1, le=1000, description="Maximum answers in one conversation")
 
 
 class Chat:
-    """One conversation. Its token ids are kept as they were sampled; what stands between two
-    answers is tokenised once.
+    """Hold one conversation.
+
+    Its token ids are kept as they were sampled; the text between two answers is tokenized once.
     """
 
     def __init__(self, env: ConversationEnv, messages: list[Message], split: str) -> None:
         self.env, self.messages, self.split = env, messages, split
         self.answers: list[str] = []
         self.truncated = False
-        """Whether the limit of tokens has cut the last answer."""
+        """Whether the token limit has truncated the last answer."""
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
@@ -64,11 +67,15 @@ class Chat:
     async def answer(
         self, message: str | Message | None = None, *, max_tokens: int | None = None
     ) -> str:
-        """Say `message` (a text is the user's), and sample what the model answers. None asks for
-        the first answer.
+        """Send `message` (a text becomes the user's message) and return the sampled answer.
 
-        Raises TooLong when there is no room left, which ends the conversation with a zero, and what
-        the server raises, which makes it invalid.
+        Args:
+            message: The next message; None to get the first answer.
+            max_tokens: The maximum length of this answer; by default `max_answer_tokens`.
+
+        Raises:
+            PromptTooLongError: No room is left. If `play` lets it pass, the rollout is a zero.
+            Exception: The server failed. If `play` lets it pass, the rollout is invalid.
         """
         config, tokenizer = self.env.config, self.env.tokenizer
         messages, prompt_ids = self._build_prompt(message)
@@ -87,8 +94,9 @@ class Chat:
         return sampled.text
 
     def _build_prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
-        """The messages that an answer is asked for, and their ids. What the server does not answer
-        was never said.
+        """Return the messages to be answered and their token ids.
+
+        `self.messages` changes only after the server has answered.
         """
         if message is None:
             if self.answers:
@@ -108,7 +116,7 @@ class Chat:
         ]
 
     def build_rollout(self, outcome: Outcome) -> Rollout:
-        """What is sent to the trainer."""
+        """Return the conversation as the rollout that is sent to the trainer."""
         answer = self.answers[-1] if self.answers else ""
         num_sampled = sum(mask != -100 for mask in self._masks)
         tokens = (
@@ -130,14 +138,15 @@ class Chat:
 
 
 class ConversationEnv(TaskEnv):
-    """Write `load_dataset`, `prompt` and `play`."""
+    """Base of environments of several turns: write `load_dataset`, `prompt` and `play`."""
 
     env_config_cls = ConversationEnvConfig
     config: ConversationEnvConfig
 
     async def play(self, item: Item, chat: Chat) -> Any:
-        """Hold one conversation; what it was worth, as from `score_answer`. What blocks goes
-        through `asyncio.to_thread`.
+        """Hold one conversation and return its reward in any form that `score_answer` may return.
+
+        Run blocking calls with `asyncio.to_thread`, because all conversations share one process.
         """
         raise NotImplementedError(
             f"{type(self).__name__} needs a method play(self, item, chat) that returns a number"
@@ -146,8 +155,9 @@ class ConversationEnv(TaskEnv):
     async def sample_rollouts(
         self, item: Item, count: int, *, split: str = "train"
     ) -> list[Rollout]:
-        """`count` conversations at once. One that the server does not answer is invalid, the others
-        stay.
+        """Return `count` conversations that run concurrently.
+
+        A conversation whose samples fail becomes invalid; the others are not affected.
         """
         scored_rollouts = list(
             await asyncio.gather(*(self._play_conversation(item, split) for _ in range(count)))

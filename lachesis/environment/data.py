@@ -1,6 +1,4 @@
-"""Items: read them, keep some aside that are never trained on, and give the others in an order that
-a resumed run repeats.
-"""
+"""Read items, hold some of them out, and give the others in an order that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -17,21 +15,23 @@ from typing import Any
 log = logging.getLogger(__name__)
 Item = dict[str, Any]
 MAX_LOGGED_ROWS = 3
-"""Broken rows that are named in full."""
+"""Number of unusable rows that are logged one by one."""
 
 
 class DatasetError(Exception):
-    """There is nothing to train on. The text says where it was looked for."""
+    """There is nothing to train on; the message says where data was looked for."""
 
 
 def rows(
     source: str | Path, *, needed: Sequence[str], split: str = "train", subset: str | None = None
 ) -> list[Item]:
-    """The rows of a JSONL file, or of the split of a data set of Hugging Face, in their order. A
-    row that is no object, or lacks one of the `needed` fields or has nothing in it, is left out;
-    how many, and why, goes to the log.
+    """Return the rows of a JSONL file, or of one split of a data set of Hugging Face, in order.
 
-    Raises DatasetError when the source is not there, or no row is left.
+    Rows that are not objects, or lack one of the `needed` fields or have it empty, are left out;
+    the log says how many and why.
+
+    Raises:
+        DatasetError: The source does not exist, or no usable row is left.
     """
     file = Path(source).expanduser()
     is_local = file.suffix in (".jsonl", ".json", ".ndjson")
@@ -62,7 +62,7 @@ def rows(
     if not usable_rows:
         reason = ", ".join(problem_counts) or "it is empty"
         raise DatasetError(
-            f"{source} holds no row that can be used ({reason}); needed in each: {', '.join(needed)}"
+            f"{source} has no usable row ({reason}); each row needs {', '.join(needed)}"
         )
     return usable_rows
 
@@ -74,10 +74,10 @@ def _read_json_rows(file: Path) -> Iterable[Any]:
         hint = (
             ""
             if file.is_absolute()
-            else f"; the environment runs in {Path.cwd()}, so give the whole path"
+            else f"; the environment runs in {Path.cwd()}, so use an absolute path"
         )
         raise DatasetError(f"{file} cannot be read: {error.strerror or error}{hint}") from error
-    for line in text.split("\n"):  # and at nothing else, as U+2028 may stand in a text
+    for line in text.split("\n"):  # Not splitlines(): a text may contain U+2028.
         if line.strip():
             try:
                 yield json.loads(line)
@@ -91,17 +91,17 @@ def _load_from_hub(name: str, subset: str | None, split: str) -> Iterable[Any]:
     try:
         dataset: Iterable[Any] = datasets.load_dataset(name, subset, split=split)
         return dataset
-    except Exception as error:  # its own kinds, and those of the network
+    except Exception as error:  # The library raises its own errors and those of the network.
         source = f"{name}{f' ({subset})' if subset else ''}, split {split}"
         raise DatasetError(
-            f"the data set {source} cannot be loaded: {type(error).__name__}: {str(error)[:300]}; a local JSONL file can stand "
-            "in its place"
+            f"the data set {source} cannot be loaded: {type(error).__name__}: "
+            f"{str(error)[:300]}; a local JSONL file can be used instead"
         ) from error
 
 
 def _find_problem(row: Any, needed: Sequence[str]) -> str | None:
     if not isinstance(row, dict):
-        return "is no JSON object"
+        return "is not a JSON object"
     for name in needed:
         value = row.get(name)
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -111,17 +111,18 @@ def _find_problem(row: Any, needed: Sequence[str]) -> str | None:
 
 @dataclass
 class DatasetSplit:
-    """Items that are trained on, and items that never are."""
+    """Hold items to train on, and items that are never trained on."""
 
     train: list[Item]
     held_out: list[Item]
     num_overlapping: int = 0
-    """Items that were taken out of the training ones because a held-out one asks the same."""
+    """Number of training items left out because a held-out item asks the same question."""
     _orders: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def get_training_item(self, position: int, seed: int) -> Item:
-        """The training item at this place of an endless sequence: each pass holds every item once,
-        in an order of its own.
+        """Return the item at a position of an endless sequence.
+
+        Each pass over the items contains every item once, in an order of its own.
         """
         epoch, index = divmod(position, len(self.train))
         if (seed, epoch) not in self._orders:
@@ -138,11 +139,14 @@ def split_items(
     held_out_share: float,
     max_held_out: int,
 ) -> DatasetSplit:
-    """Keep about `share` of the items aside, and evaluate on at most `most` of those. The side
-    depends on what an item asks and on nothing else: one that occurs twice is on one side only, and
-    neither the order of the rows nor new ones move the others.
+    """Hold out about `held_out_share` of the items, and evaluate on at most `max_held_out` of
+    those.
 
-    Raises DatasetError when there are not two different items.
+    Whether an item is held out depends on its question only: equal items are on the same side, and
+    neither new rows nor another order move an item to the other side.
+
+    Raises:
+        DatasetError: There are fewer than two different items.
     """
     hashed_items = sorted(
         ((_hash_question(get_question(item)), item) for item in items), key=lambda pair: pair[0]
@@ -150,7 +154,8 @@ def split_items(
     distinct_hashes = sorted({question_hash for question_hash, _ in hashed_items})
     if len(distinct_hashes) < 2:
         raise DatasetError(
-            f"the data set holds {len(distinct_hashes)} different items; needed: one to train on and one to hold out"
+            f"the data set has {len(distinct_hashes)} different items; needed: at least one to "
+            "train on and one to hold out"
         )
     held_out_hashes = {
         question_hash
@@ -177,8 +182,10 @@ def build_given_split(
     *,
     max_held_out: int,
 ) -> DatasetSplit:
-    """Two sides as the data set has them. What a held-out item asks is not trained on. Raises as
-    `split` does.
+    """Use the split of a data set, leaving out training items whose question is held out.
+
+    Raises:
+        DatasetError: One side is empty.
     """
     hashed_held_out = sorted(
         ((_hash_question(get_question(item)), item) for item in held_out), key=lambda pair: pair[0]
@@ -190,7 +197,8 @@ def build_given_split(
     ]
     if not train_items or not hashed_held_out:
         raise DatasetError(
-            f"the data set holds {len(train_items)} items to train on and {len(hashed_held_out)} to hold out; each needs one"
+            f"the data set has {len(train_items)} items to train on and {len(hashed_held_out)} to "
+            "hold out; each side needs at least one"
         )
     if len(train_items) < len(hashed_train):
         log.warning(

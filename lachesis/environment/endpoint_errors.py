@@ -1,11 +1,12 @@
-"""Whose fault it is that a request for samples failed."""
+"""Tell whether a failed request for samples was the fault of the endpoint or of the environment."""
 
 from __future__ import annotations
 
 
 def list_causes(error: BaseException | None) -> list[BaseException]:
-    """The error and what lies behind it, at most five. A retry that has given up says nothing of
-    what went wrong.
+    """Return an error and the errors that caused it, at most five.
+
+    The error of a retry that gave up does not name its cause, so the last attempt is looked up.
     """
     causes: list[BaseException] = []
     while error is not None and len(causes) < 5:
@@ -16,7 +17,7 @@ def list_causes(error: BaseException | None) -> list[BaseException]:
 
 
 def is_endpoint_error(error: BaseException) -> bool:
-    """Whether the model's endpoint is at fault, and not the environment."""
+    """Return whether the endpoint of the model is at fault, and not the environment."""
     return any(
         type(cause).__module__.split(".")[0] in ("openai", "httpx", "httpcore", "aiohttp")
         for cause in list_causes(error)
@@ -24,8 +25,8 @@ def is_endpoint_error(error: BaseException) -> bool:
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether asking again may help: no connection, a time-out, an answer cut in the middle, HTTP
-    429 or 5xx.
+    """Return whether a retry may help: no connection, a timeout, a truncated response, HTTP 429 or
+    5xx.
     """
     for cause in list_causes(error):
         status = getattr(cause, "status_code", None) or getattr(cause, "status", None)
@@ -37,8 +38,8 @@ def is_transport_error(error: BaseException) -> bool:
 
 
 def is_unanswered(error: BaseException) -> bool:
-    """Return whether a request failed because no answer came, and not because of what it asks."""
-    builtin_errors = (TimeoutError, ConnectionError)  # of Python itself, as aiohttp raises them
+    """Return whether a request failed because no answer came, and not because of its content."""
+    builtin_errors = (TimeoutError, ConnectionError)  # aiohttp raises these.
     return is_transport_error(error) or any(
         isinstance(cause, builtin_errors) for cause in list_causes(error)
     )

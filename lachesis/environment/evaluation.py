@@ -1,4 +1,4 @@
-"""The held-out items, asked and scored as in training, and what that says in numbers."""
+"""Sample and score the held-out items as in training, and compute the metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 
 async def evaluate_held_out(env: TaskEnv) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics over all held-out items, and one line per answer. An item that the server does not
-    answer is left out, and counted.
+    """Return the metrics over all held-out items and one record per answer.
+
+    Items whose samples fail are left out and counted as `eval/unanswered`.
     """
     semaphore = asyncio.Semaphore(max(1, env.config.max_eval_workers))
 
@@ -50,11 +51,12 @@ async def evaluate_held_out(env: TaskEnv) -> tuple[dict[str, float], list[dict[s
 def compute_held_out_metrics(
     outcomes_P: Sequence[Sequence[Outcome]], solved: float
 ) -> dict[str, float]:
-    """Of the outcomes of each item's answers:
+    """Compute the metrics of an evaluation from the outcomes of each item's answers.
 
     eval/percent_correct   share of the valid answers whose reward is at least `solved`
-    eval/pass@k            share of items that at least one of k answers solves; unbiased, from n >= k valid answers with c
-                           solutions: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1)
+    eval/pass@k            share of items that at least one of k answers solves; unbiased, from
+                           n >= k valid answers with c solutions: 1 - C(n-c, k) / C(n, k)
+                           (Chen et al. 2021, arXiv:2107.03374, eq. 1)
     eval/reward, eval/NAME mean reward, and mean of each of its parts
     eval/items             items with an answer that could be scored
     eval/invalid           share of answers that could not be scored
@@ -75,8 +77,10 @@ def compute_held_out_metrics(
 
 
 def summarize_outcomes(outcomes: Sequence[Outcome], solved: float) -> dict[str, float]:
-    """`percent_correct`, `reward`, one number per part, and `invalid`; without the first three when
-    nothing was scored.
+    """Return the metrics `percent_correct`, `reward`, one for each part of the reward, and
+    `invalid`.
+
+    If no outcome has a reward, only `invalid` is returned.
     """
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     metrics: dict[str, float] = {}

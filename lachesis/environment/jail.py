@@ -1,12 +1,13 @@
-"""The child of `lachesis.environment.sandbox`: give up everything but thinking, then run a program.
+"""Give up all rights that a program does not need to compute, then run the program.
 
-Run by its file name in an isolated interpreter; standard library only. A first line of JSON on the
-standard input holds the limits, the program and its own standard input. What is given up, by the
-kernel's hand and for good:
+`lachesis.environment.sandbox` runs this file by its name in an isolated interpreter, so it uses the
+standard library only. The first line of the standard input is JSON with the limits, the program and
+the program's own standard input. The kernel takes these rights away permanently:
 
-    files       Landlock: nothing can be written; of what is there, only Python's library can be read
-    network, processes, signals, mounts …
-                seccomp: a system call that is not in `ALLOWED` fails with EPERM; no socket, fork or exec is among them
+    files       Landlock: nothing can be written, and only Python's library can be read
+    network, processes, signals, mounts
+                seccomp: a system call that is not in `ALLOWED` fails with EPERM; socket, fork and
+                exec are not in it
     memory, processor time, open files, file sizes
                 resource limits
     privileges  capabilities are dropped, also for root
@@ -26,15 +27,15 @@ import sys
 from typing import Any
 
 EXIT_UNCONFINED = 97
-"""The kernel did not take the confinement; nothing was run."""
+"""Exit code when the kernel refused a restriction; the program was not run."""
 STARTED = b"\x06"
-"""Written first of all: from here on it is the program's time."""
+"""Written before the program starts; its time limit counts from here."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # on every architecture
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights over files an ABI of Landlock knows; later ones know as many as 5."""
+"""Number of file rights by version of Landlock's ABI; later versions have as many as version 5."""
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
 CAPABILITIES_V3 = 0x20080522
 
@@ -58,27 +59,31 @@ ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
 }  # fmt: skip
 OPEN, OPENAT, FCNTL, IOCTL, CLONE3 = (2, -1), (257, 56), (72, 25), (16, 29), (435, 435)
 WRITE_FLAGS = 0o3 | 0o100 | 0o1000
-"""Of the flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file that was
-opened for reading; Landlock knows no right for that before Linux 6.2.
+"""Flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file opened for reading.
+
+Landlock has no right for truncation before Linux 6.2.
 """
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
-"""What may be asked of a file. Not who is told by a signal when it can be read (F_SETOWN): that is
-a way to kill others, which Landlock does not close before Linux 6.12.
+"""Allowed commands of fcntl.
+
+F_SETOWN is not allowed: it chooses the process that gets a signal when a file is readable, which
+can be used to kill others. Landlock does not prevent that before Linux 6.12.
 """
 FCNTL_COMMANDS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
 TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
 IOCTL_COMMANDS = (TCGETS, FIONBIO, FIOCLEX)
-"""Whether a file is a terminal, not to wait for it, and to close it at exec; Python asks these of
+"""Allowed commands of ioctl: is this a terminal, do not block, close at exec. Python uses them for
 its own files.
 """
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ARGUMENT_OFFSETS = (16, 24, 32)
-"""Where the lower half of each argument of a call lies."""
+"""Offsets of the lower halves of a system call's arguments."""
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
 
 
 def main() -> None:
+    """Read the request, give up all rights, and run the program."""
     request = json.loads(sys.stdin.buffer.readline())
     try:
         _set_resource_limits(request)
@@ -110,7 +115,7 @@ def _set_resource_limits(request: dict[str, Any]) -> None:
 
 
 def _list_library_folders() -> list[str]:
-    """Where Python's own modules lie."""
+    """Return the folders of Python's own modules."""
     folders = [os.path.dirname(os.__file__), *(path for path in sys.path if "lib-dynload" in path)]
     return [path for path in dict.fromkeys(map(os.path.realpath, folders)) if os.path.isdir(path)]
 
@@ -123,11 +128,11 @@ def _check_result(call_name: str, result: int) -> int:
 
 
 def _restrict_files(readable: list[str]) -> None:
-    """Landlock: of all files only those below these folders, and those for reading."""
+    """Let the process read files below these folders and nothing else, with Landlock."""
     abi_version = _check_result("Landlock", LIBC.syscall(CREATE_RULESET, None, 0, 1))
     rights = (1 << FILE_RIGHTS.get(abi_version, 16)) - 1
     tcp = 0b11 if abi_version >= 4 else 0
-    scoped = 0b11 if abi_version >= 6 else 0  # abstract sockets, signals
+    scoped = 0b11 if abi_version >= 6 else 0  # Abstract sockets and signals.
     attributes = struct.pack("=QQQ", rights, tcp, scoped)[
         : 8 if abi_version < 4 else 16 if abi_version < 6 else 24
     ]
@@ -150,9 +155,10 @@ def _drop_capabilities() -> None:
 
 
 def _filter_system_calls() -> None:
-    """Each allowed call by its number; files are opened for reading only, and of fcntl and ioctl a
-    few questions are answered; everything else fails. clone3 is said not to exist, so that the C
-    library tries clone, which fails.
+    """Allow the listed system calls and let all others fail, with seccomp.
+
+    Files can be opened for reading only, and a few commands of fcntl and ioctl are allowed. clone3
+    is reported as missing, so that the C library falls back to clone, which fails.
     """
     machine = platform.machine()
     if machine not in ARCHITECTURES:

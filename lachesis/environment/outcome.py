@@ -1,9 +1,9 @@
-"""What became of a rollout: a score, a zero with its reason, or nothing that could be scored.
+"""Represent the outcome of a rollout: a score, a zero with its reason, or an invalid rollout.
 
-A failure that the policy cannot have caused (a server, a disk, a verifier with a bug) must not
-teach it anything: such a rollout is invalid. It is counted by its reason, and no token of it is
-trained on. Whatever the policy did cause, a program that runs for ever or an answer that cannot be
-read, is a zero.
+A failure that the policy cannot have caused (of a server, a disk, a verifier with a bug) must not
+teach it anything: such a rollout is invalid. It is counted by its reason and never trained on. What
+the policy did cause, such as a program that runs forever or an answer that cannot be parsed, is a
+zero.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from lachesis.base.numbers import is_score
 
 
 class Invalid(Exception):
-    """Raise it while scoring when the answer is not to blame. The text is what it is counted as:
-    keep it short, and leave out what differs from rollout to rollout.
+    """Raise this while scoring when the answer is not to blame.
+
+    Rollouts are counted by the text: keep it short, and leave out what differs between rollouts.
     """
 
 
 class AllInvalid(Invalid):
-    """Raised for a group without a valid rollout; `rollout_reasons` holds the reason of each."""
+    """A group has no valid rollout; `rollout_reasons` holds the reason of each."""
 
     def __init__(self, rollout_reasons: Sequence[str]) -> None:
         self.rollout_reasons = tuple(rollout_reasons)
@@ -32,14 +33,14 @@ class AllInvalid(Invalid):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`reward` is None for an invalid rollout. `parts` are the rewards that it is the sum of, by
-    name.
-    """
+    """Hold the result of scoring one rollout."""
 
     reward: float | None
+    """The reward, or None for an invalid rollout."""
     parts: dict[str, float] = field(default_factory=dict)
+    """The parts whose sum is the reward, by name."""
     reason: str | None = None
-    """Of a zero or of an invalid rollout, as it is counted."""
+    """Why the rollout is a zero or invalid; rollouts are counted by it."""
 
     @property
     def is_valid(self) -> bool:
@@ -47,22 +48,25 @@ class Outcome:
 
 
 def is_solution(reward: float, threshold: float) -> bool:
-    """Whether a reward is at least `solved`; parts may add up to a little less than the whole."""
-    return reward >= threshold * (1 - 1e-9)
+    """Return whether a reward reaches the threshold, allowing for rounding in a sum of parts."""
+    return reward >= threshold - 1e-9 * abs(threshold)
 
 
 def zero(reason: str) -> Outcome:
-    """A reward of 0 that is counted as this, for what the policy has caused."""
+    """Return a reward of 0 that is counted by its reason, for failures that the policy has caused."""
     return Outcome(0.0, reason=reason)
 
 
 def build_invalid(reason: str) -> Outcome:
+    """Return an invalid outcome that is counted by its reason."""
     return Outcome(None, reason=reason or "Invalid was raised without a reason")
 
 
 def to_outcome(value: Any) -> Outcome:
-    """What a scoring function gave, as an outcome: a number, true or false, numbers by name (the
-    reward is their sum), or an outcome. Anything else is invalid, and so are NaN and infinity.
+    """Convert the return value of a scoring function to an outcome.
+
+    Numbers, booleans, mappings of names to numbers (the reward is their sum) and outcomes are
+    accepted. Anything else is invalid, including NaN and infinity.
     """
     if isinstance(value, Outcome):
         return value

@@ -1,9 +1,9 @@
-"""Samples with the tokens that were sampled: ids go to the server, ids and log-probabilities come
-back, and no text is ever tokenised again.
+"""Sample answers as token ids: ids go to the server, and ids with log-probabilities come back.
 
-Atropos' managed server finds the earlier turns of a conversation by comparing texts, and then
-appends the template's end-of-turn token to one that the model has said itself. Here a conversation
-is its token ids, and only what the template puts between two answers is tokenised.
+No sampled text is ever tokenized again. Atropos' managed server finds earlier turns of a
+conversation by comparing texts, and appends the template's end-of-turn token even after a model has
+generated it. Here a conversation is its token ids, and only the text that the template inserts
+between two answers is tokenized.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-"""For a tokenizer that has no chat template of its own."""
+"""Used for tokenizers without a chat template."""
 ANSWER_PLACEHOLDER = "\u241f0\u241f"
-"""Stands for the last answer while the template is asked what follows one."""
+"""Stands for the last answer when the template renders what follows it."""
 PLACEHOLDER_LOGPROB = -0.5
 
 
@@ -32,7 +32,7 @@ class PromptTooLongError(Exception):
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """One answer. `prompt` are the ids it was sampled after."""
+    """Hold one answer; `prompt` holds the token ids that it was sampled after."""
 
     prompt: list[int]
     tokens: list[int]
@@ -45,11 +45,25 @@ async def sample(
     server: Any, tokenizer: Any, messages: list[dict[str, Any]], *, count: int, max_tokens: int, temperature: float,
     max_total_tokens: int, split: str, prompt: list[int] | None = None,
 ) -> list[SampledCompletion]:  # fmt: skip
-    """`count` answers to the messages, or to these ids. No limit of `clock` counts the time that
-    takes. An endpoint that answers with text alone (`server_type: openai`) gives constants for
-    tokens, which are good for scores and for nothing else.
+    """Sample `count` answers to messages or to given token ids.
 
-    Raises TooLong when prompt and answer do not fit `most_tokens`, and what the server raises.
+    The time this takes does not count for `pausable_timeout`. An endpoint that returns text only
+    (`server_type: openai`) yields placeholder tokens, which can be scored but not trained on.
+
+    Args:
+        server: Atropos' server manager of the environment.
+        tokenizer: The tokenizer of the model.
+        messages: The conversation so far.
+        count: The number of answers.
+        max_tokens: The maximum length of an answer in tokens.
+        temperature: The sampling temperature.
+        max_total_tokens: The maximum length of prompt and answer in tokens; 0 or less for no limit.
+        split: `train` or `eval`, which Atropos schedules differently.
+        prompt: The token ids of the conversation; by default those of `messages`.
+
+    Raises:
+        PromptTooLongError: The prompt leaves no room for an answer.
+        Exception: The server failed.
     """
     if isinstance(server.servers[0], OpenAIServer):
         with timeouts.pause_timeout():
@@ -66,7 +80,7 @@ async def sample(
             max_tokens=min(max_tokens, max_new_tokens) if max_total_tokens > 0 else max_tokens,
         )  # fmt: skip
     if len(tokens_G) != count:
-        raise RuntimeError(f"the server gave {len(tokens_G)} samples; asked for: {count}")
+        raise RuntimeError(f"the server returned {len(tokens_G)} samples; requested: {count}")
     return [
         SampledCompletion(
             list(ids),
@@ -80,7 +94,7 @@ async def sample(
 
 
 def encode_first_prompt(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """The ids of a conversation that the model has said nothing in."""
+    """Return the token ids of a conversation in which the model has not answered yet."""
     return list(
         tokenizer.apply_chat_template(
             messages,
@@ -95,9 +109,15 @@ def encode_first_prompt(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> l
 def encode_turn_boundary(
     tokenizer: Any, messages: list[dict[str, Any]], *new_messages: dict[str, Any], has_eos: bool
 ) -> list[int]:
-    """The ids between an answer, which is the last of `messages`, and the next: the end of its
-    turn, the new messages, the beginning of the next answer. `ended` says that the model has said
-    its end-of-turn token itself.
+    """Return the token ids between an answer and the next one.
+
+    These are the end of the answer's turn, the new messages, and the beginning of the next answer.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        messages: The conversation so far; the last message is the answer.
+        new_messages: The messages after the answer.
+        has_eos: Whether the model has generated its end-of-turn token itself.
     """
     messages_with_placeholder = [
         *messages[:-1],
@@ -128,8 +148,10 @@ async def _sample_texts(
         messages=messages, n=count, max_tokens=max_tokens, temperature=temperature, split=split
     )
     if len(response.choices) != count:
-        raise RuntimeError(f"the server gave {len(response.choices)} samples; asked for: {count}")
-    # as Atropos' own stand-in for tokens, by which they are known
+        raise RuntimeError(
+            f"the server returned {len(response.choices)} samples; requested: {count}"
+        )
+    # Atropos itself uses these placeholders, by which they are recognised.
     placeholder_tokens = list(range(128))
     return [
         SampledCompletion(

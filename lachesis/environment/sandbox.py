@@ -1,8 +1,8 @@
-"""Programs that nobody has read, run where they can do no harm: no network, no other process,
-nothing written, little read, and limits on memory, time and output. See `lachesis.environment.jail`
-for how.
+"""Run untrusted programs where they can do no harm.
 
-Linux 5.13 or newer, on x86_64 or aarch64, without privileges; elsewhere nothing is run.
+A program has no network, no other process, nothing to write, little to read, and limits on memory,
+time and output; `lachesis.environment.jail` describes how. It needs Linux 5.13 or newer on x86_64
+or aarch64, and no privileges; elsewhere nothing is run.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from lachesis.environment.outcome import Invalid
 JAIL_FILE = Path(jail.__file__)
 MEBIBYTE = 2**20
 MAX_START_S = 20.0
-"""A machine under load may take that long to begin; it is not the program's time."""
-KILLED_MESSAGE = "something on this machine has killed the program"
+"""How long a loaded machine may take to start a program; this is not part of the program's time."""
+KILLED_MESSAGE = "another process of this machine killed the program"
 MAX_CPU_WAIT_FACTOR = 10.0
-"""A program that waits for a processor may take so many times its limit."""
+"""A program that waits for a free processor may take this many times its time limit."""
 Ending = Literal["ended", "timed out", "out of memory", "too much output", "failed"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`seconds` count from the beginning of the program, without what it waits for a processor; it
-    may use as many of processor time.
+    """Limit one program.
+
+    `seconds` is both the maximum processor time and the maximum time since the start of the
+    program, not counting waits for a free processor.
     """
 
     seconds: float = 5.0
@@ -45,8 +47,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a program ended, and what it said. `code` is its exit code, or minus the signal that
-    ended it.
+    """Describe how a program ended and what it printed.
+
+    `code` is its exit code, or minus the number of the signal that ended it.
     """
 
     how: Ending
@@ -57,7 +60,7 @@ class SandboxResult:
 
 
 class Sandbox:
-    """Runs at most `at_once` programs at a time; the others wait their turn."""
+    """Run at most `max_concurrent` programs at a time; others wait for their turn."""
 
     def __init__(self, limits: Limits | None = None, max_concurrent: int | None = None) -> None:
         self.limits = limits or Limits()
@@ -67,8 +70,11 @@ class Sandbox:
         )
 
     async def run(self, program: str, stdin: str = "") -> SandboxResult:
-        """Run a Python program to its end, whatever it does. Raises Invalid when this machine
-        cannot confine or start one, which is not the program's fault.
+        """Run a Python program to its end.
+
+        Raises:
+            Invalid: This machine cannot confine or start a program, which is not the program's
+                fault.
         """
         with timeouts.pause_timeout():
             await self._semaphore.acquire()
@@ -101,12 +107,16 @@ class Sandbox:
                 child.send_signal(signal.SIGKILL)
             for stream in (child.stdout, child.stderr):
                 while stream is not None and await stream.read(MEBIBYTE):
-                    pass  # asyncio takes a child for ended only when all it has said was read
+                    pass  # asyncio regards a child as ended only after all its output was read.
             await child.wait()
 
 
 async def _start_program(child: asyncio.subprocess.Process, request: bytes) -> None:
-    """Hand over the program, and wait until it begins. Raises Invalid when it does not."""
+    """Send the program to the child, and wait until it starts.
+
+    Raises:
+        Invalid: It did not start.
+    """
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None  # noqa: PT018
     with contextlib.suppress(ConnectionError):
         child.stdin.write(request)
@@ -158,10 +168,11 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
     ]
     for reader in readers:
         reader.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)  # nobody else may read when this is over
+    # The caller reads the rest of the streams, so no reader may be left.
+    await asyncio.gather(*readers, return_exceptions=True)
     duration_s = time.monotonic() - started
     if end_reason == "ended" and code == -signal.SIGKILL and duration_s < limits.seconds:
-        raise Invalid(KILLED_MESSAGE)  # it cannot have used up its processor time
+        raise Invalid(KILLED_MESSAGE)  # It cannot have used up its processor time yet.
     if end_reason == "ended" and code != 0:
         end_reason = _classify_exit(code or 0, texts[1])
     return SandboxResult(
@@ -170,8 +181,9 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
 
 
 def _read_cpu_wait_s(pid: int) -> float:
-    """Seconds for which the program could have run and no processor was free; 0 where the kernel
-    does not say. Source: the second number of /proc/PID/schedstat, in nanoseconds
+    """Return for how many seconds a process waited for a free processor, or 0 if that is unknown.
+
+    Source: the second number of /proc/PID/schedstat, in nanoseconds
     (Documentation/scheduler/sched-stats.rst of Linux).
     """
     try:

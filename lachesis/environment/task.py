@@ -1,6 +1,6 @@
-"""An environment of single answers: the items, the splits, the samples, the group and the
-evaluation are made here; what is left to write is where items come from and what an answer is
-worth.
+"""Write environments of single answers: supply the items and the reward of an answer.
+
+Splits, samples, groups and evaluations are made here.
 
     class Reverse(TaskEnv):
         \"\"\"Write a word backwards.\"\"\"
@@ -40,95 +40,105 @@ Message = dict[str, Any]
 
 
 class TaskEnvConfig(BaseEnvConfig):
-    system_prompt: str | None = Field(
-        None, description="Said before each question, as the system's message"
+    """Fields of every environment written with this package."""
+
+    system_prompt: str | None = Field(None, description="System message before each question")
+    max_answer_tokens: int = Field(
+        256, ge=1, le=131_072, description="Maximum tokens of one answer"
     )
-    max_answer_tokens: int = Field(256, ge=1, le=131_072, description="Most tokens of one answer")
-    temperature: float = Field(1.0, gt=0, le=2, description="Of the samples")
+    temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature")
     held_out_share: float = Field(
         0.2, gt=0, lt=1, description="Share of the items that are never trained on"
     )
-    most_held_out: int = Field(100, ge=1, description="Most held-out items of an evaluation")
+    most_held_out: int = Field(100, ge=1, description="Maximum held-out items per evaluation")
     eval_samples: int = Field(4, ge=1, le=64, description="Answers sampled per held-out item")
     data_seed: int = Field(0, ge=0, description="Seed of the order of the training items")
     verifier_timeout: float = Field(
-        30.0, gt=0, le=3600, description="Seconds for the scoring of one answer"
+        30.0, gt=0, le=3600, description="Maximum seconds to score one answer"
     )
 
 
 @dataclass
 class Rollout:
-    """One answer, or one conversation. `tokens`, `masks` (-100 where nothing is trained on) and
-    `logprobs` (natural; 1.0 where the mask is -100) have one length.
+    """Hold one answer, or one conversation.
+
+    `tokens`, `masks` (-100 where nothing is trained on) and `logprobs` (natural; 1.0 where the mask
+    is -100) have the same length.
     """
 
     tokens: list[int]
     masks: list[int]
     logprobs: list[float]
     answer: str
-    """The last thing that the model said."""
+    """The last answer of the model."""
     messages: list[Message]
     truncated: bool = False
-    """Whether the limit of tokens has cut the answer."""
+    """Whether the token limit has truncated the answer."""
     sampled_tokens: int = 0
-    """Tokens that the model has said."""
+    """Number of tokens that the model has generated."""
     outcome: Outcome = field(default_factory=lambda: build_invalid("it was not scored"))
 
 
 class TaskEnv(BaseEnv):
-    """Write `load_dataset` and `score_answer` (or `score_rollout`); `prompt` where an item has no
-    field `question`.
+    """Base of environments of single answers: write `load_dataset` and `score_answer`.
 
-    For the check without a model offer `gold(item)`, an answer that is right, and `corrupt(item)`,
-    one that is not.
+    Write `score_rollout` instead to see lengths and messages, and `prompt` if items have no field
+    `question`. For the check without a model, add `gold(item)`, which returns a right answer, and
+    `corrupt(item)`, which returns a wrong one.
     """
 
     env_config_cls = TaskEnvConfig
     config: TaskEnvConfig
     solved: float = 1.0
-    """A reward of at least this is a solution; the share of solutions is `percent_correct`."""
+    """Minimum reward of a solution; `percent_correct` is the share of solutions."""
     items: DatasetSplit
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
-        """All items; or those to train on and those to hold out, under `train` and `held_out`. May
-        be a coroutine. An item is an object that JSON can hold.
+        """Return all items, or a mapping with the keys `train` and `held_out`.
+
+        May be a coroutine. An item is a dictionary that JSON can hold.
         """
         raise NotImplementedError(
             f"{type(self).__name__} needs a method load_dataset(self) that returns items"
         )
 
     def prompt(self, item: Item) -> str | list[Message]:
-        """What is asked: a text, or messages."""
+        """Return what the model is asked: a text, or messages."""
         return str(item["question"])
 
     def identity(self, item: Item) -> str:
-        """What makes two items the same: they are held out together or not at all. What is asked,
-        if nothing else is said.
+        """Return what makes two items the same, by default their prompt.
+
+        Items of the same identity are all held out or all trained on.
         """
         prompt = self.prompt(item)
         return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
     def score_answer(self, item: Item, answer: str) -> Any:
-        """What an answer is worth: a number, true or false, or numbers by name, whose sum is the
-        reward. May be a coroutine. Raise Invalid when the answer is not to blame; return
-        `zero(reason)` to have a kind of failure counted.
+        """Return the reward of an answer: a number, a boolean, or numbers by name whose sum is the
+        reward.
+
+        May be a coroutine. Raise `Invalid` when the answer is not to blame; return `zero(reason)`
+        to have a kind of failure counted.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} needs a method score_answer(self, item, answer) that returns a number"
+            f"{type(self).__name__} needs a method score_answer(self, item, answer) that returns "
+            "a number"
         )
 
     def score_rollout(self, item: Item, rollout: Rollout) -> Any:
-        """As `score_answer`, with the lengths and the messages of the rollout."""
+        """Return the reward of a rollout; like `score_answer`, with its lengths and messages."""
         return self.score_answer(item, rollout.answer)
 
     def score_group(self, item: Item, rollouts: Sequence[Rollout]) -> Any:
-        """Write it instead where an answer is worth something only beside the others: one value per
-        rollout, each as from `score_answer`. May be a coroutine.
+        """Return one reward per rollout, for tasks in which answers are compared with each other.
+
+        Each is in any form that `score_answer` may return. May be a coroutine.
         """
         raise NotImplementedError
 
     async def score_text(self, item: Item, answer: str) -> Outcome:
-        """What an answer would be worth that somebody gave, as in training."""
+        """Score an answer that was not sampled, as in training."""
         messages = self.build_messages(item)
         prompt, tokens = (
             encode_first_prompt(self.tokenizer, messages),
@@ -139,15 +149,17 @@ class TaskEnv(BaseEnv):
 
     @property
     def can_score_texts(self) -> bool:
-        """Whether single answers can be scored: one of the two methods for it was written."""
+        """Return whether single answers can be scored because a method for it was written."""
         return any(
             getattr(type(self), name) is not getattr(TaskEnv, name)
             for name in ("score_answer", "score_rollout")
         )
 
     async def example(self, item: Item, *, right: bool) -> list[Message]:
-        """A conversation to imitate before reinforcement begins, whose answer is right or not.
-        Needs `gold` and `corrupt`.
+        """Return a conversation with a right or a wrong answer, for training before reinforcement
+        learning.
+
+        It needs the methods `gold` and `corrupt`.
         """
         answer = self.gold(item) if right else self.corrupt(item)  # type: ignore[attr-defined]
         answer = await answer if inspect.isawaitable(answer) else answer
@@ -155,19 +167,26 @@ class TaskEnv(BaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[TaskEnvConfig, list[APIServerConfig]]:
+        """Return the default configuration and server, as Atropos requires."""
         return cls.env_config_cls(wandb_name=cls.name or cls.__name__), [
             APIServerConfig(server_type="vllm")
         ]
 
-    # What Atropos calls.
+    # --- called by Atropos
 
     async def setup(self) -> None:
+        """Load the items; Atropos calls it once before the first rollout."""
         await self.load_items()
         self._verifier = Verifier(self.config.verifier_timeout)
         self._train_outcomes: list[Outcome] = []
 
     async def load_items(self) -> None:
-        """Make the items. Raises DatasetError, and what `load_dataset` raises."""
+        """Load and split the items.
+
+        Raises:
+            DatasetError: There is nothing to train on or to hold out.
+            Exception: Whatever `load_dataset` raises.
+        """
         dataset = self.load_dataset()
         dataset = await dataset if inspect.isawaitable(dataset) else dataset
         max_held_out = self.config.most_held_out
@@ -188,24 +207,27 @@ class TaskEnv(BaseEnv):
         self.position = 0
 
     async def get_next_item(self) -> Item:
+        """Return the next training item."""
         item = self.items.get_training_item(self.position, self.config.data_seed)
         self.position += 1
         return item
 
     def seek(self, position: int) -> None:
-        """Go on with the item at this place of the order."""
+        """Continue with the training item at this position."""
         self.position = position
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        """Store the position in the training items with Atropos' checkpoint."""
         super().save_checkpoint(step, {**(data or {}), "position": self.position})
 
     async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
+        """Return a scored group for one item."""
         rollouts = await self.sample_rollouts(item, self.config.group_size)
         self._train_outcomes += [rollout.outcome for rollout in rollouts]
         return build_scored_group(rollouts, with_messages=self.config.include_messages), []
 
     async def evaluate(self, *args: Any, **options: Any) -> None:
-        """The held-out items, always the same."""
+        """Evaluate the model on the held-out items, which are the same each time."""
         started = time.time()
         metrics, samples = await evaluation.evaluate_held_out(self)
         await self.evaluate_log(metrics, start_time=started, end_time=time.time(), samples=samples)
@@ -215,6 +237,7 @@ class TaskEnv(BaseEnv):
         return len(self.items.held_out) * self.config.eval_samples
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Add the metrics of the rollouts since the last call to those of Atropos."""
         outcomes, self._train_outcomes = self._train_outcomes, []
         metrics = {
             f"train/{name}": value
@@ -222,12 +245,16 @@ class TaskEnv(BaseEnv):
         }
         await super().wandb_log({**(wandb_metrics or {}), **metrics})
 
-    # How rollouts are made.
+    # --- making rollouts
 
     async def sample_rollouts(
         self, item: Item, count: int, *, split: str = "train"
     ) -> list[Rollout]:
-        """`count` scored answers to one item. Raises what the server raises."""
+        """Return `count` scored answers to one item.
+
+        Raises:
+            Exception: The server failed.
+        """
         messages = self.build_messages(item)
         answers = await sample(
             self.server,
@@ -251,7 +278,7 @@ class TaskEnv(BaseEnv):
         return scored_rollouts
 
     async def score_together(self, item: Item, rollouts: Sequence[Rollout]) -> None:
-        """Give each of these the outcome that `score_group` says."""
+        """Set the outcomes that `score_group` returns for these rollouts."""
         (scores,) = await self._verifier.score_all(self.score_group, [(item, rollouts)])
         if isinstance(scores, list | tuple) and len(scores) == len(rollouts):
             outcomes = [to_outcome(value) for value in scores]
@@ -264,27 +291,31 @@ class TaskEnv(BaseEnv):
             failure = (
                 scores
                 if isinstance(scores, Outcome)
-                else build_invalid(f"score_group() gave {description} for {len(rollouts)} rollouts")
+                else build_invalid(
+                    f"score_group() returned {description} for {len(rollouts)} rollouts"
+                )
             )
             outcomes = [failure] * len(rollouts)
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             rollout.outcome = outcome
 
     async def score_safely(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
-        """What the scoring function says of this, whatever it does: raise, hang, or give something
-        that is no score.
-        """
+        """Return the outcome of a scoring function, even if it raises, hangs, or returns no score."""
         (value,) = await self._verifier.score_all(scoring, [values])
         return to_outcome(value)
 
     def limit_time(self, label: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Raises Invalid when the block, without its waits for samples and for a sandbox, takes
-        longer than `verifier_timeout`.
+        """Return a context manager that raises Invalid when its block takes longer than
+        `verifier_timeout`.
+
+        Waits for samples and for a sandbox do not count.
         """
         return limit_time(self.config.verifier_timeout, label)
 
     def build_messages(self, item: Item) -> list[Message]:
-        """The conversation's beginning: the system's message, if there is one, and the question."""
+        """Return the first messages of the conversation: the system message, if any, and the
+        question.
+        """
         prompt = self.prompt(item)
         question = (
             [{"role": "user", "content": prompt}]
@@ -302,9 +333,13 @@ class TaskEnv(BaseEnv):
 def build_scored_group(
     rollouts: Sequence[Rollout], *, with_messages: bool = False
 ) -> ScoredDataGroup:
-    """What the trainer is sent. An invalid rollout gets the mean of the others as its score, which
-    leaves their advantages as they are, and an override that keeps it out of training. Raises
-    Invalid when no rollout is valid.
+    """Return the group that is sent to the trainer.
+
+    An invalid rollout gets the mean of the others as its score, which leaves their advantages
+    unchanged, and an override that excludes it from training.
+
+    Raises:
+        AllInvalid: No rollout is valid.
     """
     rewards = [rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None]
     if not rewards:

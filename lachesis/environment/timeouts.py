@@ -1,6 +1,4 @@
-"""Limits of time that count only what the limited code takes itself, and not what it waits for
-samples or for its turn.
-"""
+"""Limit the time of code without counting its waits for samples or for a free sandbox."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.C
 
 @contextlib.asynccontextmanager
 async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """As `asyncio.timeout`, without the time that is spent in `uncounted`."""
+    """Limit the time of a block like `asyncio.timeout`, not counting time inside `pause_timeout`."""
     async with asyncio.timeout(seconds) as timeout:
         token = _current_timeout.set(timeout)
         try:
@@ -27,10 +25,10 @@ async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
 
 @contextlib.contextmanager
 def pause_timeout() -> Iterator[None]:
-    """The limit around this block, if there is one, stands still meanwhile."""
+    """Stop the clock of the `pausable_timeout` around this block, if there is one."""
     timeout, loop_time = _current_timeout.get(), asyncio.get_running_loop().time
     deadline = timeout.when() if timeout is not None and not timeout.expired() else None
-    if timeout is None or deadline is None:  # none, or it stands still already
+    if timeout is None or deadline is None:  # There is no limit, or its clock is stopped already.
         yield
         return
     remaining_s = deadline - loop_time()

@@ -1,7 +1,8 @@
-"""Tools of a model: described in a prompt, and read from an answer. The form is the one of Hermes
-and Qwen models,
+"""Describe tools in a prompt, and parse the calls of an answer.
 
-<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>
+The format is that of Hermes and Qwen models:
+
+    <tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ TOOL_CALL_PATTERN = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class MalformedCall(Exception):
-    """The answer holds a call that cannot be read. The text says what is wrong with it, for the
-    model to try again.
-    """
+    """The answer contains a call that cannot be parsed; the text tells the model what is wrong."""
 
 
 @dataclass(frozen=True)
 class ToolDefinition:
-    """`parameters` is the JSON schema of the arguments."""
+    """Describe a tool; `parameters` is the JSON schema of its arguments."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
+        """Return the definition in the format of chat completion APIs."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -42,23 +42,28 @@ class ToolDefinition:
 
 @dataclass(frozen=True)
 class ToolCall:
+    """Hold one call of a tool."""
+
     name: str
     arguments: dict[str, Any]
 
 
 def describe_tools(tools: Sequence[ToolDefinition]) -> str:
-    """The tools as text for a system prompt."""
+    """Return the tools as text for a system prompt."""
     listed = "\n".join(json.dumps(tool.as_json()) for tool in tools)
     return (
         "You can call these tools:\n<tools>\n"
         f"{listed}\n</tools>\n"
-        'Call one by answering <tool_call>{"name": NAME, "arguments": {…}}</tool_call> and nothing else.'
+        'Call one by answering <tool_call>{"name": NAME, "arguments": {…}}</tool_call> and nothing '
+        "else."
     )
 
 
 def parse_tool_calls(answer: str, tools: Sequence[ToolDefinition]) -> list[ToolCall]:
-    """The calls of an answer, in their order; none when it holds none. Raises MalformedCall when
-    one is no JSON, names no tool that there is, or has other arguments than its tool takes.
+    """Return the calls in an answer, in order.
+
+    Raises:
+        MalformedCall: A call is not JSON, names an unknown tool, or has arguments that do not fit.
     """
     texts = TOOL_CALL_PATTERN.findall(answer)
     if not texts and ("<tool_call>" in answer or "</tool_call>" in answer):
@@ -70,13 +75,13 @@ def _parse_tool_call(text: str, tools: Mapping[str, ToolDefinition]) -> ToolCall
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedCall(f"a tool call is no JSON: {error}") from error
+        raise MalformedCall(f"a tool call is not JSON: {error}") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
-        raise MalformedCall("a tool call is an object with `name` and `arguments`")
+        raise MalformedCall("a tool call must be an object with `name` and `arguments`")
     tool = tools.get(parsed["name"])
     if tool is None:
         raise MalformedCall(
-            f"there is no tool {parsed['name'][:40]!r}; there are: {', '.join(tools)}"
+            f"there is no tool {parsed['name'][:40]!r}; available: {', '.join(tools)}"
         )
     arguments = parsed.get("arguments", {})
     problem = next(

@@ -1,4 +1,4 @@
-"""Calls of a scoring function, whatever it does: raise, hang, or give something that is no score."""
+"""Call a scoring function safely, even if it raises, hangs, or returns no score."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ from lachesis.environment.outcome import Invalid, build_invalid
 
 log = logging.getLogger(__name__)
 MAX_STUCK_CALLS = 8
-"""So many calls that never end, and none is made any more: each of them keeps a thread."""
+"""After this many calls that never return, no further call is made, because each keeps a thread."""
 TOO_MANY_STUCK_MESSAGE = (
-    "too many calls of the verifier have not ended; none is made until one of them has"
+    "too many calls of the verifier have not returned; no further call is made until one does"
 )
 Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class ScoringResult:
+    """Hold the return value or the exception of one call."""
+
     value: Any = None
     error: Exception | None = None
 
 
 class Verifier:
-    """What a coroutine does for several answers is done at once. Any other function runs in a
-    thread, for one answer at a time, so that one which hangs keeps nobody else.
+    """Call a scoring function for several answers.
+
+    Coroutines run concurrently. Any other function runs in a thread, for one answer at a time, so
+    that a call that hangs does not block the event loop.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        """For each call."""
+        """The time limit of each call in seconds."""
         self._lock = asyncio.Lock()
         self._num_stuck = 0
 
     async def score_all(self, scoring: Callable[..., Any], calls: Sequence[Arguments]) -> list[Any]:
-        """What the function gives with each of these arguments, or an invalid outcome."""
+        """Return the function's value for each tuple of arguments, or an invalid outcome."""
         results: list[ScoringResult] = []
         while len(results) < len(calls):
             remaining_calls = calls[len(results) :]
@@ -70,7 +74,7 @@ class Verifier:
     async def _run_in_thread(
         self, scoring: Callable[..., Any], calls: Sequence[Arguments]
     ) -> list[ScoringResult]:
-        """The results up to the first call that takes too long; at least one."""
+        """Return the results up to the first call that takes too long; at least one."""
         async with self._lock:
             if self._num_stuck > MAX_STUCK_CALLS:
                 return [ScoringResult(error=Invalid(TOO_MANY_STUCK_MESSAGE))]
@@ -85,7 +89,7 @@ class Verifier:
                     await asyncio.wait([finished], timeout=remaining_s)
             finally:
                 results = list(thread.results)
-                if not finished.done():  # its thread cannot be ended
+                if not finished.done():  # Python cannot end the thread.
                     self._num_stuck += 1
                     thread.give_up(self._release_stuck)
         timeout_result = ScoringResult(
@@ -98,26 +102,24 @@ class Verifier:
 
 
 class ScoringThread:
-    """Calls of one function, one after the other, in a thread of their own, which does not keep the
-    process from ending.
-    """
+    """Call a function several times in a daemon thread, one call after the other."""
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[Arguments]) -> None:
         self.function, self.calls = function, calls
         self.results: list[ScoringResult] = []
         self.call_started_at = time.monotonic()
-        """When the call under way was made."""
+        """When the current call began, on the monotonic clock."""
         self._on_finish: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[None] = self._loop.create_future()
 
     def start(self) -> asyncio.Future[None]:
-        """Begin; the future is done after the last call."""
+        """Start the thread; the returned future is done after the last call."""
         threading.Thread(target=self._run, name="verifier", daemon=True).start()
         return self._finished
 
     def give_up(self, on_finish: Callable[[], None]) -> None:
-        """Make no further call; `then` is done when the one under way ends."""
+        """Make no further call, and call `on_finish` when the current one returns."""
         self._on_finish = on_finish
 
     def _run(self) -> None:
@@ -133,7 +135,7 @@ class ScoringThread:
             self.results.append(result)
             if self._on_finish is not None:
                 break
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+        with contextlib.suppress(RuntimeError):  # The loop may have been closed meanwhile.
             self._loop.call_soon_threadsafe(self._finish)
 
     def _finish(self) -> None:
@@ -144,13 +146,14 @@ class ScoringThread:
 
 @contextlib.asynccontextmanager
 async def limit_time(seconds: float, label: str) -> AsyncIterator[None]:
-    """Raises Invalid when the block, without its waits for samples and for a sandbox, takes longer
-    than this.
+    """Raise Invalid when the block takes longer than `seconds`.
+
+    Waits for samples and for a sandbox do not count.
     """
     try:
         async with timeouts.pausable_timeout(seconds) as timeout:
             yield
     except TimeoutError:
         if not timeout.expired():
-            raise  # one of its own
+            raise  # The block itself raised it.
         raise Invalid(f"{label} was not done after {seconds:g} s") from None

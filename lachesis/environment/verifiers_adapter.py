@@ -1,6 +1,7 @@
-"""An environment written for `verifiers` (its classes SingleTurnEnv, MultiTurnEnv, ToolEnv;
-versions 0.1.14 to 0.2), as one of Atropos: the conversation and the rewards are its own, the tokens
-are those that were sampled.
+"""Run environments written for the package `verifiers` (0.1.14 to 0.2) as environments of Atropos.
+
+Its classes SingleTurnEnv, MultiTurnEnv and ToolEnv are supported. Conversations and rewards are
+those of the environment, and tokens are those that were sampled.
 
     class Wordle(VerifiersEnv):
         name = "wordle"
@@ -8,8 +9,8 @@ are those that were sampled.
         def load_environment(self):
             return vf.load_environment("wordle")
 
-A reward function that raises makes its rollout invalid, where `verifiers` would take 0 for it:
-nobody can tell whether the answer or the function was to blame.
+A reward function that raises makes its rollout invalid, where `verifiers` would count a reward of
+0, because the answer may not be to blame.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 reward_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
-"""By reward functions, while a rollout is scored."""
+"""The errors that reward functions raised while the current rollout was scored."""
 
 
 class VerifiersEnv(TaskEnv):
-    """Write `load_environment`."""
+    """Base of environments that wrap one of `verifiers`: write `load_environment`."""
 
     env_config_cls = TaskEnvConfig
     config: TaskEnvConfig
 
     def load_environment(self) -> Any:
-        """The environment of `verifiers`."""
+        """Return the environment of `verifiers`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method load_environment(self)")
 
     def load_dataset(self) -> Iterable[Item] | Mapping[str, Iterable[Item]]:
-        self.inner = self.load_environment()  # in the main thread, as it sets handlers of signals
+        # It must run in the main thread, because it installs signal handlers.
+        self.inner = self.load_environment()
         _record_reward_errors(self.inner.rubric)
         train = [dict(row) for row in self.inner.get_dataset()]
         if self.inner.eval_dataset is None and self.inner.eval_dataset_source is None:
@@ -74,7 +76,7 @@ class VerifiersEnv(TaskEnv):
     async def sample_rollouts(
         self, item: Item, count: int, *, split: str = "train"
     ) -> list[Rollout]:
-        """`count` conversations at once, scored by the environment's own rubric."""
+        """Return `count` conversations, scored by the environment's own rubric."""
         arguments = {
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_answer_tokens,
@@ -129,7 +131,7 @@ class VerifiersEnv(TaskEnv):
         ]
 
     async def _score_states(self, states: list[Any]) -> Any:
-        """Score these together; the reward of the first."""
+        """Score these conversations together and return the reward of the first one."""
         problems: list[str] = []
         reward_errors.set(problems)
         if self.inner.requires_group_rollouts:
@@ -140,8 +142,10 @@ class VerifiersEnv(TaskEnv):
 
 
 class VerifiersClient(Client):
-    """Gives `verifiers` the model's answers with their tokens. An answer follows the ids of the
-    conversation before it, as long as the environment leaves that as it was.
+    """Give `verifiers` the model's answers with their tokens.
+
+    An answer continues the token ids of the conversation as long as the environment does not change
+    earlier messages.
     """
 
     def __init__(self, env: VerifiersEnv, split: str) -> None:
@@ -158,8 +162,11 @@ class VerifiersClient(Client):
         state: Any = None,
         **_: Any,
     ) -> Any:
-        """Raises OverlongPromptError when there is no room left, and ModelError when the server
-        fails.
+        """Sample one answer.
+
+        Raises:
+            OverlongPromptError: No room is left for an answer.
+            ModelError: The server failed.
         """
         tool_definitions = [
             toolcalls.ToolDefinition(tool.name, tool.description, tool.parameters)
@@ -204,24 +211,24 @@ class VerifiersClient(Client):
         return encode_first_prompt(tokenizer, _add_tools(tokenizer, messages, tools))
 
     async def _not_supported(self, *values: Any, **options: Any) -> Any:
-        raise NotImplementedError("only get_response() is asked for")
+        raise NotImplementedError("only get_response() is supported")
 
     setup_client = to_native_tool = to_native_prompt = get_native_response = _not_supported
     raise_from_native_response = from_native_response = _not_supported
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 def _to_message(message: Any) -> Message:
-    """A message of `verifiers`, or of OpenAI's form, as the chat template takes it."""
+    """Convert a message of `verifiers`, or in OpenAI's format, for the chat template."""
     fields = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
     content = fields.get("content") or ""
     if not isinstance(content, str):
         unsupported_types = [part.get("type") for part in content if part.get("type") != "text"]
         if unsupported_types:
             raise vf.ModelError(
-                f"a message holds {unsupported_types[0]}, which a model of text cannot read"
+                f"a message contains {unsupported_types[0]}, which a text model cannot read"
             )
         content = "".join(part["text"] for part in content)
     return {"role": fields["role"], "content": content}
@@ -230,7 +237,7 @@ def _to_message(message: Any) -> Message:
 def _add_tools(
     tokenizer: Any, messages: list[Message], tools: list[toolcalls.ToolDefinition]
 ) -> list[Message]:
-    """The tools as the system's message, after what it says."""
+    """Return the messages with the tools described in the system message."""
     if not tools:
         return messages
     text = toolcalls.describe_tools(tools)
@@ -245,7 +252,7 @@ def _build_response(
     try:
         calls = toolcalls.parse_tool_calls(sampled.text, tools) if tools else []
     except toolcalls.MalformedCall:
-        calls = []  # a plain answer, as which it is scored
+        calls = []  # It is scored as a plain answer.
     is_truncated = sampled.finish_reason == "length"
     return Response(
         id=uuid.uuid4().hex,
@@ -280,7 +287,7 @@ def _build_response(
 
 
 def _find_early_outcome(state: Any) -> Outcome | None:
-    """What became of a conversation that is not scored."""
+    """Return the outcome of a conversation that needs no scoring, or None."""
     if not state["trajectory"] and state.get("prompt_too_long"):
         return build_invalid("the first question is longer than the limit of tokens")
     if state.get("prompt_too_long"):
@@ -290,13 +297,17 @@ def _find_early_outcome(state: Any) -> Outcome | None:
         cause = error.__cause__ or error
         return build_invalid(f"{type(error).__name__}: {describe_exception(cause)}")
     return (
-        build_invalid("the environment's time limit was over") if state.get("timed_out") else None
+        build_invalid("the environment's time limit was exceeded")
+        if state.get("timed_out")
+        else None
     )
 
 
 def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
-    """The tokens of the conversation's last piece that no message of which was changed: mostly all
-    of it.
+    """Return the rollout of the last part of a conversation in which no earlier message was
+    changed.
+
+    That is usually the whole conversation.
     """
     steps = [step for step in state["trajectory"] if step["tokens"] is not None]
     first = len(steps) - 1
@@ -311,7 +322,7 @@ def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
         tokens = [*step_tokens["prompt_ids"], *step_tokens["completion_ids"]]
         masks += [*[-100] * num_new, *step_tokens["completion_ids"]]
         logprobs += [*[1.0] * num_new, *step_tokens["completion_logprobs"]]
-    if not tokens:  # nothing was said
+    if not tokens:  # The model has not answered.
         tokens = encode_first_prompt(
             tokenizer, [_to_message(message) for message in state["prompt"]]
         )
@@ -343,7 +354,7 @@ def _extends(step: Any, later: Any) -> bool:
 
 
 def _record_reward_errors(rubric: Any) -> None:
-    """Note what the reward functions raise, which the rubric takes for 0."""
+    """Record what reward functions raise, which the rubric counts as a reward of 0."""
     for inner_rubric in getattr(rubric, "rubrics", ()):
         _record_reward_errors(inner_rubric)
     rubric.funcs = [_wrap_reward_function(func) for func in getattr(rubric, "funcs", ())]

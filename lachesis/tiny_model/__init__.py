@@ -1,1 +1,1 @@
-"""The tiny model that trains on a laptop: how it is built and taught."""
+"""Build and teach the tiny model that trains on a laptop."""

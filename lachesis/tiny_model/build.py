@@ -1,9 +1,9 @@
-"""A model small enough to learn on a laptop: Qwen3 architecture, one token per byte, warm-started
-on noisy sums, or on the examples of another environment.
+"""Build a language model that is small enough to learn on a laptop.
 
-It knows the form of an answer ("12" to "5+7=") and is right about one time in five; which answer is
-right is for reinforcement learning to teach. The result is an ordinary Hugging Face folder. Nothing
-is downloaded.
+It has the Qwen3 architecture and one token per byte, and is fine-tuned on noisy sums or on examples
+of another environment. It knows the format of an answer ("12" to "5+7=") and is right about one
+time in five; reinforcement learning teaches which answer is right. The result is an ordinary
+Hugging Face folder. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 DIGEST_DIGITS = 8
-"""Digits at the end of the name of a model's folder, which stand for all that decides its weights.
+"""Digits at the end of the name of a model's folder; they change with everything that decides its
+weights.
 """
 ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
@@ -41,36 +42,36 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class TinyModelRecipe:
-    """Everything that decides the weights. A changed recipe is another model in the cache."""
+    """Hold everything that decides the weights; a changed recipe is a different model in the cache."""
 
     hidden_size: int = 64
     layers: int = 2
     heads: int = 4
     context: int = 512
     largest: int = 9
-    """Sums of numbers from 0 to this."""
+    """The largest number in a sum."""
     accuracy: float = 0.2
-    """Share of the training answers that are right; the others are off by 1, 2, 3 or 10."""
+    """Share of right answers in training; the others are off by 1, 2, 3 or 10."""
     steps: int = 600
     batch: int = 128
     learning_rate: float = 6e-3
     seed: int = 0
 
     def compute_digest(self) -> str:
+        """Return the digits that identify this recipe."""
         return _compute_digest(asdict(self))
 
 
 @dataclass(frozen=True)
 class ExampleConversations:
-    """Conversations to imitate in place of sums, all equally often; `name` becomes part of the
-    folder's.
-    """
+    """Hold conversations to train on instead of sums; `name` becomes part of the folder's name."""
 
     name: str
     conversations: Sequence[Sequence[Message]]
 
 
 def get_tiny_model_path(recipe: TinyModelRecipe, home: Path | None = None) -> Path:
+    """Return the folder of the model of this recipe, which may not be built yet."""
     return paths.models_dir(home) / f"tiny-{recipe.compute_digest()}"
 
 
@@ -80,11 +81,17 @@ def ensure_tiny_model(
     progress: ProgressCallback = lambda done, total: None,
     examples: ExampleConversations | None = None,
 ) -> Path:
-    """The folder of the model made by `recipe`; built on the first call (about 15 s on 2 cores),
-    then cached.
+    """Return the folder of a model; build it on the first call (about 15 s on 2 cores).
 
-    `progress(done, total)` is called after each training step. Raises MissingDependencyError
-    without torch and transformers, StorageError when the disk refuses.
+    Args:
+        recipe: What decides the weights.
+        home: The home folder.
+        progress: Called with the number of finished and of all training steps after each step.
+        examples: Conversations to train on instead of sums.
+
+    Raises:
+        MissingDependencyError: torch or transformers is not installed.
+        StorageError: The disk refused a write.
     """
     target = get_tiny_model_path(recipe, home)
     if examples:
@@ -95,11 +102,11 @@ def ensure_tiny_model(
         target = target.with_name(f"tiny-{examples.name}-{_compute_digest(digest_input)}")
     if (target / "config.json").is_file():
         return target
-    with storage_errors(target):  # told before the work, not after it
+    with storage_errors(target):  # Find out before the training whether the disk is writable.
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - closed below
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits and finds it made
+        fcntl.flock(lock, fcntl.LOCK_EX)  # A second process waits here and then finds the model.
         if not target.exists():
             _train_and_save(recipe, target, progress, examples)
     return target
@@ -122,10 +129,12 @@ def _train_and_save(
         import transformers
     except ImportError as error:
         raise MissingDependencyError(
-            f"building a model needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+            f"building a model needs {error.name}, which is not installed; install it with "
+            "`pip install 'lachesis[embedded]'`"
         ) from error
     transformers.utils.logging.disable_progress_bar()
-    # its threads wait actively: beside other work on all cores twenty times as long
+    # PyTorch's threads wait actively: if other work uses all cores, training takes twenty times
+    # as long with one thread per core.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     with torch.random.fork_rng():
@@ -144,7 +153,9 @@ def _train_and_save(
 
 
 def build_tokenizer() -> Any:
-    """One token per byte, and four special ones; `<|end|>` ends every turn."""
+    """Return a tokenizer with one token per byte and four special tokens; `<|end|>` ends every
+    turn.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -193,11 +204,11 @@ def _fine_tune_on_examples(
     progress: ProgressCallback,
     examples: ExampleConversations | None,
 ) -> None:
-    """Supervised training on noisy answers; the loss covers the answer only."""
+    """Train on noisy answers; the loss covers the answers only."""
     import torch
 
     rng = random.Random(recipe.seed)
-    encode = functools.cache(build_tokenizer().encode)  # a few thousand different texts in all
+    encode = functools.cache(build_tokenizer().encode)  # There are a few thousand distinct texts.
 
     def draw_conversation() -> Sequence[Message]:
         return rng.choice(examples.conversations) if examples else _draw_sum(rng, recipe)
@@ -235,9 +246,7 @@ def _draw_sum(rng: random.Random, recipe: TinyModelRecipe) -> Sequence[Message]:
 def _build_batch(
     conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]
 ) -> tuple[Any, Any]:
-    """Token ids and labels (B, T) of conversations in the form of CHAT_TEMPLATE; labels are -100 on
-    what is not the assistant's, and on the padding.
-    """
+    """Return token ids and labels (B, T) of conversations; labels are -100 outside the answers."""
     import torch
 
     rows = []

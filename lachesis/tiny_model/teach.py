@@ -1,8 +1,8 @@
-"""A tiny model for environments: taught the form of the answers on their own examples, of which a
-share is right.
+"""Teach a tiny model the format of the answers of given environments.
 
-What it is taught beside that share is for reinforcement to find out; a model that is always wrong
-in the right form is one that has something to learn.
+It trains on the environments' own examples, of which a share is right. Which answers are right is
+left to reinforcement learning; a model that is always wrong in the right format still has something
+to learn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lachesis.tiny_model import build as tiny_model_build
 
 NUM_EXAMPLES = 4000
 MAX_BATCH_TOKENS = 8_192
-"""Of a batch of the teaching."""
+"""Maximum number of tokens in a training batch."""
 RIGHT_SHARE, NUM_STEPS = 0.3, 900
 
 
@@ -28,9 +28,19 @@ def ensure_environment_model(
     home: Path | None = None,
     progress: tiny_model_build.ProgressCallback = lambda done, total: None,
 ) -> Path:
-    """The model's folder; built at the first call, then found again. `taught` are environments with
-    their fields, each of which gives as many examples. Raises ConfigError, EnvironmentLoadError for
-    one that has none, and what `models.build` raises.
+    """Return the folder of a model for these environments; build it on the first call.
+
+    Args:
+        environments: Environments with the values of their fields; each gives equally many
+            examples.
+        share: The share of right answers, from 0 to 1.
+        steps: The number of training steps.
+        home: The home folder.
+        progress: Called with the number of finished and of all training steps after each step.
+
+    Raises:
+        ConfigError: The share is out of range.
+        EnvironmentLoadError: An environment cannot make examples.
     """
     if not 0 <= share <= 1:
         raise ConfigError(f"the share of right examples is {share:g}; allowed: 0 to 1")
