@@ -1,5 +1,5 @@
-"""`python -m lachesis.engine --model NAME_OR_PATH --port N`: serve models over the Tinker protocol
-on loopback.
+"""Serve models over the Tinker protocol on loopback: `python -m lachesis.engine --model
+NAME_OR_PATH --port N`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lachesis.base.errors import (
 from lachesis.base.http_guard import HttpGuard
 
 MAX_BODY_BYTES = 600_000_000
-"""Of one request; the SDK sends a batch in chunks of at most 500 MB."""
+"""Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB."""
 SHUTDOWN_TIMEOUT_S = 3
-"""For answers under way when it is told to end; a long poll would hold it for half a minute."""
+"""How long open responses may delay the shutdown; a long poll would take half a minute."""
 
 
 def main() -> int:
-    """Serve until told to end. Any error is the last line on stderr, and the exit code is 1."""
+    """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.engine", description=__doc__)
     parser.add_argument(
         "--model",
@@ -43,7 +43,7 @@ def main() -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name of this server",
+        help="a further host name by which clients may call this server",
     )
     parser.add_argument(
         "--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)"
@@ -58,7 +58,8 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
+    # Without this the log is full of the Hub client's retries.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         serve(args)
     except LachesisError as error:
@@ -68,18 +69,16 @@ def main() -> int:
 
 
 def serve(args: argparse.Namespace) -> None:
-    # Read when PyTorch is loaded. Threads that wait actively keep the cores from every other
-    # process of a run: sampling then
-    # takes three to thirty times as long; where there is none, it makes no difference.
+    # PyTorch reads this when it is imported. Threads that wait actively take the cores from the
+    # other processes of a run, and sampling then takes three to thirty times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     token = os.environ.get("LACHESIS_ENGINE_TOKEN", "")
     if not token.startswith("tml-"):
         raise MissingKeyError(
             "LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)"
         )
-    # Bound before the model is loaded, so a taken port fails in a second. With its protocol asyncio
-    # knows it as TCP, and sends
-    # small answers at once (TCP_NODELAY).
+    # The port is bound before the model is loaded, so that a port in use fails in a second. The
+    # explicit protocol lets asyncio recognise TCP and send small responses at once (TCP_NODELAY).
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -97,7 +96,8 @@ def serve(args: argparse.Namespace) -> None:
             from lachesis.engine.engine import Engine
         except ImportError as error:
             raise MissingDependencyError(
-                f"the embedded engine needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+                f"the embedded engine needs {error.name}, which is not installed; install it with "
+                "`pip install 'lachesis[embedded]'`"
             ) from error
         dtype = torch.bfloat16 if args.bf16 else torch.float32
         model, *extra_models = args.model

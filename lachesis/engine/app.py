@@ -1,8 +1,8 @@
-"""The HTTP routes of the Tinker protocol as SDK 0.38 speaks it. No tensor is touched here.
+"""Define the HTTP routes of the Tinker protocol as SDK 0.38 uses them; no tensor is touched here.
 
-A submitted request is accepted at once and fails, if it must, through its future: a refused
-submission would leave a hole in the client's numbering. Answers that repeat a 5xx would be retried
-for ever, so they are for faults of the server only.
+A submitted request is accepted at once, and an error is reported through its future: if the
+submission were refused, a number would be missing in the client's sequence of requests. The SDK
+repeats requests that get a 5xx status, so these are used for faults of the server only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lachesis.engine.model_thread import ModelThread
 
 PROTOBUF_MEDIA_TYPE = "application/x-protobuf"
 CLIENT_CONFIG = {
-    # Chunks sent one after the other arrive in the order of their numbers, and a call is one chunk.
+    # Chunks that are sent one after the other arrive in order, so one call need not wait for all.
     "parallel_fwdbwd_chunks": False,
     "fwdbwd_max_chunk_len": 1_000_000,
     "fwdbwd_max_chunk_bytes_count": 500_000_000,
@@ -50,7 +50,7 @@ CLIENT_CONFIG = {
 
 
 def create_app(engine: Engine, token: str) -> FastAPI:
-    """The application. Every call needs the header `X-API-Key: token`."""
+    """Create the application; every request needs the header `X-API-Key: TOKEN`."""
     dispatcher = RequestDispatcher(engine)
 
     @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
     @router.post("/telemetry")
     async def accept_telemetry() -> dict[str, str]:
-        return {"status": "accepted"}  # not stored: it can hold keys
+        return {"status": "accepted"}  # Telemetry is not stored, because it may contain keys.
 
     @router.get("/get_server_capabilities")
     async def get_server_capabilities() -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
     @router.post("/create_sampling_session")
     async def create_sampling_session(body: CreateSamplerBody) -> dict[str, Any]:
         _require_session(engine, body.session_id)
-        # Files are read beside the model thread; what it owns is changed by it alone.
+        # Another thread reads the files; only the model thread changes the engine's state.
         served_model, snapshot = await asyncio.to_thread(
             engine.load_sampler, body.base_model, body.model_path
         )
@@ -311,7 +311,7 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
                 404, f"there is no request {body.request_id}; results are kept for ten minutes"
             )
         payload = await future.wait(LONG_POLL_S)
-        if payload is None:  # 408 makes the client ask again without a word in its log
+        if payload is None:  # Status 408 makes the client retry without logging a warning.
             return JSONResponse(
                 {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}, 408
             )

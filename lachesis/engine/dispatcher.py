@@ -1,4 +1,6 @@
-"""Queue the requests of clients for the model's thread and keep their results until they are fetched."""
+"""Queue the requests of clients for the model thread, and keep their results until they are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,13 @@ from lachesis.engine.sample_request import MAX_SAMPLES_PER_REQUEST
 
 LONG_POLL_S = 30.0
 MAX_WAITING_REQUESTS = 10_000
-"""Requests for samples that may wait; the client of one more pauses for a second, and asks again.
+"""Maximum number of waiting sampling requests; the client of a further one waits a second and
+retries.
 """
 
 
 class RequestDispatcher:
-    """The engine, its thread and its futures, behind the routes."""
+    """Connect the HTTP routes with the engine, its thread and its futures."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -33,14 +36,16 @@ class RequestDispatcher:
         self.thread: ModelThread | None = None
         self.client_counts: dict[str, int] = {}
         self.last_sequence_ids: dict[str, int] = {}
-        """The last sequence id of each model."""
+        """The highest sequence id that each model has received."""
 
     def submit(
         self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any
     ) -> dict[str, Any]:
-        """Queue `call` unless this request is already known. Requests of one model run in the order
-        of their numbers, which is that of their arrival; a number may be left out, for good, and
-        one that comes late is refused.
+        """Queue an operation, unless this request has been submitted before, and return its
+        future's id.
+
+        Operations of one model run in the order of their sequence ids. An id may be left out, but a
+        request whose id is lower than an earlier one fails.
         """
         owner, sequence_id = key
         future, is_new = self.futures.get_or_create(
@@ -50,7 +55,10 @@ class RequestDispatcher:
             future.response_fields = response_fields
             last_sequence_id = self.last_sequence_ids.get(owner, -1)
             if sequence_id is not None and sequence_id <= last_sequence_id:
-                message = f"the request with sequence id {sequence_id} came after that with {last_sequence_id}; they are numbered as they are sent"
+                message = (
+                    f"the request with sequence id {sequence_id} came after that with "
+                    f"{last_sequence_id}; ids must increase in the order of sending"
+                )
                 future.finish({"error": message, "category": "user"})
             else:
                 if sequence_id is not None:
@@ -60,6 +68,7 @@ class RequestDispatcher:
         return {"request_id": future.request_id, **future.response_fields}
 
     def submit_sample(self, body: SampleBody) -> dict[str, Any]:
+        """Queue a sampling request and return its future's id."""
         assert self.thread is not None
         entry = self.engine.samplers.get(body.sampling_session_id)
         if entry is None:
@@ -99,11 +108,11 @@ class RequestDispatcher:
         return await asyncio.wrap_future(self.thread.call_soon(call))
 
     def cancel(self, request_id: str) -> str:
-        """Cancel a request and return what has become of it.
+        """Cancel a request and return its state.
 
         Returns:
-            `ok` if it is cancelled now, `running` if it is an operation that has begun, whose
-            effect and result stay, `finished` if it has its result or is not there.
+            `ok` if it is cancelled now; `running` if it is an operation that has begun, which will
+                complete; `finished` if it has its result or does not exist.
         """
         assert self.thread is not None
         future = self.futures.get(request_id)
@@ -116,13 +125,14 @@ class RequestDispatcher:
         return "ok"
 
     async def end_expired_sessions(self) -> None:
-        """End sessions whose client is gone."""
+        """End sessions whose client no longer sends heartbeats."""
         while True:
             await asyncio.sleep(30)
             for session_id in self.engine.find_expired_sessions():
                 self.end_session(session_id)
 
     def end_session(self, session_id: str) -> None:
+        """End a session and free its models and samplers."""
         for values_by_owner in (self.client_counts, self.last_sequence_ids):
             for one in [
                 owner_id for owner_id in values_by_owner if owner_id.startswith(f"{session_id}:")

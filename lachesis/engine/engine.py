@@ -1,8 +1,7 @@
-"""What the engine knows: sessions, models in training, samplers, checkpoints. Every method answers
-for one request.
+"""Hold the state of the engine: sessions, models in training, samplers and checkpoints.
 
-Methods named after an operation run on the model thread and return its JSON or protobuf result; one
-that takes long is a generator, which lets other work in between.
+Methods that run on the model thread return the JSON or protobuf result of a request. One that takes
+long is a generator, which lets other work run in between.
 """
 
 from __future__ import annotations
@@ -26,19 +25,17 @@ from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 
 FREEZE_FILE_NAME = "freeze-weights"
-"""A file of this name in the store makes updates change nothing: the switch with which the
-judgement of learning is tested.
-"""
+"""A file of this name in the store makes updates change nothing; tests of the monitor use it."""
 MAX_SNAPSHOTS_PER_SESSION = 16
-"""Unnamed sampler weights kept per session; the least recently used goes first."""
-SESSION_EXPIRY_S = 900.0
-"""A session that has sent no heartbeat (every 10 s) for this long is over, and its memory is freed.
+"""Maximum number of unnamed sampler weights per session; the least recently used are dropped first.
 """
+SESSION_EXPIRY_S = 900.0
+"""A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed."""
 
 
 @dataclass
 class EngineSession:
-    """One client process."""
+    """Hold the state of one client process."""
 
     session_id: str
     metadata: dict[str, str]
@@ -49,7 +46,7 @@ class EngineSession:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A base model and what samples from it."""
+    """Hold a base model and the sampler that uses it."""
 
     base: BaseLanguageModel
     sampler: Sampler
@@ -57,7 +54,7 @@ class ServedModel:
 
 @dataclass
 class SamplerEntry:
-    """Frozen weights that can be sampled; `snapshot` None is the base model."""
+    """Hold frozen weights for sampling; a `snapshot` of None means the base model."""
 
     sampler_id: str
     served_model: ServedModel
@@ -67,7 +64,7 @@ class SamplerEntry:
 
 
 class Engine:
-    """The state behind the HTTP routes."""
+    """Hold the state behind the HTTP routes."""
 
     def __init__(
         self,
@@ -81,11 +78,12 @@ class Engine:
         """Load the models and keep all of them in memory.
 
         Args:
-            model: A folder or a Hub name. Checkpoints that name no model of this engine are its.
-            store: The folder of the checkpoints.
-            further: More models that can be sampled and trained, such as a teacher.
-            seed: The seed of sampling requests that bring none.
-            dtype: Of the base models' weights.
+            model: A folder or a name on the Hub. It also serves checkpoints that name no model of
+                this engine.
+            store_root: The folder of the checkpoints.
+            extra_models: More models that can be sampled and trained, such as a teacher.
+            seed: The seed of sampling requests without a seed.
+            dtype: The type of the base models' weights.
 
         Raises:
             ModelNotFoundError: A model cannot be loaded.
@@ -105,6 +103,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------
 
     def create_session(self, metadata: dict[str, Any] | None) -> str:
+        """Start a session and return its id."""
         session = EngineSession(
             uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()}
         )
@@ -112,12 +111,14 @@ class Engine:
         return session.session_id
 
     def record_heartbeat(self, session_id: str) -> bool:
+        """Note a heartbeat and return whether the session exists."""
         session = self.sessions.get(session_id)
         if session:
             session.last_seen = time.monotonic()
         return session is not None
 
     def find_expired_sessions(self) -> list[str]:
+        """Return the ids of sessions whose last heartbeat is too old."""
         horizon = time.monotonic() - SESSION_EXPIRY_S
         # A copy: the model thread ends sessions while this runs.
         return [
@@ -127,7 +128,7 @@ class Engine:
         ]
 
     def end_session(self, session_id: str) -> Payload:
-        """Free what the session holds in memory; its checkpoints stay."""
+        """Free the memory of a session; its checkpoints stay."""
         session = self.sessions.pop(session_id, None)
         for model_id in session.model_ids if session else ():
             self.models.pop(model_id, None)
@@ -137,7 +138,7 @@ class Engine:
         return {}
 
     def unload_model(self, model_id: str) -> Payload:
-        """Free one model of a living session."""
+        """Free the memory of one model of a session."""
         self._get_model(model_id)
         del self.models[model_id]
         for session in list(self.sessions.values()):
@@ -152,6 +153,7 @@ class Engine:
     def create_model(
         self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any
     ) -> Payload:
+        """Create an adapter on a base model for training."""
         base = self._get_served_model(base_model).base
         return {"model_id": self._add_model(session_id, model_seq_id, base, spec, metadata)}
 
@@ -164,7 +166,8 @@ class Engine:
         metadata: Any,
     ) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
-        if model_id not in self.models:  # the client re-sends a creation whose answer was lost
+        # If the response was lost, the client repeats the request for an existing model.
+        if model_id not in self.models:
             if session_id not in self.sessions:
                 raise EngineRequestError(f"the session {session_id} has ended")
             self.models[model_id] = TrainingModel(base, spec)
@@ -183,7 +186,7 @@ class Engine:
     def forward_backward(
         self, request: protobuf_messages.ForwardBackwardRequest
     ) -> Generator[None, None, Payload]:
-        """Yields between the passes of one request."""
+        """Compute losses and gradients; yield between the passes of one request."""
         model = self._get_model(request.model_id)
         data = protobuf_messages.decode_data(request)
         logprobs_D, metrics = yield from model.forward_backward(
@@ -192,6 +195,7 @@ class Engine:
         return protobuf_messages.encode_forward_backward(logprobs_D, metrics)
 
     def optim_step(self, model_id: str, adam_params: dict[str, Any]) -> Payload:
+        """Take an optimizer step with the gradients collected so far."""
         is_frozen = (self.store.root / FREEZE_FILE_NAME).exists()
         return {
             "metrics": self._get_model(model_id).optim_step(
@@ -205,7 +209,7 @@ class Engine:
     def save_checkpoint(
         self, model_id: str, kind: str, name: str | None, options: dict[str, Any]
     ) -> Payload:
-        """Write a checkpoint; Adam's state goes with kind `weights`."""
+        """Write a checkpoint; those of kind `weights` include Adam's state."""
         model = self._get_model(model_id)
         path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
         size = self.store.save(
@@ -232,7 +236,7 @@ class Engine:
         )
 
     def load_checkpoint(self, model_id: str, path: str, *, with_optimizer: bool) -> Payload:
-        """Replace a model's weights; Adam continues if `optimizer`, else starts anew."""
+        """Replace a model's weights; Adam continues if `with_optimizer`, else starts again."""
         model = self._get_model(model_id)
         tensors, optimizer_state, checkpoint_record = self.store.load(
             weights.CheckpointPath.parse(path)
@@ -242,15 +246,17 @@ class Engine:
             and checkpoint_record["base_model"] in self.served_models
         ):
             raise EngineRequestError(
-                f"{path} is an adapter of {checkpoint_record['base_model']}, the model is one of {model.base.source}"
+                f"{path} is an adapter of {checkpoint_record['base_model']}, but the model is one "
+                f"of {model.base.source}"
             )
         if checkpoint_record["lora"]["rank"] != model.spec.rank:
             raise EngineRequestError(
-                f"{path} has rank {checkpoint_record['lora']['rank']}, the model {model.spec.rank}; they must agree"
+                f"{path} has rank {checkpoint_record['lora']['rank']} and the model has rank "
+                f"{model.spec.rank}; they must be equal"
             )
         if with_optimizer and optimizer_state is None:
             raise EngineRequestError(
-                f"{path} holds no optimizer state; use a weights/ path, or load without the optimizer"
+                f"{path} has no optimizer state; use a weights/ path, or load without the optimizer"
             )
         model.load(
             lora.from_tensors(tensors, model.base.device),
@@ -262,6 +268,7 @@ class Engine:
     def create_model_from_checkpoint(
         self, session_id: str, model_seq_id: int, path: str, *, with_optimizer: bool, metadata: Any
     ) -> Payload:
+        """Create a model with the weights of a checkpoint."""
         _, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
         base = self._find_checkpoint_model(checkpoint_record).base
         model_id = self._add_model(
@@ -273,7 +280,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------
 
     def create_snapshot_sampler(self, model_id: str, sampling_seq_id: int) -> Payload:
-        """Make the model's present weights a sampler, in memory."""
+        """Make a sampler from a model's current weights, in memory."""
         model = self._get_model(model_id)
         session_id = model_id.split(":", 1)[0]
         snapshot = model.snapshot()
@@ -286,8 +293,10 @@ class Engine:
     ) -> tuple[ServedModel, LoraAdapter | None]:
         """Read the weights of a checkpoint for sampling; None stands for the base model's own.
 
-        Any thread may call this. Raises EngineRequestError for a checkpoint that is not there, or
-        does not fit.
+        Any thread may call this.
+
+        Raises:
+            EngineRequestError: The checkpoint does not exist or does not fit.
         """
         if model_path is None:
             return self._get_served_model(base_model or ""), None
@@ -310,7 +319,8 @@ class Engine:
         if session is None:
             raise EngineRequestError(f"the session {session_id} has ended")
         sampler_id = f"{session_id}:sample:{seq_id}"
-        if sampler_id not in self.samplers:  # the client re-sends a creation whose answer was lost
+        # If the response was lost, the client repeats the request for an existing sampler.
+        if sampler_id not in self.samplers:
             session.sampler_ids.append(sampler_id)
         self.samplers[sampler_id] = SamplerEntry(sampler_id, served_model, snapshot, model_path)
         unnamed_entries = [
@@ -347,7 +357,7 @@ class Engine:
         return self.served_models[name]
 
     def _find_checkpoint_model(self, checkpoint_record: dict[str, Any]) -> ServedModel:
-        # A model that was moved has another name than its checkpoints say; sizes are checked.
+        # A model that was moved has another name than in its checkpoints; the sizes are checked.
         return self.served_models.get(checkpoint_record.get("base_model", ""), self.default_model)
 
     def _clear_active_adapters(self) -> None:

@@ -1,5 +1,6 @@
-"""Submitted work and its results: every request is answered at once with an id, and its result is
-fetched by long poll.
+"""Keep submitted requests and their results.
+
+Every request is answered at once with an id, and the client fetches the result by long polling.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RESULT_RETENTION_S = 600.0
-"""A result stays this long after it was made: an answer that was lost on the wire is asked for
-again.
-"""
+"""How long a result is kept, because the client asks again when a response is lost."""
 
 Payload = bytes | dict[str, Any]
 """Protobuf for forward-backward and sampling, JSON for everything else."""
@@ -22,7 +21,7 @@ Payload = bytes | dict[str, Any]
 
 @dataclass
 class RequestFuture:
-    """The result of one submitted request."""
+    """Hold the result of one submitted request."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     payload: Payload | None = None
@@ -32,7 +31,7 @@ class RequestFuture:
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, payload: Payload) -> None:
-        """Event loop thread only. The first result stays."""
+        """Set the result, unless there is one already. Call this on the event loop's thread only."""
         if self.payload is not None:
             return
         self.payload = payload
@@ -40,7 +39,7 @@ class RequestFuture:
         self._done.set()
 
     async def wait(self, timeout_s: float) -> Payload | None:
-        """The result, or None when it is not there after `timeout_s` seconds."""
+        """Return the result, or None when there is none after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._done.wait()
@@ -50,15 +49,16 @@ class RequestFuture:
 
 
 class FutureRegistry:
-    """All of them, by id and by the key that makes a repeated submission the same request."""
+    """Find futures by their id, and by the key that identifies repeated submissions of one request."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestFuture] = {}
         self._by_key: dict[tuple[str, int], RequestFuture] = {}
 
     def get_or_create(self, key: tuple[str, int] | None) -> tuple[RequestFuture, bool]:
-        """The future of this request and whether it is new. `key` is (model or session, sequence
-        number).
+        """Return the future of this request and whether it is new.
+
+        `key` is the id of the model or session, and the sequence number of the request.
         """
         self._prune()
         if key is not None and key in self._by_key:
@@ -70,11 +70,11 @@ class FutureRegistry:
         return future, True
 
     def get(self, request_id: str) -> RequestFuture | None:
+        """Return the future of this id, if it is still kept."""
         return self._by_id.get(request_id)
 
     def _prune(self) -> None:
-        # Insertion order is close to completion order, so looking at the oldest few is enough, and
-        # cheap.
+        # Insertion order is close to completion order, so checking the oldest few is enough.
         horizon = time.monotonic() - RESULT_RETENTION_S
         for request_id in list(itertools.islice(self._by_id, 16)):
             done_at = self._by_id[request_id].done_at

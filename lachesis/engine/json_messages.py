@@ -1,4 +1,4 @@
-"""JSON bodies of the Tinker protocol, as SDK 0.38 sends them."""
+"""Define the JSON bodies of the Tinker protocol as SDK 0.38 sends them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ MIN_SDK_VERSION = (0, 38)
 
 
 class RequestBody(BaseModel):
-    """A JSON request; fields that this engine does not use are let through."""
+    """Base of JSON requests; fields that this engine does not use are ignored."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class CreateSessionBody(RequestBody):
+    """Start a session of a client."""
+
     sdk_version: str | None = None
     user_metadata: dict[str, Any] | None = None
 
 
 class LoraConfigBody(RequestBody):
-    """The adapter that a client asks for; None is the default."""
+    """Describe the adapter that a client requests; None means the default."""
 
     rank: StrictInt | None = None
     seed: StrictInt | None = None
@@ -38,6 +40,8 @@ class LoraConfigBody(RequestBody):
 
 
 class CreateModelBody(RequestBody):
+    """Create an adapter for training."""
+
     session_id: str
     model_seq_id: int
     base_model: str
@@ -46,7 +50,7 @@ class CreateModelBody(RequestBody):
     user_metadata: dict[str, Any] | None = None
 
     def to_lora_spec(self) -> LoraSpec:
-        """Return the adapter that is asked for; fields that this engine does not know are ignored.
+        """Return the requested adapter; fields that this engine does not know are ignored.
 
         Raises:
             EngineRequestError: A field has the wrong type.
@@ -65,17 +69,23 @@ class CreateModelBody(RequestBody):
 
 
 class ModelBody(RequestBody):
+    """Name a model in training, and the sequence id of a request for it."""
+
     model_id: str
     seq_id: int | None = None
     path: str | None = None
 
 
 class OptimStepBody(ModelBody):
+    """Take an optimizer step."""
+
     adam_params: dict[str, Any] | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
 class LoadWeightsBody(RequestBody):
+    """Load a checkpoint into a model."""
+
     path: str
     optimizer: bool
     model_id: str | None = None
@@ -86,10 +96,14 @@ class LoadWeightsBody(RequestBody):
 
 
 class SaveForSamplerBody(ModelBody):
+    """Save the weights of a model for sampling."""
+
     sampling_session_seq_id: int | None = None
 
 
 class CreateSamplerBody(RequestBody):
+    """Create a sampler from a base model or a checkpoint."""
+
     session_id: str
     sampling_session_seq_id: int
     base_model: str | None = None
@@ -97,15 +111,21 @@ class CreateSamplerBody(RequestBody):
 
 
 class Chunk(RequestBody):
+    """Hold a part of a prompt."""
+
     type: str = "encoded_text"
     tokens: list[int] | None = None
 
 
 class Prompt(RequestBody):
+    """Hold the chunks of a prompt."""
+
     chunks: list[Chunk] = []
 
 
 class SamplingParams(RequestBody):
+    """Hold the parameters of sampling."""
+
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -115,6 +135,8 @@ class SamplingParams(RequestBody):
 
 
 class SampleBody(RequestBody):
+    """Request samples."""
+
     sampling_session_id: str
     seq_id: int
     prompt: Prompt
@@ -128,15 +150,21 @@ class SampleBody(RequestBody):
     prompt_alt_tokens_k: int = 0
 
     def to_sample_request(self, model: BaseLanguageModel, future: RequestFuture) -> SampleRequest:
-        """In the sampler's terms, checked. `stop` absent means the model's end-of-sequence tokens;
-        token ids mean just those; strings mean those and end-of-sequence; an empty list means none
-        at all. Raises EngineRequestError.
+        """Return the checked request in the sampler's terms.
+
+        Without `stop`, the model's end-of-sequence tokens stop a sample. Token ids replace them,
+        strings are added to them, and an empty list means that only the length limit stops a
+        sample.
+
+        Raises:
+            EngineRequestError: The request cannot be served.
         """
         if any(
             chunk.type != "encoded_text" or chunk.tokens is None for chunk in self.prompt.chunks
         ):
             raise EngineRequestError(
-                "the prompt holds a chunk that is not text; this engine samples from text tokens only"
+                "the prompt contains a chunk that is not text; this engine samples from text "
+                "tokens only"
             )
         params = self.sampling_params
         stops = [params.stop] if isinstance(params.stop, str) else params.stop
@@ -177,12 +205,16 @@ class SampleBody(RequestBody):
 
 
 class RetrieveBody(RequestBody):
+    """Name a request whose result is fetched or which is cancelled."""
+
     request_id: str
 
 
 def check_sdk_version(version: str | None) -> None:
-    """Raises EngineRequestError for a client that speaks an older protocol: it would wait for
-    answers in another form.
+    """Refuse clients of an older protocol, which would wait for responses in another format.
+
+    Raises:
+        EngineRequestError: The version is too old.
     """
     try:
         major_minor = tuple(int(part) for part in (version or "").split(".")[:2])
@@ -190,6 +222,6 @@ def check_sdk_version(version: str | None) -> None:
         return
     if len(major_minor) == 2 and major_minor < MIN_SDK_VERSION:
         raise EngineRequestError(
-            f"this is tinker {version}, which speaks an older protocol; allowed: {'.'.join(map(str, MIN_SDK_VERSION))} or newer "
-            "(pip install -U tinker)"
+            f"the client is tinker {version}, which speaks an older protocol; allowed: "
+            f"{'.'.join(map(str, MIN_SDK_VERSION))} or newer (pip install -U tinker)"
         )

@@ -1,6 +1,4 @@
-"""Keys and values of the sequences that are being sampled, in slots that sequences enter and leave
-between two tokens.
-"""
+"""Cache the keys and values of sequences in slots, which sequences enter and leave between tokens."""
 
 from __future__ import annotations
 
@@ -10,25 +8,25 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 MAX_IDLE_BYTES = 2**28
-"""An empty cache that is larger than this is given back."""
+"""A larger cache is freed when nothing is sampled."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """One attention layer: keys and values (slots, heads, length, size)."""
+    """Hold the keys and values (slots, heads, length, size) of one attention layer."""
 
-    is_sliding = False  # windows are kept by the mask
+    is_sliding = False  # The mask implements attention windows.
 
     def __init__(self, owner: SlotCache) -> None:
         super().__init__()
         self.owner = owner
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        raise AssertionError("a slot is filled by `enter` before it is extended")
+        raise AssertionError("a slot must be filled by `fill_slots` before it is extended")
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add one token per sequence; keys and values of all tokens so far."""
+        """Add one token per sequence, and return the keys and values of all tokens so far."""
         slots, positions, max_length = self.owner.decode_step
         self.keys[slots, :, positions] = key_states[:, :, 0]
         self.values[slots, :, positions] = value_states[:, :, 0]
@@ -45,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Sequences lie in the slots 0 to n - 1. Only the model thread may call this."""
+    """Hold sequences in the slots 0 to n - 1. Only the model thread may call this."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -54,13 +52,15 @@ class SlotCache(Cache):
             torch.zeros(0),
             0,
         )
-        """Of the pass under way: the slots, where their new token goes, and the length that
-        attention looks at.
+        """The slots of the current pass, the positions of their new tokens, and the length that
+        attention covers.
         """
         self._num_slots = self._reserved_length = 0
 
     def reserve(self, num_slots: int, max_length: int, template: Cache) -> None:
-        """Have room for so many sequences of so many tokens; `like` is a cache of the same model."""
+        """Allocate memory for this many sequences of this length; `template` is a cache of the same
+        model.
+        """
         if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
         new_num_slots = (
@@ -79,7 +79,7 @@ class SlotCache(Cache):
         self._num_slots, self._reserved_length = new_num_slots, new_length
 
     def reserve_length(self, length: int) -> None:
-        """Have room for sequences of so many tokens."""
+        """Allocate memory for sequences of this length."""
         self.reserve(self._num_slots, length, self)
 
     def fill_slots(self, start: int, source: Cache, rows: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ class SlotCache(Cache):
             layer.values[target_slot, :, :length] = layer.values[source_slot, :, :length]
 
     def trim(self) -> None:
-        """Nothing is being sampled: give back what a large batch has taken."""
+        """Free the memory of a large batch once nothing is sampled."""
         if sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers) > MAX_IDLE_BYTES:
             self.layers.clear()
             self._num_slots = self._reserved_length = 0

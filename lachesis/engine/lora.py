@@ -1,10 +1,10 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) on one base model: many at once, for training
-and for sampling.
+"""Apply LoRA adapters (Hu et al. 2021, arXiv:2106.09685) to one base model, for training and
+sampling.
 
-A linear layer W with an adapter gives x W' + scale * x A' B', A (rank, in), B (out, rank), B = 0 at
-first (eq. 3). Alpha is 32 at every rank, as on the Tinker service, so the scale is 32 / rank. The
-base model is in memory once and is never changed: each of its linear layers has a site, which adds
-the adapters that are in use. Files have the names and keys of PEFT.
+A linear layer W with an adapter computes x W' + scale * x A' B', with A (rank, in), B (out, rank),
+and B = 0 at first (eq. 3). Alpha is 32 at every rank, as in the Tinker service, so the scale is 32
+/ rank. The base model is in memory once and never changes: each of its linear layers adds the
+adapters in use. Files have the names and keys of PEFT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """What a client asked for. `seed` fixes the initialisation of A."""
+    """Describe a requested adapter; `seed` determines the initial A."""
 
     rank: int = 32
     seed: int | None = None
@@ -37,16 +37,20 @@ class LoraSpec:
     train_unembed: bool = True
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
         return asdict(self)
 
     @property
     def scale(self) -> float:
+        """Return the factor of the adapter's output."""
         return ALPHA / self.rank
 
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """A frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer, float32."""
+    """Hold a frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer,
+    float32.
+    """
 
     factors: Factors
     scale: float
@@ -54,11 +58,11 @@ class LoraAdapter:
 
 _BASE_MODEL_KEY = object()
 AdapterAssignment = tuple[torch.Tensor | None, LoraAdapter | None]
-"""Rows of a batch (None: all) and what they are sampled with (None: the base model)."""
+"""Rows of a batch (None for all rows), and the adapter that they use (None for the base model)."""
 
 
 class LoraLinear:
-    """Stands in for the `forward` of one linear layer."""
+    """Replace the `forward` method of one linear layer."""
 
     def __init__(self, linear: Any) -> None:
         self.linear = linear
@@ -69,11 +73,11 @@ class LoraLinear:
         self.merged_weight: torch.Tensor | None = None
         self._merge_buffer: torch.Tensor | None = None
         self.get_num_sequences = lambda: 0
-        """How many sequences the pass under way has; 0 if each row of the input is one."""
+        """Returns the number of sequences of the current pass; 0 if each input row is one."""
 
     @property
     def weight(self) -> torch.Tensor:
-        """(out, in); GPT-2 keeps its weights transposed."""
+        """Return the weight (out, in); GPT-2 stores its weights transposed."""
         return self.linear.weight.T if isinstance(self.linear, Conv1D) else self.linear.weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +88,7 @@ class LoraLinear:
             if rows is None:
                 y = _add_lora_output(y, x, a, b, scale)
             else:
-                # A mixture of experts hands the tokens of all sequences over in one row.
+                # A mixture of experts passes the tokens of all sequences in one row.
                 num_sequences = self.get_num_sequences() or len(x)
                 grouped_inputs = x.reshape(num_sequences, -1, x.shape[-1])
                 grouped_outputs = y.view(num_sequences, -1, y.shape[-1])
@@ -96,8 +100,8 @@ class LoraLinear:
         return y
 
     def merge(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-        """The layer's weight with an adapter in it. It is kept in one place, so the one before is
-        gone.
+        """Return the layer's weight with an adapter added; the layer keeps one merged weight at a
+        time.
         """
         if self._merge_buffer is None:
             self._merge_buffer = torch.empty_like(
@@ -124,15 +128,15 @@ def _add_lora_output(
 
 
 class LoraLayers:
-    """The linear layers of one model. Only the model thread may call this."""
+    """Manage the linear layers of one model. Only the model thread may call this."""
 
     MAX_MERGED_BYTES = 2**29
-    """Bytes of a second set of weights, with an adapter folded in; a larger model adds its adapters
-    as it goes.
+    """Maximum size of a second set of weights with an adapter merged in; a larger model adds its
+    adapters in each pass.
     """
     MERGE_AFTER_PASSES = 8
-    """Passes with one adapter alone before it is folded in: less than that does not pay for the
-    folding.
+    """Number of passes with one single adapter before it is merged; merging for fewer passes would
+    not pay off.
     """
 
     def __init__(self, module: Any) -> None:
@@ -140,7 +144,7 @@ class LoraLayers:
         self._module_paths = [path for path, _ in module.named_modules()]
         self._layers = {path: LoraLinear(module.get_submodule(path)) for path in self._components}
         self.num_sequences = 0
-        """Sequences of the pass under way; 0 where the head is used alone, on selected states."""
+        """Sequences of the current pass; 0 if the head is applied to selected states."""
         for path, layer in self._layers.items():
             module.get_submodule(path).forward = layer
             layer.get_num_sequences = lambda: self.num_sequences
@@ -155,13 +159,16 @@ class LoraLayers:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Output and input size of every layer that can be adapted."""
+        """Return the output and input size of every layer that can be adapted."""
         return {path: tuple(layer.weight.shape) for path, layer in self._layers.items()}  # type: ignore[misc]
 
     def create_factors(self, spec: LoraSpec) -> Factors:
-        """A fresh adapter, which leaves the model's output unchanged. A is uniform as in PEFT
-        (Kaiming with a = sqrt 5: bounds 1 / sqrt(in)). Raises EngineRequestError for an impossible
-        spec.
+        """Return a new adapter, which leaves the model's output unchanged.
+
+        A is uniform as in PEFT (Kaiming with a = sqrt 5: bounds 1 / sqrt(in)).
+
+        Raises:
+            EngineRequestError: The rank is out of range, or the adapter would train no layer.
         """
         if not 1 <= spec.rank <= MAX_RANK:
             raise EngineRequestError(f"LoRA rank is {spec.rank}; allowed: 1 to {MAX_RANK}")
@@ -190,20 +197,21 @@ class LoraLayers:
         return selected_paths
 
     def check_factors(self, factors: Factors, source: str) -> None:
-        """Raises EngineRequestError for an adapter of another model."""
+        """Raise EngineRequestError for an adapter of another model."""
         for path, (a, b) in factors.items():
             shape = tuple(self._layers[path].weight.shape) if path in self._layers else None
             if shape != (b.shape[0], a.shape[1]):
                 raise EngineRequestError(
-                    f"{source}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model has {shape}"
+                    f"{source}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model "
+                    f"has {shape}"
                 )
 
     def use_for_training(self, adapter: LoraAdapter) -> None:
-        """The next passes go through this adapter, for all rows, never folded."""
+        """Use this adapter for all rows of the next passes, without merging it."""
         self._activate([(None, adapter)], key=adapter)
 
     def use_for_sampling(self, assignments: Sequence[AdapterAssignment]) -> None:
-        """The next passes go through these adapters, each for its rows."""
+        """Use these adapters in the next passes, each for its rows."""
         covers_all_rows = len(assignments) == 1 and assignments[0][0] is None
         sole_adapter = assignments[0][1] if covers_all_rows else None
         self._sole_adapter_passes = (
@@ -252,7 +260,7 @@ class LoraLayers:
         self._merged_adapter = adapter
 
     def clear_adapters(self) -> None:
-        """Hold on to no adapter: its session has ended."""
+        """Drop the references to all adapters, so that those of ended sessions are freed."""
         self._activate([], key=_BASE_MODEL_KEY)
         self._merged_adapter, self._sole_adapter_passes = None, (None, 0)
 
@@ -264,8 +272,8 @@ class LoraLayers:
             del self._components[path]
 
     def find_target_modules(self, factors: Mapping[str, object]) -> list[str]:
-        """The layers of an adapter as PEFT wants them named: by last name where that is
-        unambiguous, else by full path.
+        """Return the names of an adapter's layers for PEFT: last names if they are unambiguous,
+        else paths.
         """
         last_names = {path.rsplit(".", 1)[-1] for path in factors}
         is_ambiguous = any(
@@ -276,11 +284,11 @@ class LoraLayers:
 
 
 def _classify_linear_layers(module: Any) -> dict[str, str]:
-    """Every linear layer's path and its part of the model: attn, mlp or unembed."""
+    """Return every linear layer's path and its part of the model: attn, mlp or unembed."""
     head = module.get_output_embeddings()
     components: dict[str, str] = {}
     for path, layer in module.named_modules():
-        # a mixture's router stays
+        # The router of a mixture of experts is not adapted.
         if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):
             is_attention = "attn" in path or "attention" in path
             components[path] = "unembed" if layer is head else "attn" if is_attention else "mlp"
@@ -288,14 +296,14 @@ def _classify_linear_layers(module: Any) -> dict[str, str]:
 
 
 def iterate_parameters(factors: Factors) -> Iterator[torch.Tensor]:
-    """A and B of every layer, in a fixed order."""
+    """Yield A and B of every layer in a fixed order."""
     for a, b in factors.values():
         yield a
         yield b
 
 
 def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
-    """The adapter under PEFT's keys, on the CPU."""
+    """Return the adapter under PEFT's keys, on the CPU."""
     return {
         f"{_PEFT_KEY_PREFIX}{path}.lora_{name}.weight": value.detach().cpu().contiguous().clone()
         for path, pair in factors.items()
@@ -304,7 +312,7 @@ def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
 
 
 def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Factors:
-    """The adapter of a PEFT file."""
+    """Return the adapter in a PEFT file."""
     factors: Factors = {}
     for key, value in tensors.items():
         if key.endswith(".lora_A.weight"):
@@ -319,7 +327,7 @@ def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Fact
 def make_peft_config(
     rank: int, target_modules: list[str], source: str, *, transposed: bool
 ) -> dict[str, Any]:
-    """The content of `adapter_config.json`."""
+    """Return the content of `adapter_config.json`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -31,9 +31,11 @@ Formula = Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """A formula over the tokens of some sequences, (N,) to (N,); the inputs that it needs beside
-    `target_tokens`; its settings' defaults. The input `sequence` (N,), which is always there, tells
-    which sequence each token is of.
+    """Describe a loss.
+
+    Its function maps log-probabilities (N,) of the tokens of some sequences to losses (N,). Its
+    inputs are those needed beside `target_tokens`, and its settings have defaults. The input
+    `sequence` (N,), which is always available, gives the sequence of each token.
     """
 
     formula: Formula
@@ -42,50 +44,58 @@ class Loss:
 
 
 def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    """Weights may be any real number: the SDK sends gradients of a client's own loss through them.
-    (N, K) with several targets per position. Without weights every target counts 1.
+    """Compute the weighted negative log-probability; several targets per position are (N, K).
+
+    Weights may be any real number: the SDK sends the gradients of a client's own loss through them.
+    Without weights every target counts 1.
     """
     return -(inputs["weights"] * logprobs) if "weights" in inputs else -logprobs
 
 
 def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """Weight the advantage by the probability ratio."""
     return -(torch.exp(_compute_log_ratio(logprobs, inputs)) * inputs["advantages"])
 
 
 def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    """The thresholds bound the ratio itself; they are not epsilons around one."""
+    """Clip the probability ratio; the thresholds bound the ratio itself and are not distances from
+    1.
+    """
     return _compute_clipped_loss(
         torch.exp(_compute_log_ratio(logprobs, inputs)), inputs["advantages"], config
     )
 
 
 def cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """Weight the log-probability by the clipped ratio, through which no gradient flows."""
     ratio = torch.exp(_compute_log_ratio(logprobs, inputs))
     weight = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"]).detach()
     return -(weight * logprobs * inputs["advantages"])
 
 
 def gspo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
+    """Clip one ratio per sequence, the geometric mean of its tokens' ratios."""
     mask, sequence = inputs["sequence_ratio_mask"], inputs["sequence"]
     log_ratio = torch.where(mask != 0, (logprobs - inputs["logprobs"]) * mask, 0.0).detach()
     sums = torch.zeros(2, int(sequence.max()) + 1, dtype=logprobs.dtype, device=logprobs.device)
     sums.index_add_(1, sequence, torch.stack([log_ratio, mask.to(logprobs.dtype)]))
     mean = (sums[0] / sums[1].clamp(min=1.0))[sequence]
-    # The value of the sequence's ratio, and the gradient of each token's own log-probability.
+    # This has the value of the sequence's ratio and the gradient of each token's log-probability.
     token_term = torch.where(inputs["advantages"] != 0, logprobs - logprobs.detach(), 0.0)
     return _compute_clipped_loss(torch.exp(mean + token_term), inputs["advantages"], config)
 
 
 def dro(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    # A sampled token is pulled back to where it was whatever its advantage; padding has neither.
+    """Subtract a quadratic penalty on the change of each token's log-probability."""
+    # The penalty applies to every sampled token, also with advantage 0, and not to padding.
     is_sampled = (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
     log_ratio = torch.where(is_sampled, logprobs - inputs["logprobs"], 0.0)
     return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * log_ratio**2)
 
 
 def _compute_log_ratio(logprobs: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    # Where nothing is learned the sampling logprob is padding; there r is 1, so that exp cannot
-    # turn 0 into 0 * inf.
+    # Tokens with advantage 0 have padding as their sampling log-probability. Their ratio is set to
+    # 1, so that the product is 0 and not 0 * inf.
     return torch.where(inputs["advantages"] != 0, logprobs - inputs["logprobs"], 0.0)
 
 
@@ -109,12 +119,14 @@ LOSSES: dict[str, Loss] = {
 
 
 def resolve_settings(loss_fn: str, config: Mapping[str, object]) -> dict[str, float]:
-    """The loss's settings, defaults included. Raises EngineRequestError for an unknown loss, or a
-    setting that it would ignore or cannot use.
+    """Return the settings of a loss with defaults filled in.
+
+    Raises:
+        EngineRequestError: The loss is unknown, or it has no such setting or cannot use its value.
     """
     if loss_fn not in LOSSES:
         raise EngineRequestError(
-            f"loss_fn {loss_fn!r} is not offered; allowed: {', '.join(LOSSES)}"
+            f"loss_fn {loss_fn!r} is not supported; allowed: {', '.join(LOSSES)}"
         )
     defaults = LOSSES[loss_fn].default_settings
     unknown = sorted(set(config) - set(defaults))
@@ -127,7 +139,7 @@ def resolve_settings(loss_fn: str, config: Mapping[str, object]) -> dict[str, fl
     for key, value in config.items():
         if not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise EngineRequestError(
-                f"{loss_fn} setting {key} is {value!r}; a finite number that is not negative is needed"
+                f"{loss_fn} setting {key} is {value!r}; allowed: a finite number of at least 0"
             )
         resolved[key] = float(value)
     if resolved.get("clip_low_threshold", 0.0) > resolved.get("clip_high_threshold", 1.0):

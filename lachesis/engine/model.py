@@ -1,5 +1,6 @@
-"""The base model: a causal language model of Hugging Face, frozen, in memory once, with a site for
-adapters at each linear layer.
+"""Hold the base model: a frozen causal language model of Hugging Face.
+
+It is in memory once; each of its linear layers can add adapters.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ log = logging.getLogger(__name__)
 
 
 class BaseLanguageModel:
-    """The frozen model, its tokenizer and its limits."""
+    """Hold the frozen model, its tokenizer and its limits."""
 
     def __init__(self, source: str, *, dtype: torch.dtype = torch.float32) -> None:
-        """`source` is a local folder or a Hub name. Raises ModelNotFoundError when it cannot be
-        loaded, UnsupportedModelError when it cannot be sampled token by token.
+        """Load the model from a local folder or by its name on the Hub.
+
+        Raises:
+            ModelNotFoundError: It cannot be loaded.
+            UnsupportedModelError: It cannot be sampled token by token.
         """
         if (
             source.startswith(("/", ".", "~"))
             and not (Path(source).expanduser() / "config.json").is_file()
         ):
             raise ModelNotFoundError(
-                f"{source} holds no model (no config.json there); allowed: a folder written by save_pretrained, or the "
-                "name of a causal language model on the Hugging Face Hub; `lachesis model build` makes a tiny one"
+                f"{source} is not a model (it has no config.json); allowed: a folder written by "
+                "save_pretrained, or the name of a causal language model on the Hugging Face Hub; "
+                "`lachesis model build` makes a tiny one"
             )
         try:
             config = AutoConfig.from_pretrained(source)
@@ -56,7 +61,7 @@ class BaseLanguageModel:
         self._forward_parameters = set(inspect.signature(self._backbone.forward).parameters)
         self._has_separate_head = False
         self.kv_bytes_per_token = 1
-        """Keys and values of one token in all layers."""
+        """Size of the keys and values of one token in all layers."""
         self.lora_layers = LoraLayers(self.module)
         verify_base_model(self)
         size = sum(weight.nbytes for weight in self.module.parameters())
@@ -70,10 +75,11 @@ class BaseLanguageModel:
         positions: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One pass over `ids` (R, T): states (R, T, ·) for `logits`. Sequences begin on the left;
-        what stands behind their end has no effect on what stands before it. `positions` and `mask`
-        (R, 1, T, L), added to the scores of attention, go with a cache that is filled to different
-        lengths.
+        """Run one pass over `ids` (R, T) and return the states (R, T, ·) for `compute_logits`.
+
+        Sequences begin on the left; padding after their end has no effect on them. `positions` and
+        `mask` (R, 1, T, L), which is added to the attention scores, are for a cache that is filled
+        to different lengths.
         """
         model_kwargs: dict[str, Any] = {"use_cache": cache is not None, "past_key_values": cache}
         if positions is not None and mask is not None:
@@ -86,12 +92,12 @@ class BaseLanguageModel:
         return self.module(input_ids=ids, **model_kwargs).logits
 
     def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """(…, V) float32, of any selection of states."""
+        """Return the logits (…, V) in float32 of any selection of states."""
         self.lora_layers.num_sequences = 0
         return (self._lm_head(states) if self._has_separate_head else states).float()
 
     def create_prompt_cache(self) -> DynamicCache:
-        """For whole prompts; every layer keeps all tokens."""
+        """Return a cache for whole prompts, in which every layer keeps all tokens."""
         return DynamicCache()
 
     def decode(
@@ -102,8 +108,14 @@ class BaseLanguageModel:
         slots: torch.Tensor,
         max_length: int,
     ) -> torch.Tensor:
-        """The states (R, ·) after one more token per sequence: `ids` and `positions` (R,), of the
-        slots `rows`, of which the longest has `width` tokens then.
+        """Return the states (R, ·) after one more token per sequence.
+
+        Args:
+            ids: The tokens, (R,).
+            positions: Their positions, (R,).
+            cache: The keys and values of the sequences.
+            slots: The slots of the sequences.
+            max_length: The length of the longest sequence with the new token.
         """
         cache.decode_step = (slots, positions, max_length)
         is_visible = torch.arange(max_length, device=ids.device) <= positions[:, None]
@@ -114,7 +126,7 @@ class BaseLanguageModel:
         )[:, 0]
 
     def _build_masks(self, mask: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Layers that look back only so far get a mask of their own."""
+        """Return one mask, or one for each kind of layer if some look back a limited distance only."""
         if not self._attention_windows:
             return mask
         masks = {}
@@ -138,9 +150,10 @@ class BaseLanguageModel:
         self._attention_windows = _read_attention_windows(self.module.config.get_text_config())
 
     def detect_separate_head(self, ids: torch.Tensor) -> None:
-        """Use the head alone where that gives the logits of the whole model for `ids` (T,).
+        """Use the output head separately if that gives the same logits as the whole model for `ids`
+        (T,).
 
-        Logits are then made only where they are needed.
+        Logits are then computed only where they are needed.
         """
         expected = self.module(input_ids=ids[None]).logits.float()
         try:
@@ -149,7 +162,7 @@ class BaseLanguageModel:
                 self.compute_logits(self.compute_states(ids[None])), expected
             )
         except Exception as error:
-            log.info("this model's head is not used alone: %s", error)
+            log.info("the output head of this model cannot be used separately: %s", error)
             max_difference = float("inf")
         self._has_separate_head = max_difference <= compute_tolerance(self, expected)
 
@@ -157,8 +170,8 @@ class BaseLanguageModel:
 def _read_attention_windows(config: Any) -> dict[str, tuple[str, int] | None]:
     """Return how far back each kind of layer looks; empty if all layers look at everything.
 
-    `("window", n)` is the last n tokens, `("chunk", n)` those of the token's own chunk of n, and
-    None is everything.
+    `("window", n)` means the last n tokens, `("chunk", n)` those of the token's own chunk of n, and
+    None everything.
     """
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)

@@ -1,8 +1,7 @@
-"""The model thread: whatever touches weights runs here. Operations run one after the other, in
-arrival order.
+"""Run everything that touches weights on one thread, in the order of arrival.
 
-Samples are drawn between the passes of an operation: they read frozen snapshots, so the order
-between the two changes nothing. While both wait, each gets about half of the time.
+Samples are drawn between the passes of an operation. They read frozen snapshots, so their order
+relative to an operation changes no result. While both wait, each gets about half of the time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ class _Operation:
 
 
 class ModelThread:
-    """Start it once; `submit` and `sample` may be called from the event loop only."""
+    """Run operations and samplers; `submit` and `submit_sample` may be called from the event loop
+    only.
+    """
 
     def __init__(self, samplers: Sequence[Sampler], loop: asyncio.AbstractEventLoop) -> None:
         self._samplers, self._loop = samplers, loop
@@ -53,13 +54,13 @@ class ModelThread:
         self._thread.start()
 
     def submit(self, future: RequestFuture, call: OperationCall) -> None:
-        """Run `call` when its turn comes; its result, or its error, becomes the future's."""
+        """Queue an operation; its result or its error becomes that of the future."""
         with self._condition:
             self._operations.append(_Operation(future, call))
             self._condition.notify()
 
     def call_soon(self, call: Callable[[], Result]) -> ConcurrentFuture[Result]:
-        """Run a short call between two passes, before all operations; return its future.
+        """Run a short call between two passes, before all operations, and return its future.
 
         A call whose future is cancelled before its turn is not run.
         """
@@ -67,7 +68,7 @@ class ModelThread:
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # a result for it would raise an error, which would end this thread
+                return  # Setting the result of a cancelled future would raise and end this thread.
             try:
                 future.set_result(call())
             except Exception as error:
@@ -79,11 +80,11 @@ class ModelThread:
         return future
 
     def cancel_queued_operation(self, future: RequestFuture) -> bool:
-        """Take the operation of a future out of the queue.
+        """Remove the operation of a future from the queue.
 
         Returns:
-            False if it has begun: it runs to its end then. True if it will not run, or if the
-            future is not that of an operation.
+            False if the operation has begun, in which case it completes. True if it will not run,
+                or if the future is not that of an operation.
         """
         with self._condition:
             for operation in self._operations:
@@ -101,7 +102,7 @@ class ModelThread:
         snapshot: LoraAdapter | None,
         request: SampleRequest,
     ) -> None:
-        """Draw the samples of a checked request with one of the samplers."""
+        """Queue a checked sampling request with one of the samplers."""
 
         def finish(result: SampleResponse | Exception) -> None:
             self._finish(
@@ -117,11 +118,11 @@ class ModelThread:
 
     @property
     def num_waiting(self) -> int:
-        """Requests for samples that have not begun."""
+        """Return the number of sampling requests that have not begun."""
         return len(self._jobs) + sum(sampler.num_waiting for sampler in self._samplers)
 
     def stop(self) -> None:
-        """End after the work in progress; what still waits is dropped."""
+        """End the thread after the work in progress; waiting requests are dropped."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -166,7 +167,7 @@ class ModelThread:
         return any(sampler.is_busy for sampler in self._samplers)
 
     def _advance(self, operation: _Operation) -> bool:
-        """Run the next part of an operation; whether it has ended."""
+        """Run the next part of an operation and return whether it has ended."""
         try:
             if operation.passes is None:
                 result = operation.call()
@@ -198,7 +199,7 @@ class ModelThread:
 
 
 def make_tinker_error(error: Exception) -> Payload:
-    """An error as the protocol shows one: the client's fault, or ours."""
+    """Return an error in the protocol's format, as a fault of the client or of the server."""
     if isinstance(error, EngineRequestError):
         return {"error": str(error), "category": "user"}
     if isinstance(error, LachesisError):

@@ -1,6 +1,4 @@
-"""Which layers PEFT adapts for given names: for some families it takes other layers than it is
-given.
-"""
+"""Find out which layers PEFT adapts for given names; in some families they are not the named ones."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ def find_peft_adapted_layers(config: Any, target_modules: Iterable[str]) -> set[
     """Return the paths of the layers that PEFT adapts in a model of this configuration.
 
     The model is built without memory for its weights. PEFT itself is asked, because it renames
-    targets and tensors of several mixtures of experts: `gate_proj` of a dense layer means the
-    experts there.
+    targets and tensors in several mixtures of experts: there `gate_proj` of a dense layer means the
+    experts.
 
     Raises:
-        Exception: PEFT refuses these targets; which error depends on the reason.
+        Exception: PEFT refuses these targets; the type depends on the reason.
     """
-    # PEFT warns of tied weights, which are no matter here: nothing is merged.
+    # PEFT warns about tied weights, which do not matter here because nothing is merged.
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(config)

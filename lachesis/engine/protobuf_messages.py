@@ -1,10 +1,9 @@
-"""The protobuf half of the Tinker protocol: forward-backward requests, and the answers to them and
-to sampling.
+"""Encode and decode the protobuf messages of the Tinker protocol.
 
-Message and field numbers are those of the public Tinker SDK 0.38. They are declared here under a
-package name of our own, because two descriptions of one file name cannot live in the same process
-(a test has the SDK beside the engine). Tensors travel as little-endian bytes with a dtype and a
-shape.
+These are forward-backward requests, and the responses to them and to sampling requests. Message and
+field numbers are those of the public Tinker SDK 0.38. They are declared under a package name of our
+own, because one process (such as a test with both the SDK and the engine) cannot hold two
+descriptions of one file name. Tensors are little-endian bytes with a dtype and a shape.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from lachesis.engine.sample_request import SampleResponse
 
 MAX_DENSE_ELEMENTS = 2**27
 _PACKAGE = "lachesis_wire"
-# message -> "number name type [* repeated | ? explicit presence | a oneof's name]"
+# Each message has fields of the form "NUMBER NAME TYPE [FLAG]"; the flag is `*` for repeated, `?` for
+# explicit presence, or the name of a oneof.
 _SCHEMA: dict[str, list[str]] = {
     "EncodedTextChunk": ["1 tokens bytes"],
     "ImageChunk": ["1 data bytes"],
@@ -111,8 +111,8 @@ def _add_field(message: Any, declaration: str) -> None:
 
 
 def _build_message_classes() -> dict[str, Any]:
-    # A protobuf map is, on the wire, a repeated message with key 1 and value 2; the *Entry messages
-    # are just that.
+    # On the wire a protobuf map is a repeated message with key 1 and value 2, as the *Entry
+    # messages declare it.
     file = descriptor_pb2.FileDescriptorProto(
         name="lachesis/wire.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -133,7 +133,7 @@ _MESSAGE_CLASSES = _build_message_classes()
 
 @dataclass(frozen=True)
 class DecodedDatum:
-    """One training sequence: `tokens` (N,) int64, and the loss inputs by name, each (N,) or (N, K)."""
+    """Hold one training sequence: `tokens` (N,) int64, and the loss inputs by name, (N,) or (N, K)."""
 
     tokens: Array
     inputs: dict[str, Array]
@@ -141,7 +141,7 @@ class DecodedDatum:
 
 @dataclass(frozen=True)
 class ForwardBackwardRequest:
-    """A forward or forward-backward request; `datums` are decoded by `decode_data`."""
+    """Hold a forward or forward-backward request; `decode_data` decodes its datums."""
 
     model_id: str
     seq_id: int
@@ -152,11 +152,13 @@ class ForwardBackwardRequest:
 
 
 def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
-    """Parse the body of `POST /forward_backward`. Tensors stay encoded until the work is done, so
-    that a bad one fails its own future and does not leave a hole in the client's sequence of
-    requests.
+    """Parse the body of `POST /forward_backward`.
 
-    Raises EngineRequestError when the body is no such message.
+    Tensors are decoded later, when the operation runs, so that a bad one fails its own future and
+    no number is missing in the client's sequence of requests.
+
+    Raises:
+        EngineRequestError: The body is not such a message.
     """
     message = _MESSAGE_CLASSES["ForwardBackwardRequest"]()
     try:
@@ -181,8 +183,10 @@ def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
 
 
 def decode_data(request: ForwardBackwardRequest) -> list[DecodedDatum]:
-    """The request's datums as arrays. Raises EngineRequestError for images, audio and malformed
-    tensors.
+    """Return the request's datums as arrays.
+
+    Raises:
+        EngineRequestError: A datum holds images or audio, or a malformed tensor.
     """
     return [_decode_datum(message) for message in request.datums]
 
@@ -201,7 +205,7 @@ def _decode_text_tokens(chunk: Any) -> Array:
     kind = chunk.WhichOneof("kind")
     if kind != "encoded_text":
         raise EngineRequestError(
-            f"a model input holds a chunk of kind {kind}; this engine trains on text tokens only"
+            f"a model input contains a chunk of kind {kind}; this engine trains on text tokens only"
         )
     return np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4"))
 
@@ -233,8 +237,11 @@ def _decode_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ar
 
 
 def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, float]) -> bytes:
-    """The answer: per datum the log-probability of every target, (N,) or (N, K) float32, and the
-    metrics, whose keys carry the client's reduction (`loss:sum`).
+    """Encode the response to a forward-backward request.
+
+    Args:
+        logprobs_D: For each datum the log-probability of every target, (N,) or (N, K) float32.
+        metrics: Metrics, whose names end with the reduction for the client (`loss:sum`).
     """
     output = _MESSAGE_CLASSES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
     start = 0
@@ -263,7 +270,7 @@ def _add_array_record(
 
 
 def encode_sample_response(sample_response: SampleResponse) -> bytes:
-    """The answer to a sampling request."""
+    """Encode the response to a sampling request."""
     message = _MESSAGE_CLASSES["SampleResponse"]()
     for sampled_sequence in sample_response.sequences:
         sequence = message.sequences.add(
@@ -301,15 +308,25 @@ def _fill_tensor(message: Any, array: Array, dtype: int) -> None:
 
 
 def _check_sparse_shape(shape: tuple[int, ...]) -> None:
-    """Rows that are left out cost nothing on the wire. Raises ValueError."""
+    """Limit the size of a sparse tensor, because rows that are left out cost nothing on the wire.
+
+    Raises:
+        ValueError: The tensor is too large or does not have two axes.
+    """
     if len(shape) != 2 or min(shape) < 0 or shape[0] * shape[1] > MAX_DENSE_ELEMENTS:
-        raise ValueError(f"a sparse tensor has two axes and at most {MAX_DENSE_ELEMENTS} cells")
+        raise ValueError(
+            f"a sparse tensor must have two axes and at most {MAX_DENSE_ELEMENTS} elements"
+        )
 
 
 def parse_json_tensor(name: str, body: Any) -> Array:
-    """A tensor as JSON requests carry it: `data`, `shape`, or compressed rows
-    (`sparse_crow_indices`, `sparse_col_indices`) whose other entries are -1. Raises
-    EngineRequestError.
+    """Parse a tensor of a JSON request.
+
+    It has `data` and `shape`, or compressed rows (`sparse_crow_indices`, `sparse_col_indices`)
+    whose missing elements are -1.
+
+    Raises:
+        EngineRequestError: The body is not such a tensor.
     """
     try:
         shape, values = tuple(body["shape"]), np.asarray(body["data"], np.int64)
@@ -324,5 +341,5 @@ def parse_json_tensor(name: str, body: Any) -> Array:
         return dense
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise EngineRequestError(
-            f"{name} is no tensor of whole numbers: {type(error).__name__}: {error}"
+            f"{name} is not a tensor of whole numbers: {type(error).__name__}: {error}"
         ) from error

@@ -1,6 +1,4 @@
-"""Listing, describing, deleting and downloading of sessions, runs and checkpoints, as the `tinker`
-command uses them.
-"""
+"""Let the `tinker` command list, describe, delete and download sessions, runs and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class TinkerPathBody(BaseModel):
 
 
 def add_rest_routes(router: APIRouter, engine: Engine) -> None:
-    """Add the guarded routes."""
+    """Add the routes that need the engine's token."""
     _add_listing_routes(router, engine)
     _add_checkpoint_routes(router, engine)
 
@@ -41,7 +39,7 @@ def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
 
     @router.get("/sessions/{session_id}")
     async def get_session(session_id: str) -> dict[str, Any]:
-        session = engine.sessions.get(session_id)  # the model's thread may remove it at any time
+        session = engine.sessions.get(session_id)  # The model thread may remove it at any time.
         if session is None:
             raise HTTPException(404, f"there is no session {session_id}")
         return {
@@ -113,7 +111,7 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
         expires = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         return {"urls": {name: f"{folder_url}/{name}" for name in files}, "expires": expires}
 
-    # Both may be repeated: the SDK would send a request again for minutes after a 409.
+    # Publishing and unpublishing may be repeated: the SDK would retry for minutes after a 409.
     @router.post(route_prefix + "/{checkpoint_id:path}/publish", status_code=204)
     async def publish(run_id: str, checkpoint_id: str) -> None:
         engine.store.set_public(_parse_checkpoint_path(run_id, checkpoint_id), True)
@@ -128,7 +126,7 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
 
 
 def create_download_router(engine: Engine) -> APIRouter:
-    """Files by signed address: the client fetches them without its key."""
+    """Serve checkpoint files under signed URLs, because the client downloads them without its key."""
     router = APIRouter()
 
     @router.get("/download/{signature}/{run_id}/{kind}/{name}/{file}")
@@ -137,7 +135,7 @@ def create_download_router(engine: Engine) -> APIRouter:
     ) -> FileResponse:
         path = CheckpointPath.parse(f"tinker://{run_id}/{kind}/{name}")
         if not hmac.compare_digest(signature.encode(), _sign_path(path).encode()):
-            raise HTTPException(403, "the address is not one that this engine signed")
+            raise HTTPException(403, "this engine has not signed the URL; request a new one")
         target = engine.store.find_folder(path) / file
         if file != target.name or not target.is_file():
             raise HTTPException(404, f"{path} has no file {file}")

@@ -1,4 +1,4 @@
-"""One request for samples, and what it asks about its prompt beside them."""
+"""Describe one sampling request, and compute the log-probabilities of its prompt."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ never_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
 MAX_TOP_K = 1024
 MAX_SAMPLES_PER_REQUEST = 4096
 MAX_LOGITS_PER_CHUNK = 2**24
-"""Logits of a prompt that are made at a time, positions times vocabulary."""
+"""Maximum number of prompt logits computed at a time, positions times vocabulary."""
 TopLogprobs = tuple[Array, Array]
-"""Token ids and log-probabilities, (positions, k), the likeliest first; 0 and -99999 where there is
-none.
+"""Token ids and log-probabilities (positions, k), the most likely first; 0 and -99999 if missing.
 """
 MISSING_LOGPROB = -99999.0
 
 
 @dataclass(frozen=True)
 class PromptLogprobsSpec:
-    """What is asked about the distribution before each prompt token but the first.
+    """Say what is requested about the distribution before each prompt token except the first.
+
     Log-probabilities are natural and at temperature 1; only the alternatives are drawn at the
     request's temperature.
     """
 
     include_logprobs: bool = False
     last_n: int | None = None
-    """Only of so many tokens at the end."""
+    """Only for this many tokens at the end of the prompt."""
     num_top_logprobs: int = 0
     target_ids: Array | None = None
     """(P - 1, K) token ids to score, -1 for none."""
     num_alternatives: int = 0
-    """Tokens to draw at each position."""
+    """Number of tokens to draw at each position."""
 
     def __bool__(self) -> bool:
         return (
@@ -51,9 +51,10 @@ class PromptLogprobsSpec:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """`num_samples` continuations of `prompt`. The log-probability of a sampled token is that under
-    the temperature-scaled distribution before top-p and top-k cut it; temperature 0 is greedy, with
-    unscaled ones.
+    """Request `num_samples` continuations of `prompt`.
+
+    The log-probability of a sampled token is that under the temperature-scaled distribution before
+    top-p and top-k are applied; temperature 0 is greedy, with unscaled log-probabilities.
     """
 
     prompt: list[int]
@@ -66,17 +67,20 @@ class SampleRequest:
     stop_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
     num_top_logprobs: int = 0
-    """The likeliest tokens at each sampled position."""
+    """Number of most likely tokens to return at each sampled position."""
     prompt_logprobs_spec: PromptLogprobsSpec = field(default_factory=PromptLogprobsSpec)
     is_cancelled: Callable[[], bool] = never_cancelled
 
     def check(self, context_length: int, vocab_size: int) -> None:
-        """Raises EngineRequestError for a request that cannot be served, naming the limit."""
+        """Raise EngineRequestError for a request that cannot be served; the message names the
+        limit.
+        """
         if not self.prompt:
             raise EngineRequestError("the prompt is empty; at least one token is needed")
         if len(self.prompt) >= context_length:
             raise EngineRequestError(
-                f"the prompt has {len(self.prompt)} tokens; the context holds {context_length}"
+                f"the prompt has {len(self.prompt)} tokens; the context of the model holds "
+                f"{context_length}"
             )
         if not 0 <= min(self.prompt) <= max(self.prompt) < vocab_size:
             raise EngineRequestError(
@@ -86,12 +90,13 @@ class SampleRequest:
             self.max_tokens is not None and self.max_tokens < 1
         ):
             raise EngineRequestError(
-                f"num_samples is {self.num_samples} and max_tokens is {self.max_tokens}; both must be at least 1, and "
-                f"num_samples at most {MAX_SAMPLES_PER_REQUEST}"
+                f"num_samples is {self.num_samples} and max_tokens is {self.max_tokens}; both must "
+                f"be at least 1, and num_samples at most {MAX_SAMPLES_PER_REQUEST}"
             )
         if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise EngineRequestError(
-                f"temperature is {self.temperature}, top_p is {self.top_p}; allowed: temperature >= 0, 0 < top_p <= 1"
+                f"temperature is {self.temperature}, top_p is {self.top_p}; allowed: "
+                "temperature >= 0, 0 < top_p <= 1"
             )
         self._check_prompt_logprobs_spec(vocab_size)
 
@@ -107,13 +112,15 @@ class SampleRequest:
                 raise EngineRequestError(f"{name} is {k}; allowed: 0 to {max_k}")
         if spec.last_n is not None and not 1 <= spec.last_n <= num_positions:
             raise EngineRequestError(
-                f"prompt_logprobs_last_n is {spec.last_n}; allowed: 1 to {num_positions} for this prompt"
+                f"prompt_logprobs_last_n is {spec.last_n}; allowed: 1 to {num_positions} for this "
+                "prompt"
             )
         if spec.target_ids is not None:
             shape = spec.target_ids.shape
             if len(shape) != 2 or shape[0] != num_positions or not 1 <= shape[1] <= MAX_TOP_K:
                 raise EngineRequestError(
-                    f"target_prompt_logprobs has shape {shape}; allowed: ({num_positions}, 1 to {MAX_TOP_K})"
+                    f"target_prompt_logprobs has shape {shape}; allowed: ({num_positions}, 1 to "
+                    f"{MAX_TOP_K})"
                 )
             if (
                 spec.target_ids.min() < -1
@@ -121,28 +128,30 @@ class SampleRequest:
                 or spec.target_ids.max() < 0
             ):
                 raise EngineRequestError(
-                    f"target_prompt_logprobs has a token id outside the vocabulary (0 to {vocab_size - 1}; -1 for none), "
-                    "or none at all"
+                    "target_prompt_logprobs is empty or has a token id outside the vocabulary (0 "
+                    f"to {vocab_size - 1}; -1 for none)"
                 )
 
 
 @dataclass
 class PromptLogprobs:
-    """Of a prompt of P tokens; the first token has no distribution before it."""
+    """Hold the log-probabilities of a prompt of P tokens; the first token has no distribution
+    before it.
+    """
 
     logprobs: Array | None = None
-    """(P,) with NaN where nothing was asked."""
+    """(P,) with NaN where nothing was requested."""
     top_logprobs: TopLogprobs | None = None
     """(P, k)."""
     target_logprobs: Array | None = None
-    """(P - 1, K), 0 where the question was -1."""
+    """(P - 1, K), 0 where the target was -1."""
     alternatives: tuple[Array, Array] | None = None
     """Token ids and log-probabilities, (P - 1, k)."""
 
 
 @dataclass
 class SampledSequence:
-    """One sample; `stopped` by itself, else the limit has cut it."""
+    """Hold one sample; `stopped` is false if the length limit has truncated it."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -152,7 +161,7 @@ class SampledSequence:
 
 @dataclass
 class SampleResponse:
-    """What came of a request."""
+    """Hold the result of a request."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
@@ -164,8 +173,9 @@ def compute_prompt_logprobs(
     compute_logits: Callable[[torch.Tensor], torch.Tensor],
     uniforms: Array,
 ) -> PromptLogprobs:
-    """Answer a request's questions from the states (P, ·) of its prompt. `uniforms` (P - 1,
-    alternatives) decide the draws.
+    """Compute what a request asks about its prompt from the states (P, ·) of the prompt.
+
+    `uniforms` (P - 1, alternatives) are the random numbers that choose the alternatives.
     """
     spec, num_tokens = request.prompt_logprobs_spec, len(request.prompt)
     result = PromptLogprobs()
@@ -209,7 +219,7 @@ def _fill_chunk(
     first_position: int,
     uniforms: Array,
 ) -> None:
-    """The answers about the prompt's tokens in `span`, from the logits (len(span), V) before each."""
+    """Fill in the results for some positions from the logits (positions, V) before each."""
     spec = request.prompt_logprobs_spec
     logprobs = torch.log_softmax(logits, -1)
     chunk, offset = slice(positions.start, positions.stop), max(0, first_position - positions.start)
@@ -240,6 +250,6 @@ def _fill_chunk(
 
 
 def find_top_logprobs(logits: torch.Tensor, k: int) -> list[tuple[Sequence[int], Sequence[float]]]:
-    """The k likeliest tokens of each row of logits (R, V), with their log-probabilities."""
+    """Return the k most likely tokens of each row of logits (R, V), with their log-probabilities."""
     values, ids = torch.log_softmax(logits, -1).topk(k, -1)
     return list(zip(ids.tolist(), values.tolist(), strict=True))

@@ -1,9 +1,9 @@
-"""Continuous batching: sequences of any requests and any adapters are extended together, and join
-and leave between two tokens.
+"""Sample with continuous batching: sequences of all requests and adapters are extended together.
 
-A request's prompt goes through the model once, whatever its number of samples, and so do equal
-prompts that wait together. Its keys and values are then copied into one slot per sample. Numbers
-per sequence lie in tensors on the device; the host learns which have ended.
+They join and leave the batch between two tokens. The prompt of a request passes through the model
+once, whatever its number of samples, and so do equal prompts that wait together. Its keys and
+values are then copied into one slot per sample. The numbers of each sequence are in tensors on the
+device; the host learns only which sequences have ended.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from lachesis.engine.slot_state import SlotState
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
 MAX_ROWS = 512
-"""Sequences that are extended together."""
+"""Maximum number of sequences that are extended together."""
 MAX_CACHE_BYTES = 2**31
-"""Bytes of keys and values, rows times the longest: room is reserved for the longest that a request
+"""Maximum size of keys and values; each sequence takes the room of the longest that a request
 allows.
 """
 MAX_PREFILL_TOKENS = 4096
-"""Prompt tokens, padding included, of one pass."""
+"""Maximum number of prompt tokens of one pass, padding included."""
 
 
 class Sampler:
-    """Owns the random stream of requests that bring no seed. Only the model thread may call this."""
+    """Sample from one base model. Only the model thread may call this."""
 
     def __init__(self, base: BaseLanguageModel, seed: int | None = None) -> None:
         self.base = base
@@ -59,7 +59,7 @@ class Sampler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests of which not all samples have begun."""
+        """Return the number of requests of which not all samples have begun."""
         return len(self._waiting_jobs)
 
     def add(self, job: SamplingJob) -> None:
@@ -67,7 +67,7 @@ class Sampler:
         self._waiting_jobs.append(job)
 
     def clear(self) -> list[SamplingJob]:
-        """Drop everything, after an error; the jobs that have not ended."""
+        """Drop all requests after an error, and return the jobs that have not ended."""
         jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting_jobs]))
         self._waiting_jobs.clear()
         self._rows, self._lengths = [], np.zeros(0, np.int64)
@@ -77,7 +77,7 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Let waiting requests in, then extend every sequence by one token."""
+        """Admit waiting requests, then extend every sequence by one token."""
         self._drop_cancelled()
         new_rows = self._admit_rows()
         if new_rows:
@@ -88,7 +88,7 @@ class Sampler:
             self._cache.trim()
             self._state = SlotState(self.base.device)
 
-    # --- who is in the batch
+    # --- admission to the batch
     # ----------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
@@ -103,8 +103,9 @@ class Sampler:
             )
 
     def _admit_rows(self) -> list[BatchRow]:
-        """The sequences that there is room for, of the requests that came first, with at most
-        PREFILL_TOKENS of prompts.
+        """Return the new sequences that there is room for, in the order of their requests.
+
+        Their prompts have at most MAX_PREFILL_TOKENS tokens together.
         """
         new_rows: list[BatchRow] = []
         prompt_keys: set[tuple[int, tuple[int, ...]]] = set()
@@ -168,8 +169,9 @@ class Sampler:
     # ----------------------------------------------------------------------------------------------------------
 
     def _prefill(self, new_rows: list[BatchRow]) -> None:
-        """Pass the prompts of new sequences through the model, choose their first tokens, and give
-        slots to those that go on.
+        """Pass the prompts of new sequences through the model and choose their first tokens.
+
+        Sequences that have not ended get slots.
         """
         prompt_index_by_key: dict[tuple[int, tuple[int, ...]], int] = {}
         prompt_indices = [
@@ -205,7 +207,7 @@ class Sampler:
         )
         self._state.fill_slots(start, new_rows)
         self._invalidate_step_inputs()
-        # the head may have one too
+        # The output head may have an adapter too.
         self.base.lora_layers.use_for_sampling(
             _assign_adapters([row.job.snapshot for row in new_rows], self.base.device)
         )
@@ -218,8 +220,8 @@ class Sampler:
     def _store_prompt_cache(
         self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor
     ) -> None:
-        """Copy what the prompts left in the cache to the new sequences' slots, unless all of them
-        have ended.
+        """Copy the prompts' keys and values to the slots of the new sequences, unless all have
+        ended.
         """
         if len(ended_slots) < len(self._rows) - start:
             self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, prompt_cache)
@@ -262,8 +264,8 @@ class Sampler:
             self._free_slots(ended_slots)
 
     def _choose_tokens(self, logits: torch.Tensor, rows: slice) -> list[int]:
-        """Extend the sequences in these slots by a token; the slots of those that have ended, and
-        are finished.
+        """Extend the sequences in these slots by a token, and return the slots of those that have
+        ended.
         """
         state = self._state
         if self._settings is None or rows.start:
@@ -293,8 +295,8 @@ class Sampler:
     def _inspect_tokens(
         self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray
     ) -> np.ndarray:
-        """What only some requests want of a step: which of them have reached a stop string; the
-        likeliest tokens are noted.
+        """Record the most likely tokens where requested, and return which sequences end with a stop
+        string.
         """
         has_stop_string = np.zeros_like(stopped)
         if self._inspected_slots is None:
@@ -318,15 +320,15 @@ class Sampler:
         return has_stop_string
 
     def _ends_with_stop_string(self, row: BatchRow) -> bool:
-        # A character takes at most 4 byte-level tokens, so this tail holds any stop string that has
-        # just been completed.
+        # A character takes at most 4 byte-level tokens, so this tail contains any stop string that
+        # has just been completed.
         tail = row.tokens[-(4 * max(map(len, row.job.request.stop_strings)) + 4) :]
         text = self.base.tokenizer.decode(tail)
         return any(stop in text for stop in row.job.request.stop_strings)
 
 
 def _create_rng(seed: int, stream: int) -> np.random.Generator:
-    # Two's complement: a negative seed must not be that of its absolute value.
+    # Two's complement keeps a negative seed different from its absolute value.
     return np.random.default_rng([seed % 2**64, stream])
 
 
@@ -337,7 +339,7 @@ def _make_prompt_key(job: SamplingJob) -> tuple[int, tuple[int, ...]]:
 def _assign_adapters(
     snapshots: list[LoraAdapter | None], device: torch.device
 ) -> list[AdapterAssignment]:
-    """Which rows go with which adapter; those of the base model are left out, unless all are."""
+    """Return which rows use which adapter; rows of the base model are left out unless all are."""
     adapters = list(dict.fromkeys(snapshots))
     if len(adapters) == 1:
         return [(None, adapters[0])]

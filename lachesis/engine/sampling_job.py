@@ -1,4 +1,4 @@
-"""A request for samples under way, and each of its sequences."""
+"""Track a sampling request in progress, and each of its sequences."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from lachesis.engine.sample_request import (
 
 @dataclass(eq=False)
 class SamplingJob:
-    """A request under way. `done` is called once, with what came of it, unless it is cancelled."""
+    """Track one request; `done` is called once with its result, unless the request is cancelled."""
 
     request: SampleRequest
     snapshot: LoraAdapter | None
     on_done: Callable[[SampleResponse | Exception], None]
     num_started: int = 0
-    """Of its samples, those that have begun."""
+    """Number of its samples that have begun."""
     prompt_logprobs: PromptLogprobs | None = None
     sequences: dict[int, SampledSequence] = field(default_factory=dict)
 
     def finish(self, index: int, sequence: SampledSequence) -> None:
+        """Store a finished sequence, and report the result after the last one."""
         self.sequences[index] = sequence
         if len(self.sequences) == self.request.num_samples:
             ordered = [
@@ -39,7 +40,7 @@ class SamplingJob:
 
 @dataclass(eq=False)
 class BatchRow:
-    """One sequence. `limit` is the most that it may generate."""
+    """Track one sequence, which generates at most `max_new_tokens` tokens."""
 
     job: SamplingJob
     index: int
@@ -47,9 +48,10 @@ class BatchRow:
     rng: np.random.Generator
     num_drawn: int = 0
     tokens: list[int] = field(default_factory=list)
-    """Its tokens, where stop strings are looked for."""
+    """Its tokens, kept on the host only if stop strings are searched."""
     top_logprobs: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
 
     @property
     def max_length(self) -> int:
+        """Return the maximum length of prompt and answer."""
         return len(self.job.request.prompt) + self.max_new_tokens

@@ -1,4 +1,4 @@
-"""The numbers of each sequence that is being sampled, in tensors on the device, by slot."""
+"""Keep the numbers of each sampled sequence in tensors on the device, by slot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from lachesis.engine.sampling_job import BatchRow
 from lachesis.engine.token_choice import TokenChoiceSettings
 
 MIN_GROWTH = 64
-"""The tensors of what was generated grow by so many tokens at least."""
+"""The tensors of generated tokens grow by at least this many tokens."""
 
 
 class SlotState:
-    """The numbers of each slot, on the device. `tokens`, `logprobs` and `uniforms` (slots,
-    generated).
-    """
+    """Hold the numbers of each slot; `tokens`, `logprobs` and `uniforms` are (slots, generated)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -37,7 +35,7 @@ class SlotState:
         self._max_num_generated, self._has_new_rows = 0, False
 
     def fill_slots(self, start: int, rows: list[BatchRow]) -> None:
-        """Sequences that have generated nothing yet, in the slots from `start` on."""
+        """Put new sequences into the slots from `start` on."""
         end, self._has_new_rows = start + len(rows), True
         max_stop_tokens = max(len(row.job.request.stop_tokens) for row in rows)
         self._grow(end, self._token_capacity, max_stop_tokens)
@@ -66,8 +64,9 @@ class SlotState:
         return torch.tensor(list(values), dtype=torch.long, device=self.device)
 
     def draw_uniforms(self, rows: list[BatchRow]) -> None:
-        """Have a number for the next token of every sequence. They are drawn in blocks, in the
-        order of each one's own stream.
+        """Draw a random number for the next token of every sequence.
+
+        They are drawn in blocks, in the order of each sequence's own random stream.
         """
         num_needed = self._max_num_generated + 1
         if num_needed > self._token_capacity or self._has_new_rows:
@@ -83,9 +82,11 @@ class SlotState:
                     row.num_drawn += num_missing
 
     def get_uniforms(self, rows: slice) -> torch.Tensor:
+        """Return the random number of the next token of each row."""
         return self.uniforms[self.slot_indices[rows], self.num_generated[rows]]
 
     def get_settings(self, rows: slice) -> TokenChoiceSettings:
+        """Return the sampling settings of these rows."""
         return TokenChoiceSettings.from_rows(
             self.temperature[rows], self.top_p[rows], self.top_k[rows]
         )
@@ -93,7 +94,9 @@ class SlotState:
     def append_tokens(
         self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Note a token of each sequence; whether each is at its limit, and whether at a stop token."""
+        """Add a token to each sequence; return which are at their length limit and which at a stop
+        token.
+        """
         self.tokens[self.slot_indices[rows], self.num_generated[rows]] = tokens
         self.logprobs[self.slot_indices[rows], self.num_generated[rows]] = logprobs
         self.last_token[rows] = tokens
@@ -115,12 +118,14 @@ class SlotState:
         return flags[0], flags[1]
 
     def get_generated(self, slot: int) -> tuple[list[int], list[float]]:
+        """Return the tokens and log-probabilities that a slot has generated."""
         num_generated = int(self.num_generated[slot])
         return self.tokens[slot, :num_generated].tolist(), self.logprobs[
             slot, :num_generated
         ].tolist()
 
     def move(self, source_slot: int, target_slot: int) -> None:
+        """Copy the numbers of one slot to another."""
         for tensor in (
             self.last_token,
             self.position,

@@ -1,7 +1,7 @@
-"""Compare a base model, as this engine uses it, with the model's own code, before it is served.
+"""Compare a base model, as this engine uses it, with the model's own code before it is served.
 
-Families of models differ in how they look back, how their layers are called and which of them PEFT
-can adapt. What differs here would be sampled or trained wrongly without a word, so it is refused.
+Families of models differ in their attention windows, in the names of their layers, and in which of
+them PEFT can adapt. A model for which this engine would silently compute something else is refused.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_LOGPROB_DIFFERENCE = 1e-3
-"""Nats by which log-probabilities may differ, times the largest logit where that is above 1."""
+"""Maximum difference of log-probabilities in nats, times the largest logit where that is above 1.
+"""
 BFLOAT16_FACTOR = 10
-"""Has three digits; it gets this many times the limit."""
+"""The limit is this many times larger in bfloat16, which has about three significant digits."""
 NUM_COMPARED_TOKENS = 24
-"""Tokens that are compared, where no window or chunk is longer than SHORT_WINDOW."""
+"""Number of tokens to compare if no window or chunk is longer than SHORT_WINDOW."""
 SHORT_WINDOW = 8
 NUM_TOKENS_BEYOND_WINDOW = 4
-"""Tokens that are compared behind the longest window that cannot be shortened."""
+"""Number of tokens to compare after the longest window that cannot be shortened."""
 RANDOM_ADAPTER_EFFECT = 1.0
-"""Length of the random adapter's effect: enough to show where it is left out."""
+"""Scale of the random adapter's effect: large enough to notice where the adapter is left out."""
 TARGET_LOSS_DECREASE = 1e-3
-"""Nats per token by which the tiny training step should lower the loss."""
+"""How much the tiny training step should lower the loss, in nats per token."""
 MAX_TRIES = 3
 ADJUSTABLE_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
-"""Windows that masks are made from in each pass, so that a check may shorten them."""
+"""Fields from which masks are made in each pass, so that a check may shorten the windows."""
 FIXED_WINDOW_FIELDS = ("window_size", "sliding_window_size", "attention_window_size")
-"""Windows that a model builds in once."""
+"""Fields that a model reads only when it is created."""
 REJECTED_FAMILIES = {
     "hrm_text": "its log-probabilities after one training step differ by 0.16 nats from those of "
     "PyTorch and PEFT (it leaves most of its cycles out of the gradient; allowed: 0.001)",
 }
-"""Families that `make families` found to differ where the checks of a start find nothing."""
+"""Families that `make families` found to differ although the checks at startup find nothing."""
 
 
 def verify_base_model(base: BaseLanguageModel) -> None:
@@ -95,11 +96,12 @@ def check_layers(base: BaseLanguageModel) -> None:
         )
         base.lora_layers.exclude_layers(excluded)
         if not base.lora_layers.shapes:
-            raise _make_unsupported_error(base, "PEFT loads no adapter of its layers")
+            raise _make_unsupported_error(base, "PEFT cannot load an adapter of any layer")
     if adapted != set(base.lora_layers.shapes):
         raise _make_unsupported_error(
             base,
-            f"PEFT adapts {len(adapted)} layers where this engine adapts {len(base.lora_layers.shapes)} "
+            f"PEFT adapts {len(adapted)} layers and this engine adapts "
+            f"{len(base.lora_layers.shapes)} "
             f"({sorted(adapted ^ set(base.lora_layers.shapes))[:3]} differ)",
         )
 
@@ -111,7 +113,7 @@ def check_sampling(base: BaseLanguageModel) -> None:
     chunk, first without adapters and then each with one of its own.
 
     Raises:
-        UnsupportedModelError: The log-probabilities differ, or cannot be had in this way.
+        UnsupportedModelError: The log-probabilities differ, or cannot be computed in this way.
     """
     with _shorten_windows(base):
         num_tokens = min(
@@ -129,7 +131,7 @@ def check_sampling(base: BaseLanguageModel) -> None:
         base.detect_separate_head(sequences[1])
         _compare_decoded(base, sequences, [None, None], expected, "of the base model")
         if base.module.dtype != torch.float32:
-            return  # what random adapters add is lost among the errors of bfloat16
+            return  # The effect of random adapters is smaller than the errors of bfloat16.
         adapters: list[LoraAdapter | None] = [_make_random_adapter(base, seed) for seed in (1, 2)]
         expected = []
         for sequence, adapter in zip(sequences, adapters, strict=True):
@@ -140,12 +142,14 @@ def check_sampling(base: BaseLanguageModel) -> None:
 
 
 def check_training(base: BaseLanguageModel) -> None:
-    """Take tiny steps along the gradient of an adapter; the loss must change as the slope says.
+    """Take tiny steps along the gradient of an adapter and compare the change of the loss with the
+    slope.
 
-    A step may cross the border at which a mixture chooses other experts, so there are three tries.
+    A step may cross a border at which a mixture of experts chooses other experts, so there are
+    three tries.
 
     Raises:
-        UnsupportedModelError: There is no gradient, or the loss changes otherwise.
+        UnsupportedModelError: There is no gradient, or the loss changes by a different amount.
     """
     for seed in range(MAX_TRIES):
         squared_norm, loss_decrease = _take_tiny_step(base, seed)
@@ -154,13 +158,13 @@ def check_training(base: BaseLanguageModel) -> None:
     if base.module.dtype == torch.float32 or not squared_norm:
         raise _make_unsupported_error(
             base,
-            f"a training step lowers its loss by {loss_decrease:.2g} nats where the gradient, of length "
-            f"{squared_norm**0.5:.2g}, says {TARGET_LOSS_DECREASE:.2g}",
+            f"a training step lowers the loss by {loss_decrease:.2g} nats, but its gradient, of "
+            f"norm {squared_norm**0.5:.2g}, predicts {TARGET_LOSS_DECREASE:.2g}",
         )
 
 
 def _take_tiny_step(base: BaseLanguageModel, seed: int) -> tuple[float, float]:
-    """Return the gradient's squared length, and by how much a step along it lowers the loss."""
+    """Return the squared norm of the gradient, and by how much a step along it lowers the loss."""
     adapter = _make_random_adapter(base, seed)
     weights = [weight.requires_grad_() for pair in adapter.factors.values() for weight in pair]
     tokens = _make_tokens(base, min(base.context_length, NUM_COMPARED_TOKENS), 7)
@@ -172,7 +176,7 @@ def _take_tiny_step(base: BaseLanguageModel, seed: int) -> tuple[float, float]:
         squared_norm = sum(float(gradient.square().sum()) for gradient in gradients)
     losses = [0.0, 0.0]
     if 0 < squared_norm < float("inf"):
-        # Half a step to either side: what is curved cancels out.
+        # With half a step to either side the curvature of the loss cancels out.
         for index, step_fraction in enumerate((0.5, -1.0)):
             with torch.no_grad():
                 for weight, gradient in zip(weights, gradients, strict=True):
@@ -202,7 +206,7 @@ def _compare_decoded(
             raise _make_unsupported_error(
                 base,
                 f"log-probabilities {case} differ token by token from those of one pass by "
-                f"{max_difference:.2g} nats (the {name} one of two sequences of {len(sequences[0])} and "
+                f"{max_difference:.2g} nats (the {name} of two sequences of {len(sequences[0])} and "
                 f"{len(sequences[1])} tokens; allowed: {limit:.2g})",
             )
 
@@ -210,7 +214,7 @@ def _compare_decoded(
 def _decode_last_tokens(
     base: BaseLanguageModel, sequences: list[torch.Tensor], adapters: list[LoraAdapter | None]
 ) -> list[torch.Tensor]:
-    """Return the logits of each row's last token; the last two tokens are added one by one."""
+    """Return the logits of each row's last token, with the last two tokens added one by one."""
     device = base.device
     slots = torch.arange(len(sequences), device=device)
     assignments: list[AdapterAssignment] = [
@@ -249,7 +253,7 @@ def _make_random_adapter(base: BaseLanguageModel, seed: int) -> LoraAdapter:
 
 
 def _compute_loss(base: BaseLanguageModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean negative log-probability of the tokens, by the passes that training uses."""
+    """Return the mean negative log-probability of the tokens, by the passes that training uses."""
     logprobs = base.compute_logits(base.compute_states(tokens[None, :-1]))[0].log_softmax(-1)
     return -logprobs.gather(1, tokens[1:, None]).mean()
 
@@ -263,7 +267,7 @@ def _take_last_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
-    """Return by how much two ways to these logits may differ."""
+    """Return by how much two ways to compute these logits may differ."""
     largest = float(logits.abs().max().clamp(min=1.0))
     return (
         MAX_LOGPROB_DIFFERENCE
@@ -273,13 +277,13 @@ def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
 
 
 def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the largest difference of two tensors; those of different shapes are infinitely far."""
+    """Return the largest absolute difference of two tensors, or infinity if their shapes differ."""
     return float((first - second).abs().max()) if first.shape == second.shape else float("inf")
 
 
 @contextlib.contextmanager
 def _shorten_windows(base: BaseLanguageModel) -> Iterator[None]:
-    """Shorten the windows that masks are made from: a few tokens then reach beyond them."""
+    """Shorten the windows that masks are made from, so that a few tokens reach beyond them."""
     config = base.module.config.get_text_config()
     original_windows = {
         name: window

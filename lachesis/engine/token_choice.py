@@ -1,5 +1,7 @@
-"""Choose next tokens, for many sequences at once, by inverting the cumulative distribution at
-numbers drawn in advance: a seeded sample does not depend on what else is in the batch.
+"""Choose the next tokens of many sequences by inverting the cumulative distribution.
+
+The random numbers are drawn in advance, so a seeded sample does not depend on the rest of the
+batch.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ SMALL_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class TokenChoiceSettings:
-    """Per row; None where no row needs it. `temperature` (R, 1) is 1 where `greedy` (R, 1) is true.
-    `cut` are the rows that leave tokens out, with their `top_p` and `top_k` (C, 1); `top_k` < 1 is
-    no limit.
+    """Hold the settings of each row; None if no row needs one.
+
+    `temperature` (R, 1) is 1 where `greedy` (R, 1) is true. `filtered_rows` are the rows that
+    exclude tokens, with their `top_p` and `top_k` (C, 1); `top_k` < 1 means no limit.
     """
 
     temperature: torch.Tensor | None = None
@@ -29,7 +32,7 @@ class TokenChoiceSettings:
     def from_rows(
         cls, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
     ) -> TokenChoiceSettings:
-        """From the numbers of each row, (R,)."""
+        """Create the settings from the values of each row, (R,)."""
         is_greedy = temperature == 0
         filtered_rows = torch.nonzero((top_p < 1) | (top_k > 0))[:, 0]
         return cls(
@@ -46,9 +49,10 @@ class TokenChoiceSettings:
 def choose_tokens(
     logits: torch.Tensor, uniforms: torch.Tensor, settings: TokenChoiceSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (R,) and their log-probabilities (R,), from logits (R, V) and numbers in [0, 1) (R,).
-    The log-probability is that under the temperature-scaled distribution before top-p and top-k cut
-    it; a greedy row's is unscaled.
+    """Return tokens (R,) and log-probabilities (R,) from logits (R, V) and numbers in [0, 1) (R,).
+
+    The log-probability is that under the temperature-scaled distribution before top-p and top-k are
+    applied; that of a greedy row is unscaled.
     """
     if settings.temperature is not None:
         logits = logits / settings.temperature
@@ -68,8 +72,9 @@ def choose_tokens(
 
 
 def _draw_indices(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Indices (R, 1), with probabilities in proportion to weights (R, V). A large vocabulary is
-    searched in blocks, so that it is gone through once.
+    """Return indices (R, 1), drawn with probabilities proportional to weights (R, V).
+
+    A large vocabulary is searched in blocks, which needs one pass over it.
     """
     rows, vocab_size = weights.shape
     if vocab_size <= SMALL_VOCABULARY:
@@ -87,8 +92,11 @@ def _draw_indices(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor
 def _invert_cumulative(
     weights: torch.Tensor, quantiles: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a share (R, 1) of the sum of weights (R, N) falls, and which share of that entry is
-    below it, both (R, 1). Never an entry without weight.
+    """Find where a share (R, 1) of the sum of weights (R, N) falls.
+
+    Returns:
+        The index of the entry, which always has a weight, and the share of the entry below that
+            point, both (R, 1).
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = quantiles.double() * cumulative[:, -1:]
@@ -102,10 +110,10 @@ def _invert_cumulative(
 
 
 def _filter_top_k_top_p(weights: torch.Tensor, settings: TokenChoiceSettings) -> torch.Tensor:
-    """Zero what top-k and top-p leave out.
+    """Set the weights of tokens outside top-k and top-p to zero.
 
-    Top-k comes first. A token then stays when the share of those more likely, among the tokens
-    that top-k has left, is below top_p.
+    Top-k is applied first. A token then stays if the share of more likely tokens, among those that
+    top-k has kept, is below top_p.
     """
     assert settings.top_p is not None
     assert settings.top_k is not None

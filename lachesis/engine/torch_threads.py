@@ -1,6 +1,4 @@
-"""How many threads PyTorch should use for this model on this machine: measured, because more of
-them make a small model slower.
-"""
+"""Measure how many threads PyTorch should use, because too many make a small model slower."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ from lachesis.engine.model import BaseLanguageModel
 log = logging.getLogger(__name__)
 ROWS, TOKENS, REPEATS = 8, 16, 4
 MAX_TIME_SHARE = 0.95
-"""More threads are taken when they need at most this share of the time."""
+"""A larger number of threads is used if it takes at most this share of the time."""
 
 
 def tune_num_threads(base: BaseLanguageModel) -> int:
-    """Time short passes with 1, 2, 4 … threads, at most as many as PyTorch would use by itself
-    ($OMP_NUM_THREADS, else the cores), set the number that pays, and return it. On a GPU nothing is
-    measured.
+    """Find the fastest number of threads for short passes, set it and return it.
+
+    It tries 1, 2, 4 … threads, up to the number that PyTorch would use ($OMP_NUM_THREADS, else the
+    number of cores). On a GPU nothing is measured.
     """
     max_threads: int = torch.get_num_threads()
     if base.device.type != "cpu" or max_threads == 1:
@@ -47,7 +46,9 @@ def tune_num_threads(base: BaseLanguageModel) -> int:
 
 @torch.inference_mode()
 def _measure_pass_s(base: BaseLanguageModel) -> float:
-    """Seconds of one pass, the fastest of some: other work on the machine makes the others slower."""
+    """Return the seconds of the fastest of several passes, because other processes slow some of
+    them.
+    """
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % base.vocab_size
     times = []
     for _ in range(REPEATS):

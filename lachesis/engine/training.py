@@ -1,4 +1,4 @@
-"""One client's training state: an adapter, its gradients and its Adam optimizer."""
+"""Train one adapter: hold its parameters, gradients and Adam optimizer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
 
 MAX_LOGITS_PER_PASS = 2**26
-"""Logits are the largest tensor of a pass: (tokens, vocabulary) float32. A quarter of a gibibyte of
-them at a time.
+"""Logits (tokens, vocabulary) are the largest tensor of a pass; this is a quarter of a GiB in
+float32.
 """
 MAX_TOKENS_PER_PASS = 2**13
-"""Of one pass, padding included."""
+"""Maximum number of tokens of one pass, padding included."""
 MAX_PADDING_SHARE = 0.1
-"""Share of padding that a pass may have."""
+"""Maximum share of padding in a pass."""
 CHEAP_PADDING_TOKENS = 256
-"""Positions of padding that cost less than another pass."""
+"""This much padding costs less than another pass."""
 ADAM_DEFAULTS = {
     "learning_rate": 1e-4,
     "beta1": 0.9,
@@ -35,21 +35,22 @@ ADAM_DEFAULTS = {
     "weight_decay": 0.0,
     "grad_clip_norm": 0.0,
 }
-"""The settings of a step and their defaults."""
+"""The settings of an optimizer step and their defaults."""
 
 ForwardBackwardResult = tuple[list[Array], dict[str, float]]
 
 
 class TrainingModel:
-    """Only the model thread may call this. Gradients add up over `forward_backward` until
-    `optim_step` uses them.
+    """Train one adapter. Only the model thread may call this.
+
+    Gradients accumulate over `forward_backward` calls until `optim_step` uses them.
     """
 
     def __init__(self, base: BaseLanguageModel, spec: LoraSpec) -> None:
         self.base, self.spec = base, spec
         initial_factors = base.lora_layers.create_factors(spec)
-        # All parameters lie in one tensor, and so do their gradients: a step, a copy and a norm are
-        # one operation each.
+        # All parameters are in one tensor, and so are their gradients, so that a step, a copy and a
+        # norm take one operation each.
         num_parameters = sum(tensor.numel() for tensor in lora.iterate_parameters(initial_factors))
         self._flat_parameters = torch.nn.Parameter(
             torch.zeros(num_parameters, device=base.device), requires_grad=False
@@ -78,7 +79,7 @@ class TrainingModel:
         return torch.optim.AdamW([self._flat_parameters], lr=0.0, weight_decay=0.0, fused=True)
 
     def snapshot(self) -> LoraAdapter:
-        """A copy of the adapter as it is now, for sampling."""
+        """Return a copy of the current adapter for sampling."""
         flat, offset = self._flat_parameters.detach().clone(), 0
         factors: lora.Factors = {}
         for path, pair in self.factors.items():
@@ -97,10 +98,13 @@ class TrainingModel:
         *,
         forward_only: bool,
     ) -> Generator[None, None, ForwardBackwardResult]:
-        """Per datum the log-probability of each target, (N,) or (N, K), and the summed loss. Adds
-        to the gradients unless `forward_only`. Yields between passes, so that other work can go in
-        between. Raises EngineRequestError for a datum that does not fit the loss; no gradient is
-        added then.
+        """Compute the log-probability of each datum's targets, (N,) or (N, K), and the summed loss.
+
+        Add to the gradients unless `forward_only`. Yield between passes, so that other work can
+        run.
+
+        Raises:
+            EngineRequestError: A datum does not fit the loss; no gradient is added then.
         """
         settings = losses.resolve_settings(loss_fn, config)
         if not data:
@@ -130,8 +134,8 @@ class TrainingModel:
         settings: dict[str, float],
         logprobs_D: list[Array],
     ) -> float:
-        """One forward pass, and the backward one where gradients are on, over datums whose targets
-        have one number of columns.
+        """Run a forward pass, and a backward pass if gradients are on, over datums with equally
+        many targets.
         """
         device, lengths = self.base.device, [len(datum.tokens) for datum in data]
         tokens = np.zeros((len(data), max(lengths)), np.int64)
@@ -145,7 +149,7 @@ class TrainingModel:
         logprobs = self._compute_logprobs(states, targets.reshape(len(targets), -1)).view(
             targets.shape
         )
-        # all of them are the loss's, see `_check_datum`
+        # `_check_datum` has made sure that the loss uses all inputs.
         names = [name for name in data[0].inputs if name != "target_tokens"]
         inputs = {
             name: torch.from_numpy(_concatenate_inputs(data, name, np.float32)).to(device)
@@ -161,8 +165,9 @@ class TrainingModel:
         return float(loss.detach())
 
     def _compute_logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """(N, K) log-probabilities of the targets (N, K). Logits that are too many are made in
-        parts, and again for the gradient.
+        """Return the log-probabilities (N, K) of the targets (N, K).
+
+        If there are too many logits, they are computed in parts, and again for the gradient.
         """
 
         def compute_part(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -184,16 +189,19 @@ class TrainingModel:
         )
 
     def optim_step(self, adam_params: Mapping[str, object]) -> dict[str, float]:
-        """One AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101) with these numbers, then the
-        gradients are cleared. `grad_clip_norm` > 0 clips the global norm first. The answer holds
-        the norm before clipping.
+        """Take one AdamW step (Loshchilov & Hutter 2019, arXiv:1711.05101), then clear the
+        gradients.
+
+        If `grad_clip_norm` > 0, the global norm is clipped first. The result holds the norm before
+        clipping.
         """
         settings = _parse_adam_params(adam_params)
         grad_norm = float(torch.linalg.vector_norm(self._gradient))
         if not math.isfinite(grad_norm):
             self._gradient.zero_()
             raise EngineRequestError(
-                f"the gradient norm is {grad_norm}; the gradients were dropped and no weight has changed"
+                f"the gradient norm is {grad_norm}; the gradients were dropped and no weight has "
+                "changed; lower the learning rate or set grad_clip_norm"
             )
         if 0 < settings["grad_clip_norm"] < grad_norm:
             self._gradient.mul_(settings["grad_clip_norm"] / (grad_norm + 1e-6))
@@ -209,16 +217,19 @@ class TrainingModel:
         return {"grad_norm": grad_norm}
 
     def copy_optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Adam's moments and step count, on the CPU."""
+        """Return Adam's moments and step count, on the CPU."""
         state = self._optimizer.state_dict()["state"].get(0, {})
         return {name: value.cpu().contiguous().clone() for name, value in state.items()}
 
     def load(
         self, factors: lora.Factors, optimizer_state: dict[str, torch.Tensor] | None, source: str
     ) -> None:
-        """Replace the weights; with `optimizer` Adam continues where it was, without it starts
-        anew. Pending gradients go. Raises EngineRequestError for an adapter of other layers or
-        sizes, and changes nothing then.
+        """Replace the weights and drop pending gradients.
+
+        With `optimizer_state` Adam continues where it was, without it Adam starts again.
+
+        Raises:
+            EngineRequestError: The adapter has other layers or sizes; nothing is changed then.
         """
         own_shapes = {
             path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()
@@ -227,7 +238,8 @@ class TrainingModel:
             path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()
         } != own_shapes:
             raise EngineRequestError(
-                f"{source} has other layers, or another rank, than the model, whose rank is {self.spec.rank}"
+                f"{source} has other layers or another rank than the model, whose rank is "
+                f"{self.spec.rank}"
             )
         for path, pair in factors.items():
             for current, new in zip(self.factors[path], pair, strict=True):
@@ -240,7 +252,8 @@ class TrainingModel:
                 or optimizer_state["exp_avg"].shape != self._flat_parameters.shape
             ):
                 raise EngineRequestError(
-                    f"{source} holds an optimizer of another engine ({sorted(optimizer_state)[:3]}); load it without"
+                    f"{source} has the optimizer state of another engine "
+                    f"({sorted(optimizer_state)[:3]}); load it without the optimizer"
                 )
             self._optimizer.load_state_dict(
                 {**self._optimizer.state_dict(), "state": {0: optimizer_state}}
@@ -248,9 +261,10 @@ class TrainingModel:
 
 
 class TargetLogprobs(torch.autograd.Function):
-    """log softmax of logits (N, V) at targets (N, K): l_t - logsumexp(l). Its gradient is 1[v = t]
-    - softmax(l)_v, which is written over the logits: they are the largest tensor there is, and
-    nothing else needs them.
+    """Compute log softmax of logits (N, V) at targets (N, K): l_t - logsumexp(l).
+
+    Its gradient is 1[v = t] - softmax(l)_v. It is written over the logits, which are the largest
+    tensor and are not needed afterwards.
     """
 
     @staticmethod
@@ -271,7 +285,9 @@ def _concatenate_inputs(data: list[DecodedDatum], name: str, dtype: type) -> Arr
 
 
 def _group_into_passes(data: list[DecodedDatum], vocab_size: int) -> Iterator[list[int]]:
-    """Indices of datums that go through the model together: of like length, with the same inputs."""
+    """Yield the indices of datums that pass through the model together: similar length, equal
+    inputs.
+    """
 
     def get_sort_key(index: int) -> tuple[Any, ...]:
         inputs = data[index].inputs
@@ -311,18 +327,21 @@ def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLangua
     targets = datum.inputs["target_tokens"]
     if targets.ndim not in (1, 2) or len(targets) != length or targets.size == 0:
         raise EngineRequestError(
-            f"datum {index}: model_input has {length} tokens, target_tokens has {len(targets) if targets.ndim else 0} "
-            f"(its shape is {targets.shape}; allowed: ({length},) and ({length}, K))"
+            f"datum {index}: model_input has {length} tokens, target_tokens has "
+            f"{len(targets) if targets.ndim else 0} (its shape is {targets.shape}; allowed: "
+            f"({length},) and ({length}, K))"
         )
     for name, ids in (("model_input", datum.tokens), ("target_tokens", targets)):
         if ids.min() < 0 or ids.max() >= base.vocab_size:
             raise EngineRequestError(
-                f"datum {index}: {name} has a token id outside the vocabulary (0 to {base.vocab_size - 1})"
+                f"datum {index}: {name} has a token id outside the vocabulary (0 to "
+                f"{base.vocab_size - 1})"
             )
     unknown = sorted(set(datum.inputs) - {*needed, "weights"})
     if unknown:
         raise EngineRequestError(
-            f"datum {index} has {', '.join(unknown)}, which {loss_fn} does not use; allowed: {', '.join(needed)}, weights"
+            f"datum {index} has {', '.join(unknown)}, which {loss_fn} does not use; allowed: "
+            f"{', '.join(needed)}, weights"
         )
     for key, value in datum.inputs.items():
         if key != "target_tokens" and value.shape != targets.shape:
@@ -330,16 +349,17 @@ def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLangua
                 f"datum {index}: {key} has shape {value.shape}, target_tokens {targets.shape}"
             )
         if key != "target_tokens" and not np.isfinite(value.astype(np.float64)).all():
-            raise EngineRequestError(f"datum {index}: {key} holds a value that is not finite")
+            raise EngineRequestError(f"datum {index}: {key} has a value that is not finite")
 
 
 def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
-    """Return a step's numbers, defaults included. A field of a later SDK is ignored while it is
-    null, 0 or false.
+    """Return the numbers of a step with defaults filled in.
+
+    A field of a later SDK is ignored while it is null, 0 or false.
 
     Raises:
-        EngineRequestError: A number would ruin the adapter (JSON has no NaN and no infinity, so
-            they come as null), or a field that is not known here asks for something.
+        EngineRequestError: A number would ruin the adapter (JSON has neither NaN nor infinity, so
+            they arrive as null), or an unknown field has a value.
     """
     unknown = sorted(
         key for key, value in adam_params.items() if key not in ADAM_DEFAULTS and value
@@ -359,7 +379,8 @@ def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
         ):
             limit = "at least 0 and below 1" if upper_bound == 1 else "finite and at least 0"
             raise EngineRequestError(
-                f"adam_params.{key} is {'not finite' if value is None else repr(value)}; a number is needed, {limit}"
+                f"adam_params.{key} is {'not finite' if value is None else repr(value)}; allowed: "
+                f"a number, {limit}"
             )
         settings[key] = float(value)
     return settings

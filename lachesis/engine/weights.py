@@ -1,10 +1,9 @@
-"""Checkpoints on disk: `tinker://RUN/KIND/NAME` is the folder `ROOT/RUN/KIND/NAME`.
+"""Store checkpoints on disk: `tinker://RUN/KIND/NAME` is the folder `ROOT/RUN/KIND/NAME`.
 
-A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), for training
-checkpoints also Adam's state, and `checkpoint.json`. It is written under another name and renamed,
-so a folder that is there is complete. Overwriting renames the old folder to `.NAME.replaced` until
-the new one is in place; an interruption between the two renamings leaves the old one there, where
-it is still found.
+A folder holds a PEFT adapter (`adapter_model.safetensors`, `adapter_config.json`), Adam's state for
+training checkpoints, and `checkpoint.json`. It is written under another name and renamed, so a
+folder that exists is complete. Overwriting renames the old folder to `.NAME.replaced` until the new
+one is in place; if it is interrupted in between, the old folder is still found under that name.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ REPLACED_SUFFIX = ".replaced"
 
 @dataclass(frozen=True)
 class CheckpointPath:
-    """A parsed `tinker://` path."""
+    """Hold a parsed `tinker://` path."""
 
     run: str
     kind: str
@@ -44,6 +43,7 @@ class CheckpointPath:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointPath:
+        """Parse a path, or raise EngineRequestError."""
         parts = text.removeprefix("tinker://").split("/")
         if (
             not text.startswith("tinker://")
@@ -52,7 +52,8 @@ class CheckpointPath:
             or not all(map(_is_plain_name, parts))
         ):
             raise EngineRequestError(
-                f"{text!r} is no checkpoint path; allowed: tinker://RUN/({'|'.join(CHECKPOINT_TYPES)})/NAME"
+                f"{text!r} is not a checkpoint path; allowed: "
+                f"tinker://RUN/({'|'.join(CHECKPOINT_TYPES)})/NAME"
             )
         return cls(*parts)
 
@@ -65,13 +66,13 @@ def _is_plain_name(part: str) -> bool:
 
 
 class WeightsStore:
-    """The checkpoints under one folder."""
+    """Manage the checkpoints in one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def find_folder(self, path: CheckpointPath) -> Path:
-        """Return where a checkpoint lies, or would lie if there is none."""
+        """Return the folder of a checkpoint, which may not exist."""
         folder = self.root / path.run / path.kind / path.name
         replaced = _get_replaced_folder(folder)
         return replaced if replaced.exists() and not folder.exists() else folder
@@ -86,8 +87,11 @@ class WeightsStore:
         optimizer: dict[str, torch.Tensor] | None = None,
         overwrite: bool = False,
     ) -> int:
-        """Write a checkpoint and return its size in bytes. Raises EngineRequestError when it exists
-        and `overwrite` is false, StorageError when the disk refuses.
+        """Write a checkpoint and return its size in bytes.
+
+        Raises:
+            EngineRequestError: It exists and `overwrite` is false, or its name is not allowed.
+            StorageError: The disk refused a write.
         """
         if not _is_plain_name(path.name) or "/" in path.name or path.name.startswith("."):
             raise EngineRequestError(
@@ -96,7 +100,7 @@ class WeightsStore:
             )
         folder = self.root / path.run / path.kind / path.name
         if self.find_folder(path).exists() and not overwrite:
-            raise EngineRequestError(f"{path} exists already; choose another name, or overwrite")
+            raise EngineRequestError(f"{path} already exists; choose another name, or overwrite it")
         temporary = folder.with_name(f".{uuid.uuid4().hex}")
         try:
             temporary.mkdir(parents=True)
@@ -116,14 +120,15 @@ class WeightsStore:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
-                f"{folder} could not be written: {error}; check the space and the rights of that folder"
+                f"{folder} could not be written: {error}; check the free space and the permissions "
+                "of that folder"
             ) from error
         return size
 
     def load(
         self, path: CheckpointPath
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor] | None, dict[str, Any]]:
-        """Adapter tensors, Adam's tensors if saved, and what is known about the checkpoint."""
+        """Return the adapter's tensors, Adam's tensors if saved, and the checkpoint's record."""
         folder = self.find_folder(path)
         checkpoint_record = self.read_record(path)
         optimizer = folder / "optimizer.safetensors"
@@ -134,13 +139,13 @@ class WeightsStore:
         )
 
     def read_record(self, path: CheckpointPath) -> dict[str, Any]:
-        """Return what is known about a checkpoint.
+        """Return the record of a checkpoint.
 
         Raises:
             EngineRequestError: There is no such checkpoint.
             StorageError: Its record cannot be read.
         """
-        for _ in range(2):  # the first time it may be between the two renamings of an overwriting
+        for _ in range(2):  # The first try may fall between the two renamings of an overwrite.
             try:
                 return _read_json(self.find_folder(path) / "checkpoint.json")
             except (FileNotFoundError, NotADirectoryError):
@@ -149,14 +154,14 @@ class WeightsStore:
         raise EngineRequestError(f"there is no checkpoint {path}; this engine has {others}")
 
     def list_checkpoints(self, run: str = "*") -> list[str]:
-        """Every checkpoint's path, the newest last. Those whose time to live is over are deleted
-        first.
+        """Return the paths of all checkpoints, the newest last, after deleting those that have
+        expired.
         """
         timed_names = []
         for path in self._find_paths(run):
             try:
                 checkpoint_record = _read_json(self.find_folder(path) / "checkpoint.json")
-            except FileNotFoundError:  # deleted since its folder was listed
+            except FileNotFoundError:  # It was deleted after its folder was listed.
                 continue
             except StorageError as error:
                 log.warning("left out of a listing: %s", error)
@@ -174,14 +179,17 @@ class WeightsStore:
             name = file.parts[-2]
             if name.startswith("."):
                 if not name.endswith(REPLACED_SUFFIX):
-                    continue  # being written, or being deleted
+                    continue  # It is being written or deleted.
                 name = name[1:].removesuffix(REPLACED_SUFFIX)
             paths.add(CheckpointPath(file.parts[-4], file.parts[-3], name))
         return paths
 
     def delete(self, path: CheckpointPath) -> None:
-        """Delete a checkpoint. Raises EngineRequestError if there is none, StorageError if the disk
-        refuses.
+        """Delete a checkpoint.
+
+        Raises:
+            EngineRequestError: There is no such checkpoint.
+            StorageError: The disk refused.
         """
         self.read_record(path)
         folder = self.root / path.run / path.kind / path.name
@@ -189,15 +197,16 @@ class WeightsStore:
         try:
             for candidate in (_get_replaced_folder(folder), folder):
                 if candidate.exists():
-                    # what an interruption leaves is not half a checkpoint
+                    # Renamed first, so that an interruption leaves no incomplete checkpoint.
                     os.replace(candidate, trash_folder)
                     shutil.rmtree(trash_folder)
         except OSError as error:
             raise StorageError(
-                f"{folder} could not be deleted: {error}; check the rights of that folder"
+                f"{folder} could not be deleted: {error}; check the permissions of that folder"
             ) from error
 
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
+        """Let a checkpoint expire after some seconds, or never."""
         checkpoint_record = self.read_record(path)
         checkpoint_record["expires_at"] = (
             (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
@@ -205,12 +214,14 @@ class WeightsStore:
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
-        """Note whether a checkpoint is published; whoever has the token reads it in either case."""
+        """Note whether a checkpoint is published; anybody with the token can read it in either
+        case.
+        """
         checkpoint_record = {**self.read_record(path), "public": public}
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """A checkpoint as the REST interface lists it."""
+        """Return a checkpoint as the REST interface lists it."""
         path = CheckpointPath.parse(name)
         checkpoint_record = self.read_record(path)
         return {
@@ -225,11 +236,12 @@ class WeightsStore:
         }
 
     def save_run(self, run: str, record: dict[str, Any]) -> None:
+        """Store the record of a training run."""
         (self.root / run).mkdir(parents=True, exist_ok=True)
         write_json(self.root / run / "run.json", record)
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """Every training run that was ever created here, the newest first."""
+        """Return the records of all training runs, the most recently used first."""
         records = []
         for file in self.root.glob("*/run.json"):
             try:
@@ -244,10 +256,10 @@ def _get_replaced_folder(folder: Path) -> Path:
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
-    """Rename `new` to `folder`; one that is there gives way, and is removed last."""
+    """Rename `new` to `folder`; an existing folder is moved away first and removed last."""
     replaced = _get_replaced_folder(folder)
     if folder.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # left by an interrupted removal
+        shutil.rmtree(replaced, ignore_errors=True)  # An interrupted removal may have left it.
         os.replace(folder, replaced)
     try:
         os.replace(new, folder)
@@ -259,15 +271,16 @@ def _replace_folder(new: Path, folder: Path) -> None:
 
 
 def _flush_to_disk(folder: Path) -> None:
-    """So that a power failure after the renaming leaves no file without its content."""
+    """Write a folder's files to the disk, so that a power failure after renaming loses no content."""
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a record. A StorageError ends a request at once, where the SDK repeats a 500 for
-    minutes.
+    """Return a record.
+
+    A StorageError ends a request at once, where the SDK would repeat a status of 500 for minutes.
     """
     try:
         record: dict[str, Any] = json.loads(file.read_text())
@@ -281,6 +294,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:6]}")
     temporary.write_text(json.dumps(content, indent=2))
     os.replace(temporary, path)
