@@ -69,7 +69,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     if is_started_by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
     with store.dir(run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
-        return _run_andrecord_end(
+        return _run_and_record_end(
             store,
             run_id,
             lock_fd,
@@ -77,7 +77,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
         )
 
 
-def _run_andrecord_end(
+def _run_and_record_end(
     store: RunStore, run_id: str, lock_fd: int, *, is_new_attempt: bool
 ) -> State[Any] | None:
     """The run, with its end written into its record whatever it is. `again` says that Prefect has

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from lachesis.engine import app
+from lachesis.engine import app, dispatcher
 from lachesis.engine.engine import Engine
 
 
@@ -28,10 +28,10 @@ def test_a_client_of_a_full_engine_is_told_to_come_later(
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
             "sampling_params": {"max_tokens": 3},
         }
-        monkeypatch.setattr(app, "MAX_WAITING_REQUESTS", 0)
+        monkeypatch.setattr(dispatcher, "MAX_WAITING_REQUESTS", 0)
         refused = client.post("/api/v1/asample", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        monkeypatch.setattr(app, "MAX_WAITING_REQUESTS", 10)
+        monkeypatch.setattr(dispatcher, "MAX_WAITING_REQUESTS", 10)
         accepted = client.post("/api/v1/asample", json=body).json()
         answer = client.post("/api/v1/retrieve_future", json={"request_id": accepted["request_id"]})
         assert answer.headers["content-type"] == "application/x-protobuf"

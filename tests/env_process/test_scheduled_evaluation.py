@@ -17,7 +17,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis.env_process import counters
+from lachesis.env_process import counters, evaluation_hooks
 from lachesis.env_process import scheduled_evaluation as module
 from lachesis.env_process.evaluation_hooks import EvaluationRun, count_items, count_text_items
 from lachesis.env_process.scheduled_evaluation import evaluate_and_report
@@ -29,7 +29,7 @@ from tests.patience import POLL_S
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
     """Two servers, ours and a judge's, and a manager of both."""
     for cls, names in (
-        (APIServer, module.SAMPLING_METHODS),
+        (APIServer, evaluation_hooks.SAMPLING_METHODS),
         (BaseEnv, ("evaluate_log", "_run_evaluate")),
     ):
         for name in names:
@@ -47,7 +47,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, 
         ]
         with monkeypatch.context() as patched:
             patched.setattr(ServerManager, "servers", None, raising=False)
-            module.install_evaluation_hooks(ours.url.removesuffix("/v1"))
+            evaluation_hooks.install_evaluation_hooks(ours.url.removesuffix("/v1"))
             yield ServerManager(configs), ours, judge
 
 

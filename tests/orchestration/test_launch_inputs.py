@@ -399,7 +399,7 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
     assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
     assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
     assert "would begin again, as it has no checkpoint" in str(
-        AgentSession("s").preview_resume(run_id).message
+        previews.preview_resume(AgentSession("s"), run_id).message
     )
 
 

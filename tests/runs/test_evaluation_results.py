@@ -280,7 +280,7 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     assert newest in printed(
         show_runs.render_results(build_run_results(record, folder, steps).to_payload())
     )
-    watched = printed(watch._render_panel(SimpleNamespace(metrics=lambda run: steps), record))  # type: ignore[arg-type]
+    watched = printed(watch._render_panel(SimpleNamespace(read_metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
     rows = [
         {
@@ -307,9 +307,9 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     assert (
         "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
     )
-    look = SimpleNamespace(folder=folder, trainer=None, states={})
+    look = SimpleNamespace(run_dir=folder, trainer_health=None, process_states={})
     health = RunHealth(word="healthy", evidence=["it learns"])
-    seen = SimpleNamespace(record=record, look=look, health=health, stall=None, budget={})
+    seen = SimpleNamespace(record=record, observation=look, health=health, stall=None, budget_shares={})
     artifact = artifact_content.render_report(seen, steps)  # type: ignore[arg-type]
     assert "## Held-out results" in artifact
     assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact

@@ -102,7 +102,7 @@ def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path)
             tmp_path,
             "exit",
             "3",
-            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            check_ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
             timeout_s=50,
         )
         group.start(one)
@@ -123,7 +123,7 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
             "api",
             tmp_path,
             "sleep",
-            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            check_ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
             timeout_s=0.5,
         )
         group.start(one)
@@ -140,7 +140,7 @@ def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
         raise InterruptedError("somebody has suspended it")
 
     with ServiceGroup() as group:
-        one = spec("engine", tmp_path, "sleep", ready=lambda: "not yet", timeout_s=60)
+        one = spec("engine", tmp_path, "sleep", check_ready=lambda: "not yet", timeout_s=60)
         group.start(one)
         started = time.monotonic()
         with pytest.raises(InterruptedError):
@@ -158,7 +158,7 @@ def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
             tmp_path,
             "serve",
             str(port),
-            ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
+            check_ready=make_http_readiness_check(f"http://127.0.0.1:{port}/"),
             timeout_s=20,
         )
         pid = group.start(one)

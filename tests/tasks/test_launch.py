@@ -80,7 +80,7 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
         wandb_project="p", wandb_run_name="n", status="running",
     )  # fmt: skip
     store.create(record)
-    attempts._record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    attempts.record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)
     assert (ended.status, ended.learning) == (status, "unknown")
     assert (ended.health or {})["final"] is True
@@ -163,7 +163,7 @@ def evaluating(
     trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
     after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
     plan = SimpleNamespace(evaluations={"after": after}, services=[trainer])
-    monkeypatch.setattr(launch, "wait_for_end", wait_for_end.fn)
+    monkeypatch.setattr(training_run, "wait_for_end", wait_for_end.fn)
 
     def evaluate(require_wanted: Callable[[], None]) -> None:
         run: Any = SimpleNamespace(
@@ -172,9 +172,9 @@ def evaluating(
             store=store,
             run_id=record.run_id,
             folder=store.dir(record.run_id),
-            numbers={},
-            look=lambda: None,
-            _require_wanted=require_wanted,
+            env_ids={},
+            check_stop_request=lambda: None,
+            _raise_if_stop_requested=require_wanted,
         )
         training_run.TrainingRun.evaluate_held_out(run)
 
@@ -186,8 +186,8 @@ def evaluating(
 def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
     evaluate, group = evaluating
     evaluate(lambda: None)
-    assert not group.running("evaluate-after")
-    assert group.running("trainer")
+    assert not group.is_running("evaluate-after")
+    assert group.is_running("trainer")
 
 
 def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:

@@ -51,10 +51,10 @@ class World:
             )
         self.forgotten: list[int] = []
         plan: Any = SimpleNamespace(
-            environments=ENVIRONMENTS,
+            environment_names=ENVIRONMENTS,
             services=list(self.specs.values()),
-            service=self.specs.__getitem__,
-            environment_again=lambda service, groups, number: self.specs[service],
+            get_service=self.specs.__getitem__,
+            make_restart_spec=lambda service, groups, env_id: self.specs[service],
         )
         self.again = service_restarter.ServiceRestarter(store, RUN, group, plan, lambda: None)
 

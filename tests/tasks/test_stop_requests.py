@@ -155,8 +155,8 @@ def test_a_check_that_is_called_often_looks_seldom(monkeypatch: pytest.MonkeyPat
 def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     """What the environment's process of an attempt before has counted lies in the same file."""
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
-    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
-    plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
+    config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
     watch, file = (
         DeadEnvironmentDetector(store, RUN, plan),
         store.dir(RUN).get_counters_file("environment"),
@@ -179,8 +179,8 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
 def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -> None:
     """Its counts begin at 0 then, while what scores its answers may be away."""
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
-    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env})
-    plan: Any = SimpleNamespace(environments={"environment": "sums"}, config=config)
+    config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
     file = store.dir(RUN).get_counters_file("environment")
     invalid = json.dumps({"raised": 60, "at": 9e9})
     looking, restarting = (
@@ -209,9 +209,11 @@ def test_one_dead_environment_of_two_is_named_once(
     """In the log, in the record, and by `lachesis status`."""
     store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
-    config = SimpleNamespace(env=env.env, parts=lambda: {"sums": env, "other": env})
+    config = SimpleNamespace(
+        env=env.env, build_environment_configs=lambda: {"sums": env, "other": env}
+    )
     plan: Any = SimpleNamespace(
-        environments={"environment": "sums", "environment-other": "other"}, config=config
+        environment_names={"environment": "sums", "environment-other": "other"}, config=config
     )
     watch = DeadEnvironmentDetector(store, RUN, plan)
     store.dir(RUN).get_counters_file("environment-other").write_text(

@@ -151,7 +151,7 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
     work = {
         rollout_client: ["read_batch_json"],
         loop: ["to_batch", "compute_rollout_metrics"],
-        policy: ["_to_data", "_to_prompts"],
+        policy: ["to_data", "to_prompts"],
     }
     for module, names in work.items():
         for name in names:
