@@ -1,1 +1,1 @@
-"""What runs inside the process of an environment."""
+"""Run inside the process of an environment."""

@@ -1,17 +1,20 @@
 """Run an environment file in this process, which is a child made for it.
 
-    run FILE serve --config YAML          as `python FILE serve --config YAML`, with a few things mended; see
+    run FILE serve --config YAML          like `python FILE serve --config YAML`, with the patches of
                                           `lachesis.env_process.atropos_patches`
-    probe FILE SPEC process --config YAML the same for an inference test; see `lachesis.env_process.inference_test`
-    check FILE CLASS OUT --config YAML    the stages of a validation that need no model; see `lachesis.env_process.stages`
-    describe FILE CLASS OUT               the configuration's schema as JSON to OUT
-    examples FILE CLASS OUT               conversations to warm a model up with; see `lachesis.env_process.warmup_examples`
+    probe FILE SPEC process --config YAML run an inference test; see
+                                          `lachesis.env_process.inference_test`
+    check FILE CLASS OUT --config YAML    run the stages of a validation that need no model; see
+                                          `lachesis.env_process.stages`
+    describe FILE CLASS OUT               write the configuration's schema as JSON to OUT
+    examples FILE CLASS OUT               make conversations for warming up a model; see
+                                          `lachesis.env_process.warmup_examples`
 
-With LACHESIS_INFERENCE_URL and _TOKEN, requests to the server at that address carry the token. With
-LACHESIS_TALLY, `run` writes what the environment does and waits for to that file; see
-`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it goes on
-from where training stands; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT
-its groups carry that name, where several environments feed a run.
+With LACHESIS_INFERENCE_URL and LACHESIS_INFERENCE_TOKEN, requests to that server carry the token.
+With LACHESIS_TALLY, `run` writes counts of the environment's work to that file; see
+`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it continues
+where training is; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT its groups
+carry that name, if several environments feed a run.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from lachesis.environment.endpoint_errors import list_causes
 
 
 def main() -> None:
+    """Run the command that the arguments name."""
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_modules.load_when_used("torch", "wandb")
@@ -63,7 +67,7 @@ def main() -> None:
 
 
 def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
-    """The file as a program, with its own command line."""
+    """Run the file as a program with its own command line."""
     rollout_counters = None
     inference_server = atropos_patches.install_inference_token()
     if command == "run" and inference_server:
@@ -99,7 +103,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
             f"{type(cause).__name__}: {redact(str(cause))[:500]}" for cause in list_causes(error)
         ]
         causes += filter(None, [requirements.get_import_advice(file, error)])
-        # the last lines are what is shown of a log
+        # Error messages show the last lines of a log, so the causes come last.
         print("\nbecause of ".join(causes), file=sys.stderr, flush=True)
         if rollout_counters is not None:
             inference_test.record_failure_kind(rollout_counters, error)
@@ -111,9 +115,7 @@ def _instrument_environment(
     position_file: Path,
     evaluation_client: scheduled_evaluation.EvaluationClient | None,
 ) -> None:
-    """Count what the environment's class does, whichever it is, keep its place in its items, and
-    evaluate it when the trainer asks for it.
-    """
+    """Count what the environment's class does, track its position, and run scheduled evaluations."""
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
@@ -134,9 +136,7 @@ def _instrument_environment(
 
 
 def _exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent is gone, as nobody waits for what it says; also in the
-    middle of an import.
-    """
+    """End this process when its parent is gone, even in the middle of an import."""
     while os.getppid() == parent_pid:
         time.sleep(0.5)
     os._exit(1)
@@ -145,19 +145,17 @@ def _exit_with_parent(parent_pid: int) -> None:
 def write_answer(
     file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path
 ) -> None:
-    """Import the file and write what it says to the question, which came on the standard input, or
-    why it says nothing.
-    """
+    """Import the file, answer the request on the standard input, and write the answer or the error."""
     try:
         result = handler(file, json.loads(sys.stdin.read() or "{}"))
-    except BaseException as error:  # an environment may raise SystemExit at import
+    except BaseException as error:  # An environment may raise SystemExit while it is imported.
         result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         result["advice"] = requirements.get_import_advice(file, error)
     temporary = out.with_suffix(".part")
     temporary.write_text(json.dumps(result))
     os.replace(temporary, out)
     sys.stdout.flush()
-    os._exit(0)  # threads that the environment has started must not keep the child
+    os._exit(0)  # Threads that the environment has started must not keep the child alive.
 
 
 def _describe_class(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
@@ -201,9 +199,7 @@ def _describe_configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_validation_error(error: Any) -> dict[str, str]:
-    """The field that is wrong by itself, or "" for fields that do not fit together, and what is
-    said of it.
-    """
+    """Return the message of an error, and the field that is wrong by itself or an empty text."""
     field_path, message = (
         ".".join(map(str, error["loc"])),
         error["msg"].removeprefix("Value error, "),
@@ -217,7 +213,7 @@ def _describe_validation_error(error: Any) -> dict[str, str]:
 
 
 def _has_validator_functions(core_schema: Any) -> bool:
-    """Whether pydantic's core schema calls Python code to validate, which a JSON schema cannot say."""
+    """Return whether pydantic's core schema calls Python code, which a JSON schema cannot express."""
     if isinstance(core_schema, dict):
         kind = core_schema.get("type")
         if isinstance(kind, str) and kind.startswith("function-"):

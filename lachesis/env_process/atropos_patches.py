@@ -1,23 +1,23 @@
-"""What Atropos 0.4.0 does wrong for good, mended in the child that runs an environment and nowhere
-else: its library is archived, and no file of it is touched.
+"""Patch Atropos 0.4.0 in the child that runs an environment, and nowhere else.
 
-    chat template     since transformers 5, `apply_chat_template` gives a dict where environments expect ids
-    the server's key  is printed to the log with the configuration, so the environment gets another one
-    checkpoints       are left out when the step goes on by more than one, or at every step
-    the first group   is begun five seconds late, in case that other environments register meanwhile
-    log-probabilities are dropped by the method that gathers single rollouts
-    Slurm             an environment that asks for the servers of a Slurm job fails where there is no such job
+Its library is archived, so these faults will not be mended there; no file of it is changed.
 
-Evaluations are made when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`):
-Atropos leaves them out when the step goes on by more than one, stops training meanwhile, and does
-not say that one has raised.
+    chat template     since transformers 5, `apply_chat_template` returns a dict where environments
+                      expect ids
+    server's key      is printed to the log with the configuration, so the environment gets none
+    checkpoints       are skipped when the step advances by more than one, or written at every step
+    the first group   starts five seconds late, in case other environments register meanwhile
+    log-probabilities are dropped by the method that collects single rollouts
+    Slurm             an environment that asks for the servers of a Slurm job fails without one
 
-Other traps are avoided where they lie: the YAML names the server twice
-(`lachesis.config.run_config`), the API is reset before it is registered with
+Evaluations run when the trainer asks for them (`lachesis.env_process.scheduled_evaluation`):
+Atropos skips them when the step advances by more than one, stops training meanwhile, and does not
+report that one has raised. Other traps are avoided elsewhere: the YAML names the server twice
+(`lachesis.config.run_config`); the API is reset before the trainer registers
 (`lachesis.trainer.rollout_client`), guarded against groups that would block it
-(`lachesis.rollout_api.app`), and writes to a file (`lachesis.supervision`); scores that are no
-numbers are dropped before they are sent (`lachesis.env_process.counters`); turns that end twice are
-mended in `lachesis.trainer.doubled_eos`, and do not come from `lachesis.environment.sampling`.
+(`lachesis.rollout_api.app`), and logs to a file (`lachesis.supervision`); scores that are not
+numbers are dropped before they are sent (`lachesis.env_process.counters`); duplicated end-of-turn
+tokens are removed in `lachesis.trainer.doubled_eos`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lachesis.env_process import lazy_modules
 
 
 def apply_atropos_patches() -> None:
-    """All of it but the key, which only a run has."""
+    """Apply all patches except the inference token, which only runs have."""
     lazy_modules.load_tokenizers_without_torch()
     restore_template_default()
     ignore_slurm()
@@ -59,9 +59,9 @@ def restore_template_default() -> None:
 def ignore_slurm() -> None:
     """Use the servers of the configuration, whatever an environment's class says about Slurm.
 
-    Upstream files have `slurm=True` as a default of their class. Atropos' commands replace it by
-    their configuration's value; a check makes the object itself. No service of a run is at an
-    address that Slurm would name.
+    Files written for Atropos have `slurm=True` as a default of their class. Atropos' commands
+    replace it by the configuration's value, but a check creates the object itself. No service of a
+    run is at an address that Slurm would name.
     """
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
@@ -78,12 +78,10 @@ def ignore_slurm() -> None:
 
 
 def install_inference_token() -> tuple[str, str] | None:
-    """Send the token to the run's inference server and to no other.
+    """Send the token to the run's inference server only, and return its URL and token, if there is
+    one.
 
-    It is set on the client, as environments print and log their configuration.
-
-    Returns:
-        The address of that server and its token, or None for a process that has none.
+    The token is set on the client, because environments print and log their configuration.
     """
     url, token = (
         os.environ.pop("LACHESIS_INFERENCE_URL", ""),
@@ -119,7 +117,7 @@ def install_inference_token() -> tuple[str, str] | None:
 
 
 def label_groups(name: str) -> None:
-    """Let each group say which of several environments it comes from."""
+    """Mark each group with the name of its environment."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv._send_scored_data_to_api
@@ -134,9 +132,7 @@ def label_groups(name: str) -> None:
 
 
 def save_checkpoints_when_due() -> None:
-    """Save whenever a multiple of the checkpoints' interval was reached or passed since the last
-    look.
-    """
+    """Save a checkpoint when a multiple of the interval was reached or passed since the last check."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.env_step_checks
@@ -154,13 +150,11 @@ def save_checkpoints_when_due() -> None:
 
 
 REGISTRATION_PAUSE_S = 5
-"""That pause, which is told from the others by its length."""
+"""The length of that pause, by which it is recognised."""
 
 
 def skip_registration_pause() -> None:
-    """Leave out the pause for others to register: of a run's environments the API knows how many
-    there will be.
-    """
+    """Skip the pause for other environments to register; the API knows how many a run has."""
     from atroposlib.envs import base
 
     class AsyncioWithoutPause(types.ModuleType):
@@ -178,9 +172,7 @@ OPTIONAL_ROLLOUT_FIELDS = ("advantages", "ref_logprobs", "inference_logprobs", "
 
 
 def keep_logprobs() -> None:
-    """Gather the rollouts of `collect_trajectory` with all that they hold, and leave out what they
-    do not.
-    """
+    """Collect the rollouts of `collect_trajectory` with all their fields."""
     from atroposlib.envs.base import BaseEnv, ScoredDataGroup
 
     async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
@@ -189,7 +181,7 @@ def keep_logprobs() -> None:
         )
         rollouts = [rollout for rollout, _ in results]
         if not all(isinstance(rollout, dict) for rollout in rollouts):
-            raise ValueError("collect_trajectory() must give a ScoredDataItem for each rollout")
+            raise ValueError("collect_trajectory() must return a ScoredDataItem for each rollout")
         group = ScoredDataGroup(
             **{
                 name: [rollout[name] for rollout in rollouts]
@@ -211,9 +203,7 @@ def keep_logprobs() -> None:
 
 
 def _is_checkpoint_missed(previous_step: int, current_step: int, interval: int) -> bool:
-    """Whether something is due between two steps that Atropos, which compares remainders, does not
-    see.
-    """
+    """Return whether Atropos, which compares remainders, misses a checkpoint between two steps."""
     return (
         interval > 0
         and current_step // interval > previous_step // interval

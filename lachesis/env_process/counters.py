@@ -1,10 +1,9 @@
-"""In the child that runs an environment: what it asks, gives and waits for, counted and written to
-a file.
+"""Count what an environment requests, produces and waits for, and write the counts to a file.
 
-Atropos tells none of this: an environment that raises in each group, or waits for a model that does
-not answer, looks like one that works. `install` counts around four methods of the environment's
-class and of Atropos' servers; a group with a score that is no finite number is taken for none, as
-the API would lose the whole batch with it.
+Atropos reports none of this: an environment that raises in every group, or waits for a model that
+does not respond, looks like one that works. Methods of the environment's class and of Atropos'
+servers are wrapped. A group with a score that is not a finite number is discarded, because the API
+would lose the whole batch with it.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswere
 HEARTBEAT_S = 2.0
 MAX_ERROR_KINDS, MAX_ZERO_REASONS = 5, 20
 EMPTY_GROUP_MESSAGE = (
-    "the environment gave no group, without an error; one that leaves out groups with equal rewards does so when the model "
-    "solves all of them or none"
+    "the environment returned no group, without an error; environments that drop groups with equal "
+    "rewards do so when the model solves all of them or none"
 )
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
-"""Of the group under way. An environment that takes a failure of the server for a bad answer would
-score it 0; such a group is invalid instead.
+"""Failed requests of the current group.
+
+An environment that treats a failure of the server as a bad answer would score it 0; such a group is
+invalid instead.
 """
 
 is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -45,15 +46,17 @@ is no sign of a stall.
 
 
 class RolloutCounters:
-    """Counts of this process. Written whole to `file`, at each group and, with `beat`, every two
-    seconds: a file that grows old is that of a process that stands still.
+    """Count the work of this process, and write the counts to `file` at each group.
+
+    With `with_heartbeat` they are written every two seconds too, so that an old file means a
+    process that stands still.
     """
 
     def __init__(self, file: Path, *, with_heartbeat: bool = False) -> None:
         self.file = file
         self.per_group: list[Json] | None = None
-        """With a list here, what each usable group took is added to it; for groups that come one
-        after the other.
+        """If this is a list, the tokens and seconds of each usable group are added to it. This works
+        only for groups that run one after the other.
         """
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
@@ -62,9 +65,9 @@ class RolloutCounters:
              "sampling_s"), 0
         )  # fmt: skip
         self.errors: dict[str, int] = {}
-        """How often each kind of failure came, by an example of it."""
+        """Number of failures of each kind, by an example."""
         self.zero_reasons: dict[str, int] = {}
-        """Rewards of 0 whose reason the environment tells."""
+        """Number of zero rewards for each reason that the environment gives."""
         self.in_progress: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
         self.last_group_at: float | None = None
         self._lock = threading.Lock()
@@ -72,8 +75,10 @@ class RolloutCounters:
             threading.Thread(target=self._write_periodically, name="tally", daemon=True).start()
 
     def snapshot(self) -> Json:
-        """`in_*` counts what is under way now, `*_since` is when the oldest of it began (seconds
-        since 1970).
+        """Return the counts.
+
+        `in_*` is the number of operations in progress, and `*_since` when the oldest of them began,
+        in seconds since the epoch.
         """
         in_progress_counts = {
             f"in_{kind}": len(start_times) for kind, start_times in self.in_progress.items()
@@ -103,19 +108,18 @@ class RolloutCounters:
         }
 
     def write(self) -> None:
+        """Replace the file with the current counts."""
         temporary = self.file.with_name(f".{self.file.name}.part")
-        with self._lock, contextlib.suppress(OSError):  # a full disk must not end an environment
+        with self._lock, contextlib.suppress(OSError):  # A full disk must not end an environment.
             temporary.write_text(json.dumps(self.snapshot()))
             os.replace(temporary, self.file)
 
     def count_error(self, error: str) -> None:
-        """Count what went wrong by its kind; see `lachesis.base.failure_reasons`."""
+        """Count a failure by its kind; see `lachesis.base.failure_reasons`."""
         count_reason(self.errors, sanitize_reason(error), max_kinds=MAX_ERROR_KINDS)
 
     def count_exception(self, error: BaseException, *, prefix: str = "") -> None:
-        """Count an exception of the environment; one that holds the reason of each rollout as those
-        reasons.
-        """
+        """Count an exception, or the reasons of all rollouts if it holds them."""
         for reason in getattr(error, "rollout_reasons", None) or [
             prefix + describe_exception(error)
         ]:
@@ -123,6 +127,7 @@ class RolloutCounters:
 
     @contextlib.contextmanager
     def track_in_progress(self, kind: str) -> Any:
+        """Return a context manager that marks an operation as in progress."""
         key = object()
         self.in_progress[kind][id(key)] = time.time()
         try:
@@ -139,10 +144,11 @@ class RolloutCounters:
 def install_rollout_counters(
     counters: RolloutCounters, cls: Any, *, max_unusable_groups: int | None = None
 ) -> None:
-    """Count what the class gives. With `give_up_after`, an exception makes a group empty, and after
-    so many unusable groups in a row the process ends: as one whose items are used up when there
-    were usable ones before and none raised, else with an error. Without it exceptions stay as they
-    are.
+    """Wrap the methods of an environment's class to count its items and groups.
+
+    Without `max_unusable_groups` exceptions propagate. With it an exception makes a group unusable,
+    and after that many unusable groups in a row the process ends: successfully if there were usable
+    groups before and none raised, because the items are used up, else with an error.
     """
     get_item, collect = cls.get_next_item, cls.collect_trajectories
     num_unusable_in_a_row, is_exhausted = 0, False
@@ -158,7 +164,7 @@ def install_rollout_counters(
             counters.count_exception(error, prefix="get_next_item() raised ")
             if max_unusable_groups is None or not counters.counts["items"]:
                 raise
-            return None  # a data set that ends with an exception is shorter than the test
+            return None  # A data set that ends with an exception has fewer items than the test.
         counters.counts["items"] += item is not None
         return item
 
@@ -182,7 +188,10 @@ def install_rollout_counters(
         if group and len(request_failures := failed_requests.get([])) > len(
             _list_marked_reasons(group, "invalid")
         ):
-            problem = f"the environment scored a group although a request for samples had failed: {request_failures[0]}"
+            problem = (
+                "the environment scored a group although a request for samples had failed: "
+                f"{request_failures[0]}"
+            )
         group = _count_group(counters, group, problem, self.config.group_size)
         num_unusable_in_a_row = 0 if group else num_unusable_in_a_row + 1
         if group and counters.per_group is not None:
@@ -194,7 +203,8 @@ def install_rollout_counters(
         if max_unusable_groups is not None and num_unusable_in_a_row >= max_unusable_groups:
             if counters.errors or not counters.counts["groups"]:
                 raise RuntimeError(
-                    f"no usable group {num_unusable_in_a_row} times in a row: {'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}"
+                    f"no usable group {num_unusable_in_a_row} times in a row: "
+                    f"{'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}"
                 )
             is_exhausted = True
         return group, backlog
@@ -204,9 +214,7 @@ def install_rollout_counters(
 
 
 def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
-    """Atropos leaves out groups that are too long, of another size, or without a signal, and says
-    so in a log at most.
-    """
+    """Count the groups that Atropos drops: too long, of another size, or without a signal."""
     handle_send, send = cls.handle_send_to_api, cls._send_scored_data_to_api
     sent_sizes: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
 
@@ -241,8 +249,10 @@ def _count_rollouts(scored_data: Any) -> int:
 def _count_group(
     counters: RolloutCounters, group: Any, problem: Exception | str | None, group_size: int
 ) -> Any:
-    """The group, or None when it cannot be used; both are counted. One that the environment leaves
-    out itself, as is usual for equal rewards, carries no signal; it is no fault.
+    """Count a group, and return it or None if it cannot be used.
+
+    A group that the environment drops itself, as is usual for equal rewards, has no signal but is
+    not a fault.
     """
     if problem is not None:
         counters.counts["invalid"] += group_size
@@ -266,7 +276,7 @@ def _count_group(
         count_reason(counters.zero_reasons, reason[:120], max_kinds=MAX_ZERO_REASONS)
     if invalid_scores:
         counters.counts["invalid"] += rollouts
-        counters.count_error(f"a score is {invalid_scores[0]!r}, which is no finite number")
+        counters.count_error(f"a score is {invalid_scores[0]!r}, which is not a finite number")
         return None
     counters.counts["groups"] += len(groups)
     counters.counts["invalid"] += len(_list_marked_reasons(group, "invalid"))
@@ -276,7 +286,7 @@ def _count_group(
 
 
 def _list_marked_reasons(group: Any, name: str) -> list[str]:
-    """The reasons of rollouts that the environment itself marks so; see
+    """Return the reasons of rollouts that the environment has marked; see
     `lachesis.environment.outcome`.
     """
     groups = group if isinstance(group, list) else [group]
@@ -290,10 +300,9 @@ def _list_marked_reasons(group: Any, name: str) -> list[str]:
 
 
 def install_request_counters(counters: RolloutCounters) -> None:
-    """Count requests, tokens, and completions that were cut off.
+    """Count requests, tokens, and truncated completions.
 
-    A failed request counts as lost too when no answer came to it. One that the server has refused,
-    for what it asks, does not.
+    A failed request also counts as lost if no response came, but not if the server has refused it.
     """
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
@@ -322,7 +331,7 @@ def install_request_counters(counters: RolloutCounters) -> None:
 
 
 def _count_completions(counters: RolloutCounters, response: Any) -> None:
-    # prompt ids, ids per completion, their logprobs, why each ended
+    # The tuple holds prompt ids, ids per completion, log-probabilities and finish reasons.
     if isinstance(response, tuple):
         prompt, completions, _, finish_reasons = response
         lengths = (len(prompt), sum(map(len, completions)))

@@ -1,12 +1,11 @@
-"""In the child that runs an environment: where it stands in its items, so that a resumed run goes
-on from what was trained on.
+"""Track how far an environment is in its items, so that a resumed run continues after the last one.
 
-`cursor.txt` has one line per group that was sent, in order: how many items were done with by then.
-A checkpoint says how many groups training had received, and so which line counts. A resumed
-environment gives its items as at the start of the run and passes over as many; what had been
-queued, or was under way, is asked anew of the newer weights. An environment that keeps checkpoints
-of its own (Atropos' `save_checkpoint`) is left to them; one with a method `seek(items)` is told the
-number.
+`cursor.txt` has one line per sent group, in order: the number of items that were finished by then.
+A checkpoint holds the number of groups that training had received, and thereby the line that
+counts. A resumed environment yields its items as at the start of the run and skips that many;
+queued items and those in progress are sampled again from the newer weights. An environment with
+checkpoints of its own (Atropos' `save_checkpoint`) uses those; one with a method `seek(position)`
+is given the number.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 LINE_BYTES = 12
-"""Bytes of a line, so that a group's line is found without reading the others."""
+"""Length of a line, so that a group's line is found without reading the others."""
 MAX_SKIP_S = 120.0
 
 
 class DatasetPosition:
-    """`groups` is how many groups training had received when the run's checkpoint was made; 0 at
-    the start of a run.
+    """Track the position; `groups` is how many groups training had received at the run's
+    checkpoint.
     """
 
     def __init__(self, file: Path, groups: int) -> None:
@@ -37,13 +36,13 @@ class DatasetPosition:
         self.items_given = self.items_done
 
     def record_sent_groups(self, groups: int) -> None:
-        """So many groups of one item went out."""
+        """Record that this many groups of one item were sent."""
         line = f"{min(self.items_done, self.items_given):{LINE_BYTES - 1}d}\n"
         with self.file.open("a", encoding="ascii") as file:
             file.write(line * groups)
 
     def _rewind(self, groups: int) -> int:
-        """Forget what was sent after these groups; how many items were done with then."""
+        """Forget what was sent after these groups, and return how many items were finished by then."""
         if groups == 0 or not self.file.is_file():
             self.file.unlink(missing_ok=True)
             return 0
@@ -54,13 +53,13 @@ class DatasetPosition:
             line = file.read(LINE_BYTES)
         if line.strip().isdigit():
             return int(line)
-        log.warning("%s is damaged: the environment begins with its first item again", self.file)
+        log.warning("%s is damaged: the environment starts again with its first item", self.file)
         self.file.unlink()
         return 0
 
 
 def install_position_tracking(position: DatasetPosition, cls: Any) -> None:
-    """Pass over what was done, and keep count from there."""
+    """Skip the finished items, and track the position from there."""
     if _has_own_checkpoints(cls):
         _fall_back_to_earlier_checkpoint(cls)
         position.items_to_skip = 0
@@ -97,7 +96,7 @@ def _install_item_tracking(position: DatasetPosition, cls: Any) -> None:
 
 
 def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
-    """An item is done with when its groups go out, or when it ends without any."""
+    """Count an item as finished when its groups are sent, or when it ends without any."""
     handle, send = cls.handle_env, cls._send_scored_data_to_api
     done_flag: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
 
@@ -109,7 +108,7 @@ def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
             result = await handle(self, *values, **options)
         finally:
             done_flag.reset(token)
-        position.items_done += not flag  # not after a cancellation, as its item is given again
+        position.items_done += not flag  # After a cancellation the item is used again.
         return result
 
     @functools.wraps(send)
@@ -135,9 +134,10 @@ def _has_own_checkpoints(cls: Any) -> bool:
 
 
 def _fall_back_to_earlier_checkpoint(cls: Any) -> None:
-    """Atropos loads the file of exactly the step that training begins with, and without a word
-    nothing else; one is written each `save_checkpoint_interval` steps only. So the newest one
-    before that step takes its name.
+    """Let Atropos load the newest checkpoint before the step at which training begins.
+
+    Atropos loads the file of exactly that step and silently nothing else, but writes one only every
+    `save_checkpoint_interval` steps.
     """
     load = cls.load_checkpoint
 

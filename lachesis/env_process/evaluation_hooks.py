@@ -1,4 +1,4 @@
-"""Record what an environment's own evaluation samples and returns, by hooks in Atropos."""
+"""Record what an environment's own `evaluate()` samples and returns, by hooks in Atropos."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_comple
 
 @dataclass
 class EvaluationRun:
-    """One call of `evaluate()`. `path` is that of its weights; without one they are the server's
-    own.
+    """Track one call of `evaluate()`; `path` selects the weights, by default the server's current
+    ones.
     """
 
     server_url: str
     path: str = ""
     prompts: set[tuple[Any, ...]] = field(default_factory=set)
     text_prompts: set[str] = field(default_factory=set)
-    """The prompts that are raw text."""
+    """Prompts that are raw text."""
     answered_texts: set[str] = field(default_factory=set)
-    """Each of these texts followed by an answer to it."""
+    """Each of these prompts followed by an answer to it."""
     metrics: dict[str, Any] = field(default_factory=dict)
     pinned_servers: dict[int, list[Any]] = field(default_factory=dict)
 
     def get_pinned_servers(self, servers: list[Any]) -> list[Any]:
-        """Return the clients to use instead of a manager's own ones."""
+        """Return the clients to use instead of a manager's own."""
         if id(servers) not in self.pinned_servers:
             self.pinned_servers[id(servers)] = [self._pin_to_weights(server) for server in servers]
         return self.pinned_servers[id(servers)]
 
     def _pin_to_weights(self, server: Any) -> Any:
-        """Return a client of the same kind, with its own limits, for the weights under evaluation."""
+        """Return a client of the same kind, with its own limits, for the weights of this
+        evaluation.
+        """
         base_url = str(getattr(server.config, "base_url", None))
         if not self.path or not base_url.startswith(f"{self.server_url}/"):
             return server
@@ -61,11 +63,11 @@ class EvaluationRun:
         return client
 
     def is_run_server(self, server: Any) -> bool:
-        """Return whether a client asks the run's own model. A judge answers no held-out item."""
+        """Return whether a client calls the run's own model; a judge, for example, does not."""
         return str(getattr(server.config, "base_url", None)).startswith(f"{self.server_url}/")
 
     def record_prompt(self, options: Mapping[str, Any]) -> None:
-        """Note what the run's own model was asked."""
+        """Record a prompt for the run's own model."""
         prompt = _get_prompt(options)
         if isinstance(prompt, str):
             self.text_prompts.add(prompt)
@@ -73,7 +75,7 @@ class EvaluationRun:
             self.prompts.add(prompt)
 
     def record_answer(self, options: Mapping[str, Any], response: Any) -> None:
-        """Note what the run's own model answered, by which a later turn in raw text is known."""
+        """Record an answer of the run's own model, by which a later turn in raw text is recognised."""
         prompt = _get_prompt(options)
         if isinstance(prompt, str):
             answers = [getattr(choice, "text", None) for choice in getattr(response, "choices", ())]
@@ -81,7 +83,7 @@ class EvaluationRun:
 
     @property
     def num_items(self) -> int:
-        """The number of held-out items that were asked."""
+        """Return the number of held-out items that were sampled."""
         return count_items(self.prompts) + count_text_items(self.text_prompts, self.answered_texts)
 
 
@@ -91,9 +93,7 @@ current_evaluation: contextvars.ContextVar[EvaluationRun | None] = contextvars.C
 
 
 def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
-    """Count the prompts that do not continue another one: the later turns of a conversation are no
-    new items.
-    """
+    """Count the prompts that do not continue another one, because later turns are not new items."""
     count, root = 0, None
     for prompt in sorted(prompts, key=lambda prompt: tuple(map(repr, prompt))):
         if root is None or prompt[: len(root)] != root:
@@ -104,7 +104,7 @@ def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
 def count_text_items(texts: Iterable[str], answered_texts: Iterable[str]) -> int:
     """Count the texts that do not continue an answered one.
 
-    That a text begins with another text alone says nothing: "1 + 12" is no later turn of "1 + 1".
+    That a text begins with another text means nothing: "1 + 12" is not a later turn of "1 + 1".
     """
     count, answered_text = 0, None
     labelled_texts = [(text, False) for text in answered_texts] + [(text, True) for text in texts]
@@ -127,11 +127,10 @@ def _get_prompt(options: Mapping[str, Any]) -> tuple[Any, ...] | str:
 
 
 def install_evaluation_hooks(server_url: str) -> None:
-    """Change Atropos so that a call of `evaluate()` is seen: its requests, its items, and its
-    metrics.
+    """Patch Atropos to record the requests, items and metrics of `evaluate()`.
 
     Args:
-        server_url: The address of the run's inference server.
+        server_url: The URL of the run's inference server.
     """
     _install_server_choice()
     _install_request_recorder()
@@ -140,7 +139,7 @@ def install_evaluation_hooks(server_url: str) -> None:
 
 
 def _install_server_choice() -> None:
-    """Let a server manager give the clients of the evaluation under way, wherever it is asked from."""
+    """Let a server manager use the clients of the current evaluation, wherever it is called from."""
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
     def servers(self: Any) -> list[Any]:
@@ -178,9 +177,7 @@ def _install_request_recorder() -> None:
 
 
 def _install_result_recorder() -> None:
-    """Keep what `evaluate_log` is given, with the number of items, and write a file only where
-    there is a place.
-    """
+    """Record what `evaluate_log` is given, and write a file only if a folder is configured."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.evaluate_log
@@ -199,8 +196,8 @@ def _install_result_recorder() -> None:
 
 
 def _install_command_recorder(server_url: str) -> None:
-    """See the evaluation of the `evaluate` command too, which asks the weights that its
-    configuration names.
+    """Record the evaluation of the `evaluate` command too, which uses the weights of its
+    configuration.
     """
     from atroposlib.envs.base import BaseEnv
 

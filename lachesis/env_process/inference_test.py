@@ -1,12 +1,12 @@
-"""In the child that runs an environment's `process` command for an inference test: what that
-command lacks.
+"""Add to an environment's `process` command what an inference test needs.
 
-`python -m lachesis.env_process probe FILE SPEC process --config YAML`, where SPEC is a JSON file
-with `out`, `tally`, `samples`, `prompts`, `max_tokens` and `temperature`. What the environment
-raises costs it a group and is counted; groups that never come end the process instead of being
-asked for without end. With prompts, each is answered, and scored by the environment's own verifier:
-the environment makes the item itself when it has a method `item_from_prompt(prompt)`, else the item
-is looked for among those that `get_next_item()` gives.
+    python -m lachesis.env_process probe FILE SPEC process --config YAML
+
+SPEC is a JSON file with `out`, `tally`, `samples`, `prompts`, `max_tokens` and `temperature`. An
+exception of the environment costs one group and is counted; if no groups come at all, the process
+ends instead of trying forever. With prompts, each is answered and scored by the environment's own
+verifier. The item for a prompt comes from the environment's method `item_from_prompt(prompt)` if it
+has one, else it is searched among the results of `get_next_item()`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport
 
 MAX_UNUSABLE_GROUPS = 8
 MAX_SAMPLED_GROUPS = 6
-"""Groups whose responses are kept for people to read."""
+"""Number of groups whose responses are kept for people to read."""
 MAX_SEARCHED_ITEMS = 5000
 MAX_SEARCH_S = 20.0
 NO_ITEM_MESSAGE = (
-    "no item with this prompt was found, so the verifier has nothing to compare with; "
-    "an environment may offer item_from_prompt(prompt)"
+    "no item with this prompt was found, so the verifier has nothing to compare the answer with; an "
+    "environment can have a method item_from_prompt(prompt)"
 )
 
 
 def install_inference_test(spec: Json) -> counters.RolloutCounters:
-    """Change Atropos' base class in this process, before the environment's file is run; what is
-    counted from here on.
-    """
+    """Patch Atropos' base class before the environment's file runs, and return the counters."""
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
@@ -63,7 +61,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
 
 
 def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseException) -> None:
-    """Say whose fault the end of this process is."""
+    """Record whose fault the end of this process is."""
     is_endpoint_fault, is_transport_fault = is_endpoint_error(error), is_transport_error(error)
     rollout_counters.failure = {
         "kind": "transport"
@@ -76,7 +74,7 @@ def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseE
 
 
 def _name_wandb_run(name: str) -> None:
-    """Atropos' `process` gives its W&B run a name of its own."""
+    """Give the W&B run of Atropos' `process` command this name."""
     import wandb
 
     original = wandb.init
@@ -88,7 +86,7 @@ def _name_wandb_run(name: str) -> None:
 
 
 def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers) -> None:
-    """Write what was asked and said, with its scores, for the first groups."""
+    """Write the prompts, answers and scores of the first groups."""
     collect = cls.collect_trajectories
     num_written = 0
 
@@ -98,7 +96,7 @@ def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers
         group, backlog = await collect(self, item)
         if group and num_written < MAX_SAMPLED_GROUPS:
             num_written += 1
-            # a group of an unusual shape is scored all the same
+            # A group of an unusual shape is scored even if its texts cannot be written.
             with contextlib.suppress(Exception):
                 _append_json_line(
                     file,
@@ -131,9 +129,9 @@ def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
 
 
 class SampledAnswers:
-    """The last prompt, and the texts that came since the last `clear`: an environment that wants
-    tokens is given constants in their place by an endpoint that answers with text, and its group
-    has no words.
+    """Hold the last prompt and the texts that were sampled since `clear` was called.
+
+    An endpoint that returns only text yields placeholder tokens, so the group has no text.
     """
 
     def __init__(self) -> None:
@@ -141,12 +139,13 @@ class SampledAnswers:
         self.texts: list[str] = []
 
     def clear(self) -> None:
+        """Forget the prompt and the texts."""
         self.prompt = None
         self.texts.clear()
 
 
 def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
-    """Sample with these settings, and keep what is said."""
+    """Sample with these settings, and record the texts."""
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
     sampled_answers = SampledAnswers()
@@ -170,7 +169,7 @@ def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
 
 
 def _decode_prompt(env: Any, group: Any) -> str:
-    """The text before the first token of the model's own, where ids were sent instead of a text."""
+    """Return the text before the first sampled token, for requests with token ids."""
     first_group = group[0] if isinstance(group, list) else group
     tokens, masks = first_group["tokens"][0], first_group["masks"][0]
     first_sampled = next((index for index, mask in enumerate(masks) if mask != -100), len(tokens))
@@ -183,7 +182,7 @@ def _append_json_line(file: Path, line: Json) -> None:
 
 
 async def _find_items(env: Any, prompts: list[str]) -> dict[str, Any]:
-    """An item for each prompt that has one."""
+    """Return an item for each prompt that has one."""
     if hasattr(env, "item_from_prompt"):
         built_items = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
         return {prompt: item for prompt, item in built_items.items() if item is not None}
@@ -199,13 +198,13 @@ async def _find_items(env: Any, prompts: list[str]) -> dict[str, Any]:
         items_by_prompt.update({prompt: item for prompt in prompts if prompt.strip() in texts})
         repeats = repeats + 1 if repr(item) in seen_items else 0
         if item is None or repeats > max(200, 10 * len(seen_items)):
-            break  # there is nothing new
+            break  # The items repeat.
         seen_items.add(repr(item))
     return items_by_prompt
 
 
 def _list_texts(value: Any) -> list[str]:
-    """Every text in an item, however nested."""
+    """Return every text in an item, however nested."""
     if isinstance(value, str):
         return [value.strip()]
     if isinstance(value, dict):
@@ -223,7 +222,7 @@ async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
         return {
             "responses": list(texts),
             "scores": [None] * len(texts),
-            "note": "the environment gave no group for this prompt",
+            "note": "the environment returned no group for this prompt",
         }
     return _collect_responses(env, group, texts)
 
@@ -242,9 +241,7 @@ def _collect_responses(env: Any, group: Any, texts: list[str]) -> Json:
 
 
 def _read_response(env: Any, group: Json, index: int) -> str | None:
-    """What was said; None where the tokens are constants that stand for those of an endpoint that
-    answers with text.
-    """
+    """Return the sampled text, or None if the tokens are placeholders."""
     messages = group.get("messages")
     if messages and messages[index]:
         last = messages[index][-1]

@@ -1,4 +1,4 @@
-"""Import a large module only when something of it is used.
+"""Import a large module only when it is used.
 
 Every environment's process imports Atropos, which imports transformers and W&B, which import
 PyTorch. Most environments use neither PyTorch nor W&B themselves, and importing them takes as long
@@ -16,16 +16,16 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """Stand in for a module until one of its attributes is asked for, then become it.
+    """Stand in for a module until one of its attributes is used, then become the module.
 
     The object stays the same, so names that were bound by `import torch` remain valid.
-    `importlib.util.LazyLoader` does not serve here: before Python 3.12 a second `import` of the
+    `importlib.util.LazyLoader` cannot be used here: before Python 3.12 a second `import` of the
     same name already loads the module.
     """
 
     def __getattr__(self, name: str) -> Any:
         lock: threading.RLock = self.__dict__["_lachesis_loading"]
-        with lock:  # another thread waits until the module is complete
+        with lock:  # Other threads wait until the module is complete.
             if type(self) is LazyModule and not self.__dict__["_lachesis_started"]:
                 self._load()
         return ModuleType.__getattribute__(self, name)
@@ -39,20 +39,20 @@ class LazyModule(ModuleType):
         try:
             spec.loader.exec_module(self)
         except BaseException:
-            sys.modules.pop(spec.name, None)  # as a failed import does; the next one tries again
+            sys.modules.pop(spec.name, None)  # As after a failed import, the next one tries again.
             self.__dict__["_lachesis_started"] = False
             raise
         self.__class__ = ModuleType  # type: ignore[assignment]
 
 
 def load_when_used(*names: str) -> None:
-    """Make each module be loaded at its first use. One that is loaded or not installed is left."""
+    """Load each module at its first use, unless it is loaded already or not installed."""
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             continue
         module = importlib.util.module_from_spec(spec)
-        # An import of a submodule looks for `__path__` first, and thereby loads the package.
+        # Importing a submodule looks up `__path__` first, which then loads the package.
         module.__dict__.pop("__path__", None)
         module.__dict__.update(_lachesis_loading=threading.RLock(), _lachesis_started=False)
         module.__class__ = LazyModule
@@ -60,10 +60,10 @@ def load_when_used(*names: str) -> None:
 
 
 def load_tokenizers_without_torch() -> None:
-    """Make `AutoTokenizer` leave PyTorch unloaded as long as nothing else has loaded it.
+    """Keep `AutoTokenizer` from loading PyTorch.
 
-    It reads the model's configuration, which is thrown away, and that looks its type of numbers up
-    in PyTorch.
+    It reads the model's configuration only to discard it, and that looks up its number type in
+    PyTorch.
     """
     from transformers import AutoTokenizer, configuration_utils
 

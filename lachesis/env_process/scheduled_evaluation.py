@@ -1,12 +1,10 @@
-"""In the child that runs an environment: evaluate held-out items when the trainer asks for it.
+"""Evaluate held-out items when the trainer asks for it.
 
-The trainer says when an evaluation is due and keeps the weights of that step
-(`lachesis.trainer.evaluations`). Whatever `evaluate()` asks of the run's inference server while it
-runs goes to the path of these weights, through clients of its own, so that training's requests
-never wait for a place. Training's workers go on meanwhile.
-
-An environment reports a result by `evaluate_log(metrics)`, by returning its metrics, or by adding
-pairs to `self.eval_metrics`, as the environments of Atropos do.
+The trainer decides when an evaluation is due and keeps the weights of that step
+(`lachesis.trainer.evaluations`). Requests of `evaluate()` to the run's inference server go to the
+path of these weights, through separate clients, so that they never delay requests of training.
+Training continues meanwhile. An environment reports a result by `evaluate_log(metrics)`, by
+returning its metrics, or by adding pairs to `self.eval_metrics`, as the environments of Atropos do.
 """
 
 from __future__ import annotations
@@ -29,26 +27,28 @@ from lachesis.env_process.evaluation_hooks import EvaluationRun, current_evaluat
 
 log = logging.getLogger(__name__)
 MAX_EVALUATION_S = 3600.0
-"""An evaluation that takes longer is ended."""
+"""Time limit of an evaluation."""
 HEARTBEAT_S = 10.0
 REQUEST_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 1.0
 MAX_TRAINER_SILENCE_S = 180.0
-"""After the last step, a trainer that has not answered for so long is gone. It is longer than two
-questions, so that one that stays without an answer does not end the evaluations."""
+"""After the last step, a trainer that has not responded for this long is considered gone.
+
+This is longer than two requests, so that one lost response does not end the evaluations.
+"""
 MAX_STEP_WAIT_S = 1800.0
-"""After the environment's last group, training that makes no step for so long is not waited for."""
+"""After the environment's last group, wait this long for a further training step."""
 MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
 class EvaluationClient:
-    """The trainer's inference server, as one environment of the run asks it."""
+    """Call the trainer's inference server for one environment of the run."""
 
     url: str
     token: str
     environment: str = ""
-    """Its name, where several environments feed the run."""
+    """The environment's name, if several feed the run."""
 
     def install_schedule(self, cls: Any) -> None:
         """Let the environment class evaluate when the trainer asks for it, and at no other time."""
@@ -58,7 +58,7 @@ class EvaluationClient:
         @functools.wraps(step_checks)
         async def env_step_checks(env: Any) -> None:
             if env.config.steps_per_eval > 0:
-                env.config.steps_per_eval = 0  # Atropos would evaluate by itself
+                env.config.steps_per_eval = 0  # Otherwise Atropos would evaluate by itself.
                 evaluation_tasks.append(asyncio.create_task(self.run_evaluations(env)))
             await step_checks(env)
 
@@ -74,10 +74,10 @@ class EvaluationClient:
         cls.env_step_checks, cls.env_manager = env_step_checks, env_manager
 
     async def run_evaluations(self, env: Any) -> None:
-        """Make the evaluations that the trainer asks for, until there will be no more.
+        """Run the evaluations that the trainer asks for until it needs no more.
 
-        Whatever goes wrong with one question or evaluation ends no later one. A trainer that does
-        not answer is given up after the last step only; before that its end ends the attempt.
+        A failed request or evaluation does not affect later ones. Only after the last step may a
+        trainer that does not respond be considered gone; before that its end ends the attempt.
         """
         last_answer_at = time.monotonic()
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -103,7 +103,7 @@ class EvaluationClient:
                     await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _run_evaluation(self, http: httpx.AsyncClient, env: Any, evaluation_id: str) -> None:
-        """Make one evaluation and report what came of it. Whatever goes wrong is the report."""
+        """Run one evaluation and report its result or its error."""
         path, started = f"/evaluations/{evaluation_id}", time.monotonic()
         async with _keep_alive(http, path):
             report = await evaluate_and_report(env, EvaluationRun(self.url, path))
@@ -131,12 +131,13 @@ async def _wait_for_last_evaluations(
     """Wait for the evaluations of the last steps.
 
     An environment makes its last group some steps before the end of training, because the batches
-    of these steps wait already. It gives training up that makes no step for `IDLE_S` seconds.
+    of these steps are waiting already. It stops waiting when no step is made for `MAX_STEP_WAIT_S`
+    seconds.
     """
     step, last_step_at = env.status_dict["current_step"], time.monotonic()
     while pending := [task for task in evaluation_tasks if not task.done()]:
         await asyncio.wait(pending, timeout=POLL_INTERVAL_S)
-        with contextlib.suppress(Exception):  # an API that is gone makes no step either
+        with contextlib.suppress(Exception):  # If the API is gone, the step does not change.
             await env.get_status()
         if env.status_dict["current_step"] != step:
             step, last_step_at = env.status_dict["current_step"], time.monotonic()
@@ -148,12 +149,12 @@ async def _wait_for_last_evaluations(
 
 
 async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[str, Any]:
-    """Call `evaluate()` once and return what to report: `metrics` and `items`, or `error`."""
+    """Call `evaluate()` once and return the report: `metrics` and `items`, or `error`."""
     task = asyncio.create_task(_call_evaluate(env, evaluation_run))
     done, _ = await asyncio.wait({task}, timeout=MAX_EVALUATION_S)
     if not done:
         task.cancel()
-        return {"error": f"evaluate() was not done after {MAX_EVALUATION_S:g} s"}
+        return {"error": f"evaluate() did not finish within {MAX_EVALUATION_S:g} s"}
     if task.cancelled():
         return {"error": "evaluate() was cancelled"}
     error = task.exception()
@@ -164,7 +165,8 @@ async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[s
         }
     if not evaluation_run.metrics:
         return {
-            "error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"
+            "error": "evaluate() returned no metrics; it must return them or call "
+            "evaluate_log(metrics)"
         }
     return {
         "metrics": {str(key): value for key, value in evaluation_run.metrics.items()},
@@ -173,7 +175,7 @@ async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[s
 
 
 async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
-    current_evaluation.set(evaluation_run)  # of this task and those that it starts
+    current_evaluation.set(evaluation_run)  # It applies to this task and the tasks it starts.
     counters.is_evaluation_request.set(True)
     metrics_before = _get_eval_metrics(env)
     num_before = len(metrics_before)
@@ -182,7 +184,7 @@ async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
         evaluation_run.metrics = dict(returned_metrics)
     if not evaluation_run.metrics:
         metrics_after = _get_eval_metrics(env)
-        # a log of a step has emptied it
+        # Logging a training step may have emptied the list meanwhile.
         added_metrics = (
             metrics_before[num_before:] if len(metrics_before) >= num_before else metrics_before
         )
@@ -192,40 +194,42 @@ async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
 
 
 def _get_eval_metrics(env: Any) -> list[Any]:
-    """Return the list in which the environment keeps metrics for its next log.
+    """Return the list in which the environment collects metrics for its next log.
 
-    The log of a step puts a new list in its place, also while an evaluation is under way.
+    Logging a step replaces the list, also during an evaluation.
     """
     eval_metrics = getattr(env, "eval_metrics", None)
     return eval_metrics if isinstance(eval_metrics, list) else []
 
 
 def _collect_metric_pairs(entries: Iterable[Any]) -> dict[str, Any]:
-    """Return what was kept in the way of Atropos' examples, as pairs of a name and a value."""
+    """Return the metrics that were added as pairs of a name and a value, as in Atropos' examples."""
     pairs = [entry for entry in entries if isinstance(entry, tuple | list) and len(entry) == 2]
     return {name: value for name, value in pairs if isinstance(name, str)}
 
 
 def _encode_report(report: Mapping[str, Any]) -> str:
-    """Return the report as JSON. Metrics that cannot be written are the error of the evaluation."""
+    """Return the report as JSON; metrics that JSON cannot hold become the error of the evaluation."""
     try:
         return json.dumps(report, default=_to_float)
     except (TypeError, ValueError, RecursionError) as error:
-        reason = f"the metrics of evaluate() are no JSON: {type(error).__name__}: {error}"
+        reason = f"the metrics of evaluate() are not JSON: {type(error).__name__}: {error}"
         return json.dumps({"error": redact(reason)[:MAX_REASON_CHARS]})
 
 
 def _to_float(value: Any) -> float | None:
-    """Return numbers of other libraries as a plain one; what is none is left out by the trainer."""
+    """Convert a number of another library, or return None for anything else, which the trainer
+    drops.
+    """
     try:
         return float(value)
-    except Exception:  # a value of another library raises whatever its author chose
+    except Exception:  # Values of other libraries may raise anything.
         return None
 
 
 @contextlib.asynccontextmanager
 async def _keep_alive(http: httpx.AsyncClient, path: str) -> AsyncIterator[None]:
-    """Give the trainer a sign of life now and then inside the block."""
+    """Send the trainer heartbeats during the block."""
 
     async def send_heartbeats() -> None:
         while True:

@@ -1,14 +1,14 @@
-"""In a child: the stages of a validation that need no model.
+"""Run the stages of a validation that need no model.
 
     import             the file is imported and holds its class
-    config             `config_init()` and this launch's values make a configuration
-    dataset            `setup()` ends, and `get_next_item()` gives items
-    model-free check   answers that are known to be right score as right, spoilt ones as wrong
+    config             `config_init()` and the values of this launch make a configuration
+    dataset            `setup()` ends, and `get_next_item()` returns items
+    model-free check   right answers score as right, and corrupted ones as wrong
 
-For the last one an environment offers `gold(item)` and `corrupt(item)`, each a text, and
-`score_answer(item, answer)`; each may be a coroutine. Right is a score above 0, or of at least
-`solved` where the class says so, and a spoilt answer must score lower than the right one. An
-environment that does not offer them passes, and the result says so.
+For the last stage an environment has methods `gold(item)` and `corrupt(item)`, each returning a
+text, and `score_answer(item, answer)`; each may be a coroutine. Right means a score above 0, or of
+at least `solved` if the class defines it, and a corrupted answer must score lower than the right
+one. An environment without these methods passes, and the result says so.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from lachesis.catalog import fingerprint, requirements
 STAGE_NAMES = ("import", "config", "dataset", "model-free check")
 MAX_ITEMS = 16
 RELATIVE_TOLERANCE = 1e-9
-"""Parts of a reward may add up to a little less than the whole."""
+"""Parts of a reward may add up to slightly less than the whole."""
 
 
 class StageFailed(Exception):
-    """What is wrong with the environment, in words for its author."""
+    """The environment has a fault; the text describes it for its author."""
 
 
 def load_environment_class(file: Path, class_name: str) -> Any:
-    """The class, from the file imported as a module, of its package where it is part of one."""
+    """Import the file as a module, of its package if it is part of one, and return the class."""
     name = fingerprint.get_module_name(file)
     if name is not None:
         return getattr(importlib.import_module(name), class_name)
@@ -57,7 +57,7 @@ def load_environment_class(file: Path, class_name: str) -> Any:
 
 
 def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
-    """Go through the stages until one fails; one JSON line per stage is appended to `out`."""
+    """Run the stages until one fails, and append one JSON line per stage to `out`."""
     state: Json = {"file": file, "class": class_name, "yaml": yaml.safe_load(config.read_text())}
     stage_functions: list[Callable[[Json], Any]] = [
         _import_class,
@@ -77,7 +77,7 @@ def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
             )
         except StageFailed as error:
             result |= {"ok": False, "error": str(error)}
-        except BaseException as error:  # an environment may raise SystemExit at import
+        except BaseException as error:  # An environment may raise SystemExit while it is imported.
             messages = filter(
                 None,
                 [describe_exception(error, str(file)), requirements.get_import_advice(file, error)],
@@ -91,7 +91,7 @@ def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
             break
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that the environment has started must not keep the child
+    os._exit(0)  # Threads that the environment has started must not keep the child alive.
 
 
 def _import_class(state: Json) -> Json:
@@ -126,7 +126,7 @@ async def _read_items(state: Json) -> Json:
             break
         items.append(item)
     if not items:
-        raise StageFailed("the data set is empty: get_next_item() gave None at once")
+        raise StageFailed("the data set is empty: the first get_next_item() returned None")
     state["items"] = items
     count_answers = getattr(env, "evaluation_answers", None)
     evaluation_fields = (
@@ -146,7 +146,7 @@ async def _check_without_model(state: Json) -> Json:
         for name in ("gold", "corrupt", "score_answer")
         if not callable(getattr(env, name, None))
     ]
-    # one of lachesis.environment that scores conversations
+    # Environments of lachesis.environment that score conversations cannot score single answers.
     if not getattr(env, "can_score_texts", True):
         missing.append("score_answer")
     if missing:
@@ -166,13 +166,16 @@ async def _check_without_model(state: Json) -> Json:
         num_corrupt_wrong += corrupt_score < gold_score
         if not _is_right(env, gold_score) and len(faults) < 3:
             faults.append(
-                f"gold() gave {gold_answer!r} to {item!r}, which scores {gold_score}; it must give a right answer"[
+                f"gold() returned {gold_answer!r} for {item!r}, which scores {gold_score}; it must return a right answer"[
                     :300
                 ]
             )
         elif corrupt_score >= gold_score and len(faults) < 3:
-            fault = f"corrupt() gave {corrupt_answer!r}, which scores {corrupt_score}, and gold() {gold_answer!r}, which scores {gold_score}, to {item!r}"
-            faults.append(f"{fault[:240]}; what corrupt() gives must score less")
+            fault = (
+                f"corrupt() returned {corrupt_answer!r}, which scores {corrupt_score}, and gold() "
+                f"{gold_answer!r}, which scores {gold_score}, for {item!r}"
+            )
+            faults.append(f"{fault[:240]}; the answer of corrupt() must score less")
     num_items = len(state["items"])
     return {
         "offered": True,
@@ -184,7 +187,11 @@ async def _check_without_model(state: Json) -> Json:
 
 
 async def _score_answer(env: Any, item: Any, answer: str) -> float:
-    """What the answer is worth, as training would have it. Raises StageFailed when it is no number."""
+    """Return the reward of an answer as in training.
+
+    Raises:
+        StageFailed: It is not a number.
+    """
     if hasattr(env, "score_text"):  # one of lachesis.environment
         outcome = await env.score_text(item, answer)
         if outcome.reward is None:
@@ -193,7 +200,7 @@ async def _score_answer(env: Any, item: Any, answer: str) -> float:
     score = await _await_if_needed(env.score_answer(item, answer))
     if not is_score(score):
         raise StageFailed(
-            f"score_answer() gave {score!r} for {answer!r}; a score is a finite number"
+            f"score_answer() returned {score!r} for {answer!r}; a score must be a finite number"
         )
     return float(score)
 

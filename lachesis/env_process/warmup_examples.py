@@ -1,4 +1,4 @@
-"""In a child: conversations of an environment to warm a model up with, of which a share is right."""
+"""Make conversations of an environment for warming up a model; a share of them is right."""
 
 from __future__ import annotations
 
@@ -14,26 +14,34 @@ from lachesis.tiny_model import build
 
 
 class NoExamplesError(Exception):
-    """The environment does not offer any, and what is missing."""
+    """The environment cannot make examples; the text names what it lacks."""
 
 
 def make_warmup_examples(file: Path, class_name: str, request: Json) -> list[list[Json]]:
-    """`count` conversations on training items, `share` of them right; the same ones for the same
-    request. `values` are the environment's fields. Raises NoExamples, and what the environment
-    raises.
+    """Return conversations on training items; the same request yields the same conversations.
+
+    Args:
+        file: The environment's file.
+        class_name: The name of its class.
+        request: `count`, the `share` of right answers, a `seed`, and the `values` of the fields.
+
+    Raises:
+        NoExamplesError: The environment cannot make examples.
+        Exception: Whatever the environment raises.
     """
     cls = stages.load_environment_class(file, class_name)
     if not hasattr(cls, "example"):
         raise NoExamplesError(
-            f"{class_name} offers no example(item, right=…); a TaskEnv with gold() and corrupt() does"
+            f"{class_name} has no method example(item, right=…); a TaskEnv with gold() and "
+            "corrupt() has one"
         )
     default_config = cls.config_init()[0]
-    env = cls.__new__(cls)  # there is no server to ask
+    env = cls.__new__(cls)  # Without the constructor, because there is no server.
     env.config = type(default_config)(
         **{**default_config.model_dump(), **request.get("values", {})}
     )
     env.tokenizer = build.build_tokenizer()
-    random.seed(request["seed"])  # corrupt() may draw
+    random.seed(request["seed"])  # corrupt() may use random numbers.
     return asyncio.run(_draw_examples(env, request))
 
 
@@ -47,7 +55,7 @@ async def _draw_examples(env: Any, request: Json) -> list[list[Json]]:
             example = env.example(item, right=rng.random() < request["share"])
         except AttributeError as error:
             raise NoExamplesError(
-                f"{type(env).__name__} offers no {error.name}(item), which examples are made of"
+                f"{type(env).__name__} has no method {error.name}(item), which examples are made with"
             ) from error
         examples.append(await example if inspect.isawaitable(example) else example)
     return examples

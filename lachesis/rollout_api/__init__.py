@@ -1,1 +1,1 @@
-"""The Atropos API with guards before it and shares for several environments."""
+"""Guard the Atropos API, and share its batches between several environments."""

@@ -1,25 +1,25 @@
-"""`python -m lachesis.rollout_api.app --port N --offpolicy K --ahead A --environments E`: Atropos'
-`run-api` on loopback, with guards before it, and shares for several environments; see
-`lachesis.rollout_api.weighted_queue`.
+"""Run Atropos' `run-api` on loopback with guards before it, and weights for several environments.
 
-What would block or poison the API for good is refused with its reason, and what it would keep
-without end is bounded:
+    python -m lachesis.rollout_api.app --port N --offpolicy K --ahead A --environments E
+
+What would block or corrupt the API permanently is refused with a reason, and what it would store
+without limit is bounded:
 
     groups before a trainer has registered       503, so that the environment sends them again
-    groups whose lists do not fit each other     422, and counted as refused; the others of a list are taken
-    groups without a finite score per rollout    422, and counted as refused
-    a queue of more than K + 1 batches           its oldest groups are dropped and counted
-    more than K batches formed but not taken     the oldest are dropped, their groups counted
+    groups whose lists have different lengths     422, counted as refused; other groups are kept
+    groups without a finite score per rollout    422, counted as refused
+    a queue of more than K + 1 batches           the oldest groups are dropped and counted
+    more than K batches formed but not fetched   the oldest are dropped, and their groups counted
     another Host or Origin, 200 MB of a body     403, 413
 
 An environment asks for the state of the queue ten times a second. While K + A batches wait, which
-is all that it may make, the answer waits as well, a second at most: so the next batch is begun at
-the moment at which one is taken, not a while after. `GET /batch?wait=SECONDS` answers, once a
-trainer has registered, when there is a batch, or after that time without one. `GET /counts` tells
-`received`, `refused` and `dropped` groups, the last reason of a refusal, and what a batch is
-waiting for: `queued` and `buffered` rollouts by size of their groups, `batch_size`, and the
-environment whose `turn` it is where others have groups that wait. The API keeps all of this in
-memory only.
+is the maximum, the response is delayed by up to a second, so that the next batch is begun as soon
+as one is fetched. Once a trainer has registered, `GET /batch?wait=SECONDS` responds when there is a
+batch, or after that time without one. `GET /counts` returns the numbers of `received`, `refused`
+and `dropped` groups, the last reason of a refusal, and what a batch is waiting for: `queued` and
+`buffered` rollouts by the size of their groups, `batch_size`, and the environment whose `turn` it
+is while groups of others wait. The API keeps all of this in memory only. See
+`lachesis.rollout_api.weighted_queue`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from lachesis.rollout_api.weighted_queue import WeightedQueue
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 200_000_000
-"""Of one message; a group of 64 rollouts of 32,000 tokens with their logprobs has some 50 MB as
-JSON.
+"""Maximum size of a message; 64 rollouts of 32,000 tokens with log-probabilities take about 50 MB.
 """
 MAX_WAIT_S = 30.0
 MAX_STATUS_HOLD_S = 1.0
-"""An environment looks after its evaluations and checkpoints between two answers."""
+"""Maximum delay of a response, because environments start evaluations and checkpoints in between.
+"""
 SCORED_DATA_PATHS = ("/scored_data", "/scored_data_list")
 
 
 class BoundedRolloutServer:
-    """The API's application with its guards. `offpolicy` is how many batches may wait, of so many
-    environments, beside those that the trainer takes `ahead`.
+    """Wrap the API's application with guards.
+
+    `max_waiting_batches` batches may wait beside the `num_prefetched_batches` that the trainer
+    fetches ahead.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class BoundedRolloutServer:
                 wait_s = _parse_wait_s(scope.get("query_string", b""))
                 has_trainer = getattr(self.state, "batchsize", -1) >= 1
                 if wait_s and has_trainer and not self._has_batch():
-                    await receive()  # all of a request without a body
+                    await receive()  # The request has no body, so this reads all of it.
                     if not await self._wait_for_batch(receive, wait_s):
                         return
                     receive = replay_body(b"", receive)
@@ -100,10 +102,8 @@ class BoundedRolloutServer:
             self._batch_taken.set()
 
     async def _wait_for_batch(self, receive: Any, wait_s: float) -> bool:
-        """Wait so long for a batch; false when who has asked is gone meanwhile, and must not be
-        given one.
-        """
-        disconnect_task = asyncio.ensure_future(receive())  # the next message says so
+        """Wait for a batch; return False if the client has disconnected and must not be given one."""
+        disconnect_task = asyncio.ensure_future(receive())  # The next message is the disconnect.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while not self._has_batch() and not disconnect_task.done():
@@ -122,15 +122,15 @@ class BoundedRolloutServer:
         self.weighted_queue.arrange(self._get_queue(), self._get_environments())
 
     async def _answer_status(self, scope: Any, receive: Any, send: Any) -> None:
-        """The queue as one environment shall see it, once there is something to do for it, or after
-        a while.
+        """Report the queue as one environment should see it, once it has work to do or after a
+        while.
         """
         body = await read_body(receive)
         receive = replay_body(body, receive)
         try:
             environment_id = json.loads(body)["env_id"]
         except (ValueError, RecursionError, TypeError, KeyError):
-            await self.app(scope, receive, send)  # it says what is wrong
+            await self.app(scope, receive, send)  # The API reports what is wrong.
             return
         env = next(
             (env for env in self._get_environments() if env["registered_id"] == environment_id),
@@ -158,8 +158,9 @@ class BoundedRolloutServer:
         await _send_changed_answer(self.app, scope, receive, send, set_queue_size)
 
     def _has_enough_rollouts(self, env: Json) -> bool:
-        """Whether an environment is to begin no more groups. One with an allocation of its own
-        decides by itself.
+        """Return whether an environment should begin no more groups.
+
+        An environment with its own allocation decides by itself.
         """
         batch_size = getattr(self.state, "batchsize", -1)
         return (
@@ -169,7 +170,7 @@ class BoundedRolloutServer:
         )
 
     def _compute_queue_size(self, env: Json) -> int:
-        """Rollouts that wait, as an environment is told."""
+        """Return the number of waiting rollouts to report to an environment."""
         if self.weighted_queue.num_expected > 1:
             return self.weighted_queue.compute_queue_size(
                 env["registered_id"], self._get_queue(), self._get_environments()
@@ -183,6 +184,7 @@ class BoundedRolloutServer:
         return bool(formed_batches) or 0 < getattr(self.state, "batchsize", -1) <= num_rollouts
 
     def report_counts(self) -> Json:
+        """Return the content of `GET /counts`."""
         queued_sizes = collections.Counter(len(group["tokens"]) for group in self._get_queue())
         self._arrange_queue()
         buffered_groups = [
@@ -221,7 +223,7 @@ class BoundedRolloutServer:
             await self._forward_groups(scope, receive, send, body, valid_groups)
 
     def _refuse_if_invalid(self, group: Any) -> bool:
-        """Count a group that cannot be trained on, keep the reason, and return whether it is one."""
+        """Return whether a group cannot be trained on; if so, count it and keep the reason."""
         reason = find_fault(group) or find_unwritable_value(group)
         if reason:
             self._count_refused(1, reason)
@@ -234,8 +236,8 @@ class BoundedRolloutServer:
     async def _forward_groups(
         self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]
     ) -> None:
-        """Give sound groups to the API, and count what it refuses itself by the types of their
-        values.
+        """Send valid groups to the API, and count those that it refuses because of the types of
+        their values.
         """
         num_held_before = self._count_held_groups()
         status, messages, text = await self._call_api(scope, receive, body)
@@ -255,7 +257,7 @@ class BoundedRolloutServer:
     async def _forward_groups_singly(
         self, scope: Any, receive: Any, send: Any, groups: list[Any]
     ) -> None:
-        """Give the groups of a list to the API one by one, because it refuses a list as a whole."""
+        """Send the groups of a list to the API one by one, because it refuses a list as a whole."""
         num_accepted = 0
         for group in groups:
             status, _, text = await self._call_api(scope, receive, json.dumps([group]).encode())
@@ -274,7 +276,7 @@ class BoundedRolloutServer:
         return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
 
     async def _call_api(self, scope: Any, receive: Any, body: bytes) -> tuple[int, list[Json], str]:
-        """Send this body to the API and return the status, the messages and the text of its answer."""
+        """Send a body to the API and return the status, the messages and the text of its response."""
         messages: list[Json] = []
 
         async def collect(message: Json) -> None:
@@ -289,7 +291,7 @@ class BoundedRolloutServer:
                 for message in messages
                 if message["type"] == "http.response.start"
             )
-        except Exception as error:  # a validator of the API raises whatever a wrong value leads to
+        except Exception as error:  # Validators of the API raise arbitrary exceptions.
             return 500, [], f"{type(error).__name__}: {error}"
         return (
             status,
@@ -312,7 +314,7 @@ class BoundedRolloutServer:
             self.counts["dropped"] += 1
 
     def _drop_stale_batches(self) -> None:
-        """Atropos gives the newest batch first, so the oldest one waits longest."""
+        """Drop the oldest batches; Atropos serves the newest first, so the oldest wait longest."""
         formed_batches = getattr(self.state, "curr_batch", [])
         while len(formed_batches) > self.max_waiting_batches:
             self.counts["dropped"] += len(formed_batches.pop(0))
@@ -327,7 +329,7 @@ class BoundedRolloutServer:
 async def _send_changed_answer(
     app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]
 ) -> None:
-    """The application's answer, with `change` made to its JSON."""
+    """Send the application's response with `change` applied to its JSON."""
     messages: list[Json] = []
 
     async def collect(message: Json) -> None:
@@ -351,12 +353,13 @@ def _set_content_length(scope: Json, length: int) -> Json:
 
 
 def _parse_wait_s(query: bytes) -> float:
-    """Of `?wait=SECONDS`; 0 without it."""
+    """Return the seconds in `?wait=SECONDS`, or 0."""
     wait_text = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
     return min(float(wait_text), MAX_WAIT_S) if wait_text.isdigit() else 0.0
 
 
 async def read_body(receive: Any) -> bytes:
+    """Return the whole body of a request."""
     body, has_more = bytearray(), True
     while has_more:
         message = await receive()
@@ -366,6 +369,7 @@ async def read_body(receive: Any) -> bytes:
 
 
 def main() -> None:
+    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.rollout_api.app", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--offpolicy", type=int, default=3, help="batches that may wait")
@@ -386,8 +390,8 @@ def main() -> None:
         num_environments=args.environments,
     )
     guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MAX_BODY_BYTES)
-    # told to end, it leaves who waits for a batch: the environment gives up an API whose socket is
-    # closed within two seconds
+    # At shutdown, open requests for a batch are dropped: an environment whose API has closed its
+    # socket ends within two seconds.
     uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from lachesis.base.numbers import is_score
 
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
-"""Lists with one row per rollout, and in it one entry per token."""
+"""Lists with one row per rollout, which has one entry per token."""
 NUMERIC_FIELDS = (
     "tokens",
     "masks",
@@ -29,18 +29,18 @@ OTHER_FIELDS = ("overrides", "group_overrides", "generation_params", "messages",
 
 
 def find_fault(group: Any) -> str | None:
-    """Return why this group cannot be trained on, or None when nothing is wrong with its shape.
+    """Return why this group cannot be trained on, or None if its shape is valid.
 
-    Only the number of entries is compared, not the value of each: that would take as long as
+    Only the number of entries is compared, because checking each value would take as long as
     training on them.
     """
     if not isinstance(group, Mapping) or not all(
         _is_list(group.get(key)) for key in ("tokens", "masks", "scores")
     ):
-        return "a group is an object with the lists tokens, masks and scores"
+        return "a group must be an object with the lists tokens, masks and scores"
     tokens = group["tokens"]
     if not len(tokens) or not all(map(_is_list, tokens)):
-        return "a group has at least one rollout, and each is a list of token ids"
+        return "a group must have at least one rollout, and each must be a list of token ids"
     return _find_score_fault(group) or _find_row_fault(group) or _find_extra_fault(group)
 
 
@@ -64,12 +64,14 @@ def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
 
 
 def _is_finite(values: Any) -> bool:
-    """Return whether nested lists hold finite numbers alone. The sum is not finite if one is not.
+    """Return whether nested lists hold finite numbers only; a sum is not finite if one number is
+    not.
 
-    Raises TypeError for anything but lists and numbers: an object, say, has no first entry.
+    Raises:
+        TypeError: There is something other than lists and numbers.
     """
     if not isinstance(values, list):
-        raise TypeError(f"{type(values).__name__} is no list")
+        raise TypeError(f"{type(values).__name__} is not a list")
     if values and isinstance(values[0], list):
         return all(map(_is_finite, values))
     return math.isfinite(sum(values))
@@ -90,17 +92,23 @@ def _find_row_fault(group: Mapping[str, Any]) -> str | None:
     for name in PER_TOKEN_FIELDS:
         rows = group.get(name)
         if rows is None or (_is_list(rows) and not len(rows) and name != "masks"):
-            continue  # environments send an empty list for what they do not have
+            continue  # Environments send an empty list for what they do not have.
         if not _is_list(rows) or len(rows) != len(lengths):
-            return f"a group has {len(lengths)} rollouts and {count_entries(rows)} {name}; one list for each rollout is needed"
+            return (
+                f"a group has {len(lengths)} rollouts and {count_entries(rows)} {name}; needed: one "
+                "list per rollout"
+            )
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if not _is_list(row) or len(row) != length:
-                return f"rollout {index} has {length} tokens and {count_entries(row)} {name}; one entry for each token is needed"
+                return (
+                    f"rollout {index} has {length} tokens and {count_entries(row)} {name}; needed: "
+                    "one entry per token"
+                )
     return None
 
 
 def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
-    """Check what an environment may leave out."""
+    """Check the optional fields."""
     for name, kind, needed in (
         ("overrides", list, "a list"),
         ("group_overrides", Mapping, "an object"),
@@ -109,11 +117,14 @@ def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
             return f"{name} is {_shorten_value(group[name])}; {needed} or null is needed"
     environment_id = group.get("env_id")
     if environment_id is not None and (type(environment_id) is not int or environment_id < 0):
-        return f"env_id is {_shorten_value(environment_id)}; the number of a registered environment or null is needed"
+        return (
+            f"env_id is {_shorten_value(environment_id)}; needed: the number of a registered "
+            "environment, or null"
+        )
     if bool(count_entries(group.get("distill_token_ids"))) != bool(
         count_entries(group.get("distill_logprobs"))
     ):
-        return "distill_token_ids and distill_logprobs are needed together"
+        return "distill_token_ids and distill_logprobs must be given together"
     return None
 
 
@@ -134,17 +145,18 @@ def _is_list(value: Any) -> bool:
 
 
 def count_entries(value: Any) -> int:
+    """Return the number of entries of a list or array, and 0 for anything else."""
     return len(value) if _is_list(value) else 0
 
 
 def get_environment(group: Mapping[str, Any]) -> str | None:
-    """Which of several environments gave the group."""
+    """Return the name of the environment that made the group, if the run has several."""
     name = (group.get("group_overrides") or {}).get("environment")
     return name if isinstance(name, str) else None
 
 
 def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
-    """What the environment says of each rollout beside its score."""
+    """Return what the environment says about each rollout beside its score."""
     overrides = [
         entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()
     ]
@@ -152,12 +164,12 @@ def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[M
 
 
 def find_sampled_spans(loss_mask_T: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
-    """Where each sampled piece of a rollout begins and ends."""
+    """Return the start and end of each sampled span of a rollout."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T.astype(int), [0]])))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 MIN_LOGPROB = -1000.0
-"""Some servers write -9999 where they have no log-probability; the ratio of the loss would
-overflow.
+"""Lower values are not log-probabilities: some servers write -9999 where they have none, for which
+the ratio of the loss would overflow.
 """

@@ -1,11 +1,10 @@
-"""In the rollout API: several environments share the batches of one run by their weights.
+"""Share the batches of one run between several environments by their weights.
 
-Atropos limits by an environment's weight how many requests it may have in flight, up to 512 in all;
-in most runs that limits nothing, and whoever is fastest fills the batches. Here a group waits for
-its environment's turn: the next group of the queue is one of the connected environment that has had
-the fewest rollouts for its weight (stride scheduling, Waldspurger and Weihl 1995, MIT/LCS/TM-528).
-A batch waits for the slowest environment, and `/status-env` tells the others that their share is
-full.
+Atropos uses an environment's weight to limit its requests in flight, up to 512 in all; in most runs
+this limits nothing, and the fastest environment fills the batches. Here the next group comes from
+the connected environment that has had the fewest rollouts for its weight (stride scheduling,
+Waldspurger and Weihl 1995, MIT/LCS/TM-528). A batch waits for the slowest environment, and
+`/status-env` tells the others that their share is full.
 """
 
 from __future__ import annotations
@@ -18,21 +17,19 @@ from lachesis.base.json_text import Json
 
 
 class WeightedQueue:
-    """`expected` environments will register; no group has its turn before. One alone shares with
-    nobody.
-    """
+    """Order the groups of `num_expected` environments; none is released before all have registered."""
 
     def __init__(self, num_expected: int) -> None:
         self.num_expected = num_expected
         self.waiting_groups: dict[Any, list[Json]] = {}
-        """Groups by number of their environment, the oldest first."""
+        """Waiting groups by the number of their environment, the oldest first."""
         self._pass_values: dict[Any, float] = {}
-        """Rollouts of each, over its weight."""
+        """Released rollouts of each environment divided by its weight."""
         self._released_groups: list[Json] = []
-        """The groups of the queue that have had their turn."""
+        """Groups in the API's queue."""
 
     def arrange(self, queue: list[Json], envs: list[Json]) -> None:
-        """Take out of the queue what came since the last time, and put in whose turn it is."""
+        """Take new groups out of the queue, and put those back whose turn it is."""
         if self.num_expected < 2:
             return
         released_ids = {id(group) for group in self._released_groups}
@@ -45,8 +42,11 @@ class WeightedQueue:
         self._released_groups = list(queue)
 
     def drop_excess(self, num_allowed: float, envs: list[Json]) -> int:
-        """Drop the oldest groups of each environment that has more rollouts waiting than its share
-        of so many; how many.
+        """Drop the oldest groups of each environment that has more than its share of rollouts
+        waiting.
+
+        Returns:
+            The number of dropped groups.
         """
         num_dropped, weights_by_id = 0, read_weights(envs)
         for environment_id, groups in self.waiting_groups.items():
@@ -61,8 +61,10 @@ class WeightedQueue:
         return num_dropped
 
     def compute_queue_size(self, environment_id: int, queue: list[Json], envs: list[Json]) -> int:
-        """Rollouts that wait, as one environment is told: as many as if the others had as much
-        waiting for their weights.
+        """Return the queue length to report to one environment.
+
+        It is the environment's own waiting rollouts times the total weight over its own weight, as
+        if the others had equally many waiting for their weights.
         """
         weights_by_id = read_weights(envs)
         own_groups = [
@@ -80,7 +82,7 @@ class WeightedQueue:
         )
 
     def find_awaited_environment(self, envs: list[Json]) -> str | None:
-        """The environment that the groups of others wait for."""
+        """Return the environment that the groups of others wait for, if any."""
         if not any(self.waiting_groups.values()) or len(envs) < self.num_expected:
             return None
         environment_id = (
@@ -97,7 +99,7 @@ class WeightedQueue:
         for environment_id in [
             waiting_id for waiting_id in self.waiting_groups if waiting_id not in weights_by_id
         ]:
-            # its environment is gone, and shares no more
+            # An environment that has disconnected has no share any more.
             yield from self.waiting_groups.pop(environment_id)
         min_pass = min(
             (
@@ -107,7 +109,7 @@ class WeightedQueue:
             ),
             default=0.0,
         )
-        # who is new is owed nothing
+        # A new environment starts level with the others, so that it does not catch up on the past.
         self._pass_values = {
             environment_id: self._pass_values.get(environment_id, min_pass)
             for environment_id in weights_by_id
@@ -126,7 +128,7 @@ class WeightedQueue:
 
 
 def read_weights(envs: list[Json]) -> dict[Any, float]:
-    """Of the connected environments, by number."""
+    """Return the weights of the connected environments by their numbers."""
     return {
         env["registered_id"]: max(1e-3, float(env["weight"]))
         for env in envs

@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its record, metrics, checkpoints and weights."""
+"""Store what a run keeps on disk: its record, metrics, checkpoints and weights."""

@@ -1,4 +1,4 @@
-"""Budgets of a run: what it has spent, and whether it may go on."""
+"""Compute what a run has used of its budgets, and whether it may continue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from lachesis.config.schema import LimitsSection
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
 TOKEN_KINDS = ("prefill", "sampled", "trained")
-"""Of tokens, each with its own price."""
+"""Kinds of tokens, each with its own price."""
 
 
 class BudgetUsage(BaseModel):
-    """Over all attempts of a run. Tokens are prefill, sampled and trained together; `cost_usd` is
-    null without a price.
+    """Hold the usage of all attempts of a run.
+
+    Tokens are prefill, sampled and trained together; `cost_usd` is null without a price.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -29,9 +30,11 @@ class BudgetUsage(BaseModel):
 
 
 def read_spent_file(file: Path) -> dict[str, float]:
-    """What an attempt had taken when it ended, over all attempts: tokens per kind, and `cost` where
-    there is a price. It counts what came after the last step, which the metrics do not. Empty where
-    nothing was written, or nothing readable.
+    """Return the usage of all attempts at the end of the last one: tokens by kind, and `cost` if
+    known.
+
+    It includes usage after the last step, which the metrics do not. Empty if there is no readable
+    file.
     """
     try:
         content = json.loads(file.read_text())
@@ -51,9 +54,13 @@ def compute_budget_usage(
     live: Mapping[str, Any] | None = None,
     saved: Mapping[str, float] | None = None,
 ) -> BudgetUsage:
-    """What a run has taken, the most that is known, because it never becomes less: from the last
-    line of its metrics, from what its trainer tells now (`told`), or from what was written `at_end`
-    of an attempt (see `kept`).
+    """Return the usage so far: the maximum of what is known, because usage never decreases.
+
+    Args:
+        record: The run.
+        last_line: The last line of its metrics.
+        live: What the trainer reports now.
+        saved: What was written at the end of an attempt; see `read_spent_file`.
     """
     live_values, saved_values = dict(live or {}), dict(saved or {})
     tokens = [
@@ -75,7 +82,7 @@ def compute_budget_usage(
 
 
 def find_exceeded_budget(limits: LimitsSection, spent: BudgetUsage) -> str | None:
-    """The first budget that is used up, in words; None while there is none."""
+    """Describe the first budget that is used up, or return None."""
     for name, used, limit in _list_budgets(limits, spent):
         if used >= limit:
             return f"budget: {used:,.6g} of {limit:,.6g} {name}"
@@ -83,7 +90,7 @@ def find_exceeded_budget(limits: LimitsSection, spent: BudgetUsage) -> str | Non
 
 
 def compute_budget_shares(limits: LimitsSection, spent: BudgetUsage) -> dict[str, float]:
-    """How much of each budget is used, from 0 on; a run without a budget has none."""
+    """Return the used share of each budget, from 0 on; empty for a run without budgets."""
     return {name: round(used / limit, 4) for name, used, limit in _list_budgets(limits, spent)}
 
 

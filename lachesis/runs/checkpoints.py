@@ -1,5 +1,7 @@
-"""Which checkpoints of a run are whole: a manifest is written after everything that it names, with
-a hash of each file.
+"""Manage the checkpoints of a run.
+
+A manifest is written after all files that it names, with a hash of each, so that a checkpoint with
+a manifest and unchanged files is complete.
 """
 
 from __future__ import annotations
@@ -21,26 +23,28 @@ from lachesis.base.timestamps import now_iso
 log = logging.getLogger(__name__)
 MANIFEST_NAME = re.compile(r"step-([0-9]+)\.json")
 BEST, LAST = "best", "last"
-"""Names of checkpoints beside their steps."""
+"""Selectors of checkpoints beside their steps."""
 ENGINE_FOLDER = "engine"
-"""The folder of the run in which the embedded engine keeps what it saves."""
+"""The folder of the run in which the embedded engine stores checkpoints."""
 
 
 class StoredFile(BaseModel):
+    """Identify the content of a file."""
+
     sha256: str
     size: int
 
 
 class ReferenceLoss(BaseModel):
-    """A text and its mean negative log-probability under the saved weights, in nats per token."""
+    """Hold a text and its mean negative log-probability under the saved weights, in nats per token."""
 
     tokens: list[int]
     loss: float
 
 
 class Probe(BaseModel):
-    """A text and what the server that made the checkpoint says of it: the log-probability of each
-    token but the first.
+    """Hold a text and the log-probability of each token except the first, as the training server
+    computed.
     """
 
     tokens: list[int]
@@ -48,7 +52,7 @@ class Probe(BaseModel):
 
 
 class HeldOutResult(BaseModel):
-    """What the weights of a checkpoint achieved on items that training never sees."""
+    """Hold what the weights of a checkpoint achieved on items that are never trained on."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -61,8 +65,10 @@ class HeldOutResult(BaseModel):
 
 
 class Manifest(BaseModel):
-    """One checkpoint. `step` training steps have been made; `state` (weights and optimizer) and
-    `sampler_weights` are Tinker paths.
+    """Describe one checkpoint.
+
+    `step` training steps have been made; `state` (weights and optimizer) and `sampler_weights` are
+    Tinker paths.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -72,30 +78,26 @@ class Manifest(BaseModel):
     sampler_weights: str
     final: bool = False
     borrowed: bool = False
-    """Whether it is that of another run, from which this one has begun."""
+    """Whether it belongs to another run, from which this one was started."""
     groups: int = 0
-    """Groups that training had received until then, over all attempts."""
+    """Number of groups that training had received by then, over all attempts."""
     mixture: dict[str, int] = {}
-    """How many of them each environment gave, where there are several."""
+    """Number of those groups from each environment, if there are several."""
     reward: float | None = None
-    """Mean reward of the steps since the checkpoint before it."""
+    """Mean reward of the steps since the previous checkpoint."""
     held_out: HeldOutResult | None = None
-    """The newest held-out result of its weights, or of weights between the checkpoint before it and
-    this one.
-    """
+    """The newest held-out result of weights after the previous checkpoint, up to this one."""
     reference: ReferenceLoss | None = None
     probes: list[Probe] = []
-    """Texts of the run under the saved weights; whoever loads them elsewhere can compare."""
+    """Texts of the run under the saved weights, to compare with when they are loaded elsewhere."""
     files: dict[str, StoredFile] = {}
-    """What lies on this machine, by its path in the run's folder; nothing when another server holds
-    the weights.
+    """Files on this machine by their path in the run's folder; empty if another server holds the
+    weights.
     """
     created_at: str = ""
 
     def get_groups_by_environment(self, environments: Iterable[str]) -> dict[str, int]:
-        """Groups that training had received of each of the run's environments, the first one of
-        which may be the only one.
-        """
+        """Return how many groups training had received from each of the run's environments."""
         names = list(environments)
         return (
             {name: self.mixture.get(name, 0) for name in names}
@@ -108,7 +110,7 @@ def find_best(manifests: Iterable[Manifest]) -> Manifest | None:
     """Return the checkpoint with the best held-out result.
 
     If no checkpoint was evaluated, the one with the highest mean reward is returned. Of equal ones
-    the newest counts. None if there is neither a held-out result nor a reward.
+    it is the newest. None if there is neither a held-out result nor a reward.
     """
     checkpoints = sorted(manifests, key=lambda manifest: manifest.step, reverse=True)
     for score in (_get_held_out_score, _get_reward):
@@ -129,13 +131,17 @@ def _get_reward(manifest: Manifest) -> float:
 
 
 class Checkpoints:
-    """The manifests in one folder, which lies in the run's own."""
+    """Manage the manifests in one folder, which is inside the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, manifest: Manifest) -> Manifest:
-        """With the hashes of its files. Raises StorageError."""
+        """Write a manifest with the hashes of its files.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
         files = {
             str(file.relative_to(self.folder.parent)): _describe_file(file)
             for file in self._list_local_files(manifest)
@@ -147,9 +153,7 @@ class Checkpoints:
         return stamped
 
     def list_intact(self, *, should_warn: bool = False) -> list[Manifest]:
-        """The whole ones, in order of steps; sizes are compared, hashes are not. The others are
-        passed over.
-        """
+        """Return the complete checkpoints in order of steps; sizes are compared and hashes are not."""
         manifests = []
         for _, file in self._list_manifest_files():
             try:
@@ -158,7 +162,7 @@ class Checkpoints:
             except (ValidationError, OSError, CheckpointError) as error:
                 if should_warn:
                     log.warning(
-                        "checkpoint %s is damaged and passed over: %s",
+                        "checkpoint %s is damaged and skipped: %s",
                         file.name,
                         _get_first_line(error),
                     )
@@ -167,60 +171,66 @@ class Checkpoints:
         return manifests
 
     def find_newest(self) -> Manifest | None:
-        """The newest whole one; None when there is none."""
+        """Return the newest complete checkpoint, or None."""
         return next(reversed(self.list_intact()), None)
 
     def find_resumable(self) -> Manifest | None:
-        """The newest one whose files are what was written, hash by hash; None when none was ever
-        written. Damaged ones are passed over with a warning. Raises CheckpointError when there are
-        only such.
+        """Return the newest checkpoint whose files have the right hashes, or None if none was
+        written.
+
+        Damaged checkpoints are skipped with a warning.
+
+        Raises:
+            CheckpointError: All checkpoints are damaged.
         """
         for manifest in reversed(self.list_intact(should_warn=True)):
             changed_files = self.find_changed_files(manifest)
             if not changed_files:
                 return manifest
             log.warning(
-                "checkpoint of step %d is damaged and passed over: %s has changed",
+                "checkpoint of step %d is damaged and skipped: %s has changed",
                 manifest.step,
                 ", ".join(changed_files),
             )
         manifest_names = [file.name for _, file in self._list_manifest_files()]
         if manifest_names:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} is whole ({', '.join(manifest_names[-5:])}); the log above says what is "
-                "wrong with each. Put its files back from a copy; or begin a new run, also from a checkpoint of another one; "
-                "or remove these manifests, and the run begins at step 0"
+                f"no checkpoint in {self.folder} is complete ({', '.join(manifest_names[-5:])}); "
+                "the log above says what is wrong with each. Restore its files from a copy; or "
+                "start a new run, for example from a checkpoint of another one; or remove these "
+                "manifests, and the run starts again at step 0"
             )
         return None
 
     def describe_skipped(self, manifest: Manifest) -> str | None:
-        """That it is not the newest one, as those after it are damaged."""
+        """Say which newer checkpoints were skipped because they are damaged, or return None."""
         skipped_names = [
             file.stem for step, file in self._list_manifest_files() if step > manifest.step
         ]
         return (
-            f"damaged, and passed over: {', '.join(skipped_names)}; this is step {manifest.step}"
+            f"damaged and skipped: {', '.join(skipped_names)}; this is step {manifest.step}"
             if skipped_names
             else None
         )
 
     def set_aside(self, after: int) -> None:
-        """Those of later steps are damaged, or training would not go on from here. They keep their
-        files, under a name that counts no more: as the newest ones they would have what is saved
-        from now on deleted.
+        """Rename the manifests of later steps, so that they no longer count.
+
+        They are damaged, or training would not continue from here. As the newest checkpoints they
+        would cause those saved from now on to be deleted. Their files are kept.
         """
         for step, file in self._list_manifest_files():
             if step > after:
-                log.warning("%s is set aside, as training goes on from step %d", file.name, after)
+                log.warning("%s is set aside: training continues from step %d", file.name, after)
                 with storage_errors(file):
                     file.rename(file.with_suffix(".damaged"))
 
     def has_manifest(self, step: str) -> bool:
-        """Whether one of this step was ever written and not superseded, whole or not."""
+        """Return whether a checkpoint of this step was written and not superseded, complete or not."""
         return step.isdecimal() and self._get_manifest_path(int(step)).is_file()
 
     def find_changed_files(self, manifest: Manifest) -> list[str]:
-        """Its files that are not what was written, hash by hash."""
+        """Return the checkpoint's files whose hashes differ from those in the manifest."""
         return [
             name
             for name, stored in manifest.files.items()
@@ -228,15 +238,15 @@ class Checkpoints:
         ]
 
     def select(self, selector: str) -> Manifest:
-        """Return a checkpoint whose files are what was written, hash by hash.
+        """Return a checkpoint whose files have the right hashes.
 
         Args:
-            which: "last" for the newest one that is not damaged, "best" for the one that `best`
+            selector: "last" for the newest undamaged one, "best" for the one that `find_best`
                 returns, or a step.
 
         Raises:
-            RunStateError: If there is no such checkpoint.
-            CheckpointError: If its files are damaged.
+            RunStateError: There is no such checkpoint.
+            CheckpointError: Its files are damaged.
         """
         if selector == LAST:
             newest = self.find_resumable()
@@ -249,7 +259,8 @@ class Checkpoints:
             manifest = find_best(intact)
             if manifest is None:
                 raise RunStateError(
-                    f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, {steps}"
+                    "no checkpoint has a held-out result or a reward to choose by; allowed: "
+                    f"{LAST}, {steps}"
                 )
         else:
             manifest = next(
@@ -262,18 +273,21 @@ class Checkpoints:
                     f"checkpoint {selector} is damaged; the log above says what is wrong with it"
                 )
             raise RunStateError(
-                f"there is no whole checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, {LAST}, {steps}"
+                f"there is no complete checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, "
+                f"{LAST}, {steps}"
             )
         if changed_files := self.find_changed_files(manifest):
             raise CheckpointError(
-                f"checkpoint {manifest.step} is damaged: {', '.join(changed_files)} has changed since it was written; whole ones may "
-                f"be among: {LAST}, {steps}"
+                f"checkpoint {manifest.step} is damaged: {', '.join(changed_files)} has changed "
+                f"since it was written; complete ones may be among: {LAST}, {steps}"
             )
         return manifest
 
     def note_held_out(self, step: int, held_out: HeldOutResult) -> None:
         """Add a held-out result to the manifest of a checkpoint, if there is one of this step.
-        Raises StorageError.
+
+        Raises:
+            StorageError: The manifest cannot be written.
         """
         for manifest in self.list_intact():
             if manifest.step == step and (
@@ -287,10 +301,10 @@ class Checkpoints:
     def find_superseded(
         self, num_to_keep: int, *, spared_step: int | None = None
     ) -> list[Manifest]:
-        """Return the checkpoints that nobody needs any more.
+        """Return the checkpoints that are no longer needed.
 
-        These are all but the last `keep`, the best one, a final one, one that belongs to another
-        run, and the one of step `spare`, whose evaluation is under way.
+        These are all except the last `num_to_keep`, the best one, a final one, those of other runs,
+        and the one of step `spared_step`, which is being evaluated.
         """
         manifests = self.list_intact()
         needed = (
@@ -306,13 +320,15 @@ class Checkpoints:
         ]
 
     def remove_manifest(self, manifest: Manifest) -> None:
-        """The manifest first, so that nothing is called whole whose files are being deleted."""
+        """Remove a manifest; do this before deleting its files, so that no incomplete checkpoint
+        counts.
+        """
         self._get_manifest_path(manifest.step).unlink(missing_ok=True)
 
     def _list_manifest_files(self) -> list[tuple[int, Path]]:
-        """Return the manifests, whole or not, with their steps, in the order of steps.
+        """Return all manifests with their steps, in order of steps.
 
-        The order of names is another one from step 1000000 on.
+        Their names have another order from step 1000000 on.
         """
         matches = (
             (MANIFEST_NAME.fullmatch(file.name), file) for file in self.folder.glob("step-*.json")

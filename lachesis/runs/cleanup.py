@@ -1,10 +1,11 @@
-"""What dead runs have left on this machine and at a Tinker server: found, told, and ended where it
-is provably ours.
+"""Find what dead runs have left on this machine and at a Tinker server, and remove it.
 
-processes     that carry the mark of a run or test that does not live, or of a launcher that is gone
-files         that were being written when their writer died checkpoints   of runs that have ended,
-which no manifest names, so that nobody can go on from them: a save that was cut off sessions
-at a Tinker server whose trainer could not end them; there they would end for want of a heartbeat
+Only what provably belongs to this installation is touched:
+
+processes     that carry the mark of a run or test that has ended, or of a launcher that is gone
+files         that were being written when their writer was killed
+checkpoints   of ended runs that no manifest names: an interrupted save
+sessions      at a Tinker server whose trainer could not end them; without a heartbeat they end there
 """
 
 from __future__ import annotations
@@ -29,31 +30,29 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
-"""The variable in the environment of a launcher's server and runner that holds `leftovers.mark` of
-the home.
-"""
+"""Environment variable of a launcher's server and runner; it holds the mark of the home."""
 LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = (
     "deployments.up",
     "deployments.runner",
     "prefect.engine",
 )
 RUNNER_TIMEOUT_S = 240.0
-"""The runner ends its runs first, each with a checkpoint."""
+"""How long to wait for a runner, which first ends its runs, each with a checkpoint."""
 CHECK_PREFIX = "lachesis-check-"
 MAX_CHECK_AGE_S = 86400.0
-"""The logs of a check that failed or was killed are kept for so long."""
+"""How long the logs of a failed or killed check are kept."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """One finding. `end` gets rid of it and says what was done, or why not."""
+    """Describe one finding; `clean_up` removes it and says what was done, or why it was not."""
 
     description: str
     clean_up: Callable[[], str]
 
 
 def find_all_leftovers(store: RunStore) -> list[Leftover]:
-    """Everything that is left of what does not live any more."""
+    """Return everything that is left of runs, tests and launchers that have ended."""
     alive_run_ids = [record.run_id for record in store.all() if store.dir(record.run_id).is_alive()]
     findings = _find_launcher_processes(store.home, alive_run_ids) + _find_run_processes(store)
     for path in leftovers.find_unfinished(store.home / "models"):
@@ -83,7 +82,7 @@ def remove_old_checks() -> list[str]:
 
 
 def find_run_leftovers(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
-    """The files and sessions of a run that does not live; the processes of all are found at once."""
+    """Return the files and sessions of a run that has ended; processes are found separately."""
     findings = [_make_file_leftover(path) for path in leftovers.find_unfinished(run_dir.path)]
     if record.has_ended:
         findings += [
@@ -94,7 +93,7 @@ def find_run_leftovers(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
     return findings
 
 
-def _make_file_leftover(path: Path, reason: str = "not finished by its writer") -> Leftover:
+def _make_file_leftover(path: Path, reason: str = "its writer did not finish it") -> Leftover:
     def clean_up() -> str:
         return (
             f"removed {path}" if leftovers.remove_paths([path]) else f"{path} could not be removed"
@@ -108,7 +107,7 @@ def _make_process_leftover(process: psutil.Process, owner: str) -> Leftover:
         return f"ended {(leftovers.terminate_processes([process]) or [str(process.pid)])[0]}"
 
     return Leftover(
-        f"process {leftovers.describe_process(process)} of {owner}, which does not live", clean_up
+        f"process {leftovers.describe_process(process)} of {owner}, which has ended", clean_up
     )
 
 
@@ -124,12 +123,14 @@ def _find_run_processes(store: RunStore) -> list[Leftover]:
 
 
 def find_flow_processes(home: Path) -> list[psutil.Process]:
-    """Those that the runner of a launcher has started for its flow runs."""
+    """Return the processes that the runner of a launcher has started for its flow runs."""
     return [process for process, command in _iterate_launched(home) if FLOW_MODULE in command]
 
 
 def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
-    """What a launcher of this home has started, and what its runner has, each with its command."""
+    """Yield the processes that a launcher of this home and its runner have started, with their
+    commands.
+    """
     mark = leftovers.build_mark(home)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -138,8 +139,9 @@ def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Leftover]:
-    """Left by a launcher that was killed, the runner before the server, which it needs to tell how
-    its runs ended.
+    """Return what a killed launcher has left, the runner before the server.
+
+    The runner needs the server to report how its runs ended.
     """
     runners: list[psutil.Process] = []
     servers: list[psutil.Process] = []
@@ -151,7 +153,7 @@ def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Lefto
             ):
                 (runners if RUNNER_MODULE in command else servers).append(process)
     runs_note = (
-        f"; with it end, each with a checkpoint, the runs {', '.join(alive_run_ids)}"
+        f"; these runs end with it, each with a checkpoint: {', '.join(alive_run_ids)}"
         if alive_run_ids
         else ""
     )
@@ -177,12 +179,13 @@ def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Lef
 
 
 def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
-    """What the embedded engine has saved and no manifest of the run names; nothing while a manifest
-    cannot be read, as it may name them.
+    """Return what the embedded engine has saved and no manifest of the run names.
+
+    Nothing is returned while a manifest cannot be read, because it may name them.
     """
     named_paths = set()
     try:
-        for file in run_dir.checkpoints.glob("step-*"):  # also those that were set aside
+        for file in run_dir.checkpoints.glob("step-*"):  # Includes those that were set aside.
             manifest = Manifest.model_validate_json(file.read_bytes())
             named_paths |= {manifest.state, manifest.sampler_weights}
     except (OSError, ValidationError):
@@ -208,7 +211,10 @@ def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
     def clean_up() -> str:
         key = os.environ.get("TINKER_API_KEY")
         if not key:
-            return f"session {session_id} at {url} stays: set TINKER_API_KEY to end it; without a heartbeat it ends by itself"
+            return (
+                f"session {session_id} at {url} was not ended: set TINKER_API_KEY to end it; "
+                "without a heartbeat it will expire"
+            )
         try:
             body = {"reason": {"type": "interrupted"}, "detail": "its trainer was killed"}
             response = httpx.post(
@@ -218,9 +224,9 @@ def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
                 timeout=10,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"session {session_id} at {url} stays: {type(error).__name__}"
+            return f"session {session_id} at {url} was not ended: {type(error).__name__}"
         if response.status_code >= 400 and response.status_code not in (404, 410):
-            return f"session {session_id} at {url} stays: HTTP {response.status_code}"
+            return f"session {session_id} at {url} was not ended: HTTP {response.status_code}"
         run_dir.tinker_session.unlink(missing_ok=True)
         return f"ended session {session_id} at {url}"
 

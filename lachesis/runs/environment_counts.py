@@ -1,4 +1,4 @@
-"""Read what environments have counted of themselves; see `lachesis.env_process.counters`."""
+"""Read the counts that environments write about themselves; see `lachesis.env_process.counters`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from lachesis.base.json_text import Json
 
 
 def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
-    """Return what a tally has written, or None. What was written last before `since` (seconds since
-    1970) counts as nothing."""
+    """Return the counts in a file, or None if they were last written before `since` (Unix time)."""
     try:
         counts = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
@@ -22,8 +21,10 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
 
 
 def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
-    """Return what several environments have written since then as if it came from one, or None:
-    numbers are added, and the oldest sign of life and the newest group count."""
+    """Return the counts of several environments combined, or None.
+
+    Numbers are added; the oldest time of writing and the newest group are kept.
+    """
     all_counts = [
         counts for file in files if (counts := read_counts(file, since=since)) is not None
     ]

@@ -1,4 +1,4 @@
-"""Read what Atropos' `evaluate` command has written."""
+"""Read the results of Atropos' `evaluate` command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from lachesis.base.numbers import is_score
 
 
 def read_evaluation(folder: Path) -> dict[str, float]:
-    """The metrics of `folder`/metrics.json. What is no finite number is left out. Raises
-    RunStateError when the environment wrote none.
+    """Return the metrics in `folder`/metrics.json, except values that are not finite numbers.
+
+    Raises:
+        RunStateError: The environment wrote none.
     """
     file = folder / "metrics.json"
     try:
         metrics = json.loads(file.read_text())["results"]["all"]
     except (OSError, ValueError, KeyError) as error:
         raise RunStateError(
-            f"{file} holds no evaluation ({type(error).__name__}); the environment's evaluate() must call evaluate_log()"
+            f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
+            "call evaluate_log()"
         ) from error
     return {
         key: float(value)

@@ -1,4 +1,4 @@
-"""Collect what a run's evaluations on held-out items have shown, for every surface."""
+"""Collect the results of a run's evaluations on held-out items."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Step = Mapping[str, Any]
 def build_run_curve(
     record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
 ) -> list[HeldOutPoint]:
-    """Return the held-out results of a run's own environment, in order of the evaluated steps.
+    """Return the held-out results of a run's own environment in order of the evaluated steps.
 
-    The evaluation after training is the last point. The one before training is the first point
-    where training began with the base model.
+    The evaluation after training is the last point. The one before training is the first point if
+    training began with the base model.
     """
     has_sft = (run_dir.path / "supervised.json").exists()
     return build_whole_curve(
@@ -30,16 +30,12 @@ def build_run_curve(
 
 
 def read_accuracies(record: RunRecord) -> dict[str, float | None]:
-    """Return the accuracy before and after training, of the run's environment and of its further
-    ones.
-    """
+    """Return the accuracy before and after training of each of the run's environments."""
     return {name: _get_accuracy(metrics) for name, metrics in _split_evaluations(record).items()}
 
 
 def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
-    """Return `items`, `low` and `high` of each accuracy, under the same names, where the number of
-    items is known.
-    """
+    """Return `items`, `low` and `high` of each accuracy whose number of items is known."""
     intervals = {}
     for name, metrics in _split_evaluations(record).items():
         accuracy = _get_accuracy(metrics)
@@ -51,9 +47,7 @@ def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
 
 
 def summarize_failures(run_dir: RunDir) -> Json | None:
-    """Return how many evaluations during training have failed, and why the last one did; None if
-    none has.
-    """
+    """Return how many evaluations during training have failed and the last reason, or None."""
     lines = read_json_lines(run_dir.failed_evaluations)
     if not lines:
         return None
@@ -66,9 +60,7 @@ def summarize_failures(run_dir: RunDir) -> Json | None:
 
 
 def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
-    """Return the newest held-out result; the one before training says nothing about what was
-    learned.
-    """
+    """Return the newest held-out accuracy after at least one step, or None."""
     return curve[-1].percent_correct if curve and curve[-1].step > 0 else None
 
 
@@ -79,9 +71,7 @@ def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint
 
 
 def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
-    """Return the metrics of each evaluation before and after training, with the names of a single
-    environment.
-    """
+    """Return the metrics of each environment's evaluations before and after training, by name."""
     evaluations = dict(record.evaluation)
     for name in record.mixture:
         prefix = f"{to_safe_name(name)}/"

@@ -1,5 +1,4 @@
-"""Hand over a run's weights: as a PEFT adapter, and as one model with the base, compared with what
-was trained."""
+"""Export a run's weights as a PEFT adapter, and merged with the base model, and verify them."""
 
 from __future__ import annotations
 
@@ -24,19 +23,17 @@ from lachesis.runs.run_record import RunRecord
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 MERGED_FOLDER = "merged"
-"""The subfolder of the whole model."""
+"""The subfolder of the merged model."""
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
-    """Where the embedded engine has put the checkpoint's adapter; None when another server holds
-    it.
-    """
+    """Return where the embedded engine has stored the adapter, or None if another server holds it."""
     adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
     return adapter if (adapter / ADAPTER_FILES[0]).is_file() else None
 
 
 class BetterCheckpoint(BaseModel):
-    """A checkpoint that is better than the newest one."""
+    """Describe a checkpoint that is better than the newest one."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
@@ -48,11 +45,11 @@ class BetterCheckpoint(BaseModel):
     adapter: str | None
     """A PEFT folder on this machine; null when another server holds the weights."""
     reason: str
-    """What it is better in."""
+    """Why it is better."""
 
 
 class WeightLocations(BaseModel):
-    """Where the trained weights of the newest complete checkpoint are; empty when there is none."""
+    """Say where the weights of the newest complete checkpoint are; empty if there is none."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
@@ -103,7 +100,7 @@ def _find_better_checkpoint(run_dir: RunDir, manifest: Manifest) -> BetterCheckp
 
 
 def _describe_score(manifest: Manifest, compared_with: Manifest | None = None) -> str:
-    """Return what a checkpoint is judged by, in words."""
+    """Describe the result by which a checkpoint is judged."""
     if (compared_with or manifest).held_out is None:
         return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
     result = manifest.held_out
@@ -127,23 +124,24 @@ def export(
     merged: bool = False,
     verify: bool = True,
 ) -> dict[str, Any]:
-    """Write the adapter of a checkpoint to `target` and return a note of where it comes from, which
-    is also written there.
+    """Write the adapter of a checkpoint to `target`, and return a note of its origin.
+
+    The note is written to the folder too.
 
     Args:
         record: The run.
-        folder: Its folder.
-        target: A new or empty folder. It is filled as a whole or not at all.
-        checkpoint: "last" for the newest whole checkpoint, "best" for the one with the best
+        run_dir: Its folder.
+        target: A new or empty folder. It is filled completely or not at all.
+        checkpoint: "last" for the newest complete checkpoint, "best" for the one with the best
             held-out result, or else the highest mean reward, or a step.
-        merged: Write also the whole model into the subfolder of that name.
-        verify: Load what was written, and compare what it gives for some texts with what the
-            trained model gave.
+        merged: Also write the merged model into the subfolder of that name.
+        verify: Load the written weights, and compare their log-probabilities of some texts with
+            those of the trained model.
 
     Raises:
-        RunStateError: If there is no such checkpoint, or the target is taken.
-        CheckpointError: If the files cannot be had or loaded, or are not the trained weights.
-        MissingDependencyError: If nothing is installed that loads them.
+        RunStateError: There is no such checkpoint, or the target is not empty.
+        CheckpointError: The files cannot be fetched or loaded, or are not the trained weights.
+        MissingDependencyError: A package for loading them is not installed.
     """
     try:
         manifest = Checkpoints(run_dir.checkpoints).select(checkpoint)
@@ -151,7 +149,7 @@ def export(
         raise RunStateError(f"run {record.run_id} (status {record.status}): {error}") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunStateError(
-            f"{target} exists already and is not an empty folder; choose another one"
+            f"{target} already exists and is not an empty folder; choose another one"
         )
     with create_folder_atomically(target) as staging_folder:
         note = _write_files(
@@ -178,7 +176,7 @@ def _write_files(
     merged: bool,
     verify: bool,
 ) -> dict[str, Any]:
-    """Write the files of a checkpoint to `place`, which will be called `target`, and return their
+    """Write the files of a checkpoint to a folder that will be renamed to `target`; return their
     note.
     """
     adapter = find_adapter_folder(run_dir, manifest)
@@ -209,7 +207,7 @@ def _write_files(
 
 
 def build_loading_code(base_model: str, target: Path) -> list[str]:
-    """Three lines of Python that load the adapter."""
+    """Return three lines of Python that load the adapter."""
     return [
         "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
         f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), {str(target.resolve())!r})",
@@ -220,8 +218,13 @@ def build_loading_code(base_model: str, target: Path) -> list[str]:
 def _verify(
     record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool
 ) -> dict[str, Any]:
-    """Return the measured differences and whether these are the trained weights: None where they
-    cannot be told from the base model. Raise CheckpointError if they are others."""
+    """Return the measured differences and whether these are the trained weights.
+
+    The verdict is None if they cannot be distinguished from the base model.
+
+    Raises:
+        CheckpointError: They are other weights.
+    """
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     merged_folder = staging_folder / MERGED_FOLDER if merged else None
     tolerance = get_profile_tolerance(record.profile)
@@ -235,8 +238,9 @@ def _verify(
         if result.verified is False:
             what = "adapter" if name == "parity" else "merged model"
             raise CheckpointError(
-                f"the {what} of step {manifest.step} is NOT the trained weights: {result.describe()}. Nothing was written; "
-                f"`lachesis weights {record.run_id} --checkpoint {manifest.step} --to DIR --no-verify` writes it all the same"
+                f"the {what} of step {manifest.step} differs from the trained weights: "
+                f"{result.describe()}. Nothing was written; `lachesis weights {record.run_id} "
+                f"--checkpoint {manifest.step} --to DIR --no-verify` writes it without this check"
             )
     verified = None if any(result.verified is None for result in results.values()) else True
     measured = {name: result.model_dump() for name, result in results.items()}
@@ -244,7 +248,10 @@ def _verify(
 
 
 def _download(manifest: Manifest, target: Path) -> None:
-    """From the server that trained it, by the `tinker` command, with the key in the environment."""
+    """Download the checkpoint from the server that trained it with the `tinker` command.
+
+    The key is in the command's environment.
+    """
     command = [
         sys.executable,
         "-m",
@@ -264,7 +271,8 @@ def _download(manifest: Manifest, target: Path) -> None:
                 shutil.move(str(file), target / file.name)
     if completed.returncode != 0 or not (target / ADAPTER_FILES[0]).is_file():
         raise CheckpointError(
-            f"{manifest.state} could not be downloaded: {completed.stderr.strip() or completed.stdout.strip()}"
+            f"{manifest.state} could not be downloaded: "
+            f"{completed.stderr.strip() or completed.stdout.strip()}"
         )
 
 

@@ -1,5 +1,7 @@
-"""Begin a new run from a checkpoint of another one: its weights and Adam's moments, at step 0, with
-any configuration that fits the adapter.
+"""Start a new run from a checkpoint of another one.
+
+It continues with the checkpoint's weights and Adam's moments, at step 0, with any configuration
+that fits the adapter.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lachesis.runs.store import RunStore
 
 @dataclass(frozen=True)
 class ForkSource:
-    """The checkpoint that a run begins from."""
+    """Name the checkpoint that a run starts from."""
 
     record: RunRecord
     run_dir: RunDir
@@ -28,15 +30,16 @@ class ForkSource:
 
     @property
     def name(self) -> str:
+        """Return the checkpoint's name, RUN@STEP."""
         return f"{self.record.run_id}@{self.manifest.step}"
 
     @property
     def config(self) -> RunConfig:
-        """The configuration of the run whose checkpoint this is."""
+        """Return the configuration of the run that made the checkpoint."""
         return RunConfig.from_yaml(self.run_dir.config)
 
     def require_compatible(self, profile: str, config: RunConfig) -> None:
-        """Raises ConfigError when the adapter cannot go on with this configuration."""
+        """Raise ConfigError if the adapter cannot be trained further with this configuration."""
         source_config = self.config
         for field, theirs, ours in (
             ("profile", self.record.profile, profile),
@@ -47,15 +50,19 @@ class ForkSource:
                 hint = (
                     "choose that profile"
                     if field == "profile"
-                    else "leave it out: the run's own is taken"
+                    else "leave it out to use that of the checkpoint"
                 )
                 raise ConfigError(
-                    f"checkpoint {self.name} has {field} {theirs}, this run {ours}; they must be the same, so {hint}"
+                    f"checkpoint {self.name} has {field} {theirs} and this run {ours}; they must be "
+                    f"equal, so {hint}"
                 )
 
     def copy_into(self, run_dir: RunDir) -> None:
-        """Make it the first checkpoint of the run in `folder`, which goes on from there as after a
-        resume. Raises StorageError.
+        """Make it the first checkpoint of the run in `run_dir`, which then starts like a resumed
+        run.
+
+        Raises:
+            StorageError: A file cannot be copied.
         """
         with storage_errors(run_dir.path):
             make_private_folder(run_dir.checkpoints)
@@ -73,8 +80,12 @@ def find_source(store: RunStore, reference: str) -> ForkSource:
     """Return the checkpoint that RUN, RUN@STEP, RUN@best or RUN@last names, with its files
     verified.
 
-    A run alone means its newest checkpoint. Raises UnknownRunError, RunStateError or
-    CheckpointError.
+    A run alone means its newest checkpoint.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        RunStateError: There is no such checkpoint.
+        CheckpointError: Its files are damaged.
     """
     run_id, _, selector = reference.partition("@")
     record = store.load(run_id)
@@ -87,7 +98,7 @@ def find_source(store: RunStore, reference: str) -> ForkSource:
 
 
 def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
-    """Return what to do for a run with other values of `fields`, as the end of an error message."""
+    """Return the end of an error message: how to start a new run with other values of `fields`."""
     environment = get_name_or_file(record.environment, record.environment_file)
     edits = [part for name in fields for part in ("--set", f"{name}=VALUE")]
     mixture = RunConfig.from_yaml(run_dir.config).env.mixture
@@ -115,4 +126,7 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     source_text = f"from its weights of step {newest.step}" if newest else "on the same environment"
     start = f'start_from="{source_options[1]}"' if newest else ""
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
-    return f"; a new run {source_text}, with the other fields at their defaults, takes any field: `{command}`, or {tool_calls}"
+    return (
+        f"; to change other fields, start a new run {source_text} with the remaining fields at their "
+        f"defaults: `{command}`, or {tool_calls}"
+    )

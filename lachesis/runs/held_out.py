@@ -1,6 +1,4 @@
-"""Read and describe results on held-out items: a share of items, with the number of items and its
-interval.
-"""
+"""Read and describe results on held-out items: a share with its number of items and its interval."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from lachesis.base.intervals import wilson_interval
 
 Step = Mapping[str, Any]
 ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
-"""Names under which environments give the share of correct answers, the preferred one first."""
+"""Names that environments use for the share of correct answers, the preferred one first."""
 
 
 class HeldOutPoint(BaseModel):
-    """The share of correct answers on held-out items, with the weights of one step."""
+    """Hold the share of correct answers on held-out items with the weights of one step."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -47,9 +45,7 @@ def compute_interval(percent_correct: float, items: float | None) -> dict[str, f
 
 
 def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the share of correct answers among the metrics of one evaluation, or None if there is
-    none.
-    """
+    """Return the share of correct answers among the metrics of one evaluation, or None."""
     for name in ACCURACY_NAMES:
         value = metrics.get(f"eval/{name}")
         if value is not None:
@@ -58,7 +54,7 @@ def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
 
 
 def to_point(metrics: Mapping[str, float | None], step: int) -> HeldOutPoint | None:
-    """Return the result that the metrics of one evaluation hold, or None if they name no share."""
+    """Return the result in the metrics of one evaluation, or None if they name no share."""
     accuracy = find_accuracy(metrics)
     if accuracy is None:
         return None
@@ -70,8 +66,7 @@ def to_point(metrics: Mapping[str, float | None], step: int) -> HeldOutPoint | N
 def build_held_out_curve(
     steps: Sequence[Step], environment: str | None = None
 ) -> list[HeldOutPoint]:
-    """Return the held-out results that the lines of the metrics hold, in order of the evaluated
-    steps.
+    """Return the held-out results in the lines of the metrics, in order of the evaluated steps.
 
     Args:
         steps: Lines of `metrics.jsonl` in order.
@@ -97,12 +92,12 @@ def build_held_out_curve(
 def build_whole_curve(
     steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool
 ) -> list[HeldOutPoint]:
-    """Return the curve of a run together with its evaluations before and after training.
+    """Return the curve of a run including its evaluations before and after training.
 
     Args:
         steps: Lines of `metrics.jsonl` in order.
-        evaluation: The metrics `before` and `after` training, as the run's record has them.
-        from_base: Whether training began with the base model, so that `before` is the result of
+        evaluation: The metrics `before` and `after` training in the run's record.
+        is_from_base: Whether training began with the base model, so that `before` is the result of
             step 0.
     """
     points = {point.step: point for point in build_held_out_curve(steps)}
@@ -116,7 +111,7 @@ def build_whole_curve(
 
 
 def describe_point(point: HeldOutPoint | None) -> str:
-    """Return a held-out result in words, such as `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
+    """Describe a held-out result, as in `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
     if point is None:
         return "none"
     return describe_accuracy(point.percent_correct, point.items, point.low, point.high)
@@ -125,7 +120,7 @@ def describe_point(point: HeldOutPoint | None) -> str:
 def describe_accuracy(
     accuracy: float, items: float | None, low: float | None, high: float | None
 ) -> str:
-    """Return a share with its number of items and its interval in words."""
+    """Describe a share with its number of items and its interval."""
     if items is None or low is None or high is None:
         return f"{accuracy:.3f}"
     return f"{accuracy:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"

@@ -1,4 +1,4 @@
-"""Whether an environment gives only groups that training cannot use, and the error that says so.
+"""Find environments whose groups are all invalid, and raise the error that says so.
 
 The counts are those that the environment's process writes about itself; see
 `lachesis.env_process.counters`.
@@ -14,44 +14,42 @@ from lachesis.base.errors import InvalidGroupsError
 from lachesis.base.json_text import Json
 
 NUM_DEAD_BATCHES = 3
-"""An environment is called dead when its first groups, as many as make so many batches, are all
-invalid.
-"""
+"""An environment is dead if its first groups, enough for this many batches, are all invalid."""
 
 
 @dataclass(frozen=True)
 class DeadEnvironment:
-    """An environment all of whose groups were invalid."""
+    """Describe an environment all of whose groups were invalid."""
 
     name: str
     file: str
     log: Path
     num_groups: int
-    """How many there were."""
+    """Number of its groups."""
     reasons: Mapping[str, int]
     """An example of each kind of failure, with its count."""
 
     def describe(self) -> str:
-        """Return how many groups were invalid, the most frequent reason, and where to look."""
+        """Say how many groups were invalid, the most frequent reason, and where to look."""
         reason, count = max(self.reasons.items(), key=lambda item: item[1], default=("", 0))
         example = f", most often by: {reason} ({count} times)" if reason else ""
         return (
-            f"all of the first {self.num_groups} groups of {self.name} were invalid{example}; `lachesis env check {self.file}` "
-            f"runs it without training, and its log is {self.log}"
+            f"all of the first {self.num_groups} groups of {self.name} were invalid{example}; "
+            f"`lachesis env check {self.file}` runs it without training, and its log is {self.log}"
         )
 
 
 def has_usable_groups(counts: Json) -> bool:
-    """Return whether an environment gave a usable rollout, or left out a group itself."""
+    """Return whether an environment made a usable rollout, or dropped a group itself."""
     return bool(counts.get("rollouts") or counts.get("empty"))
 
 
 def count_invalid_groups(counts: Json, group_size: int) -> int:
     """Return how many groups of an environment were invalid, or 0 unless all of them were.
 
-    A group that the environment left out itself is not invalid. A request for samples to which no
-    answer came spoils one group at most; so many groups are not the environment's fault, and are
-    left out. A request that the server has refused is the environment's own fault.
+    A group that the environment dropped itself is not invalid. A request without a response spoils
+    at most one group; that many groups are not the environment's fault and are not counted. A
+    request that the server has refused is the environment's own fault.
 
     Args:
         counts: What the environment's process has counted.
@@ -72,11 +70,11 @@ def is_dead(counts: Json | None, *, group_size: int, batch_size: int) -> bool:
 
 
 def require_usable_groups(dead: Sequence[DeadEnvironment], num_environments: int) -> None:
-    """Check that some environment of the run may still give usable groups.
+    """Check that some environment of the run may still make usable groups.
 
     Args:
-        dead: Its environments that are dead.
-        environments: How many environments it has.
+        dead: The environments that are dead.
+        num_environments: How many environments the run has.
 
     Raises:
         InvalidGroupsError: All are dead.

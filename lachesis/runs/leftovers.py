@@ -1,8 +1,8 @@
-"""What a run has left behind: processes, found by a mark in their environment, and files that were
-not finished.
+"""Find what a run has left behind: processes with its mark, and unfinished files.
 
-The mark holds the folder of the run or inference test and a token that was made for it; children
-inherit it and nobody else has it. A process id alone would not do: the system gives it out again.
+The mark is an environment variable with the folder of the run or inference test and a random token.
+Children inherit it, and no other process has it. A process id is not enough, because the system
+reuses it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ MARK_VARIABLE = "LACHESIS_RUN"
 MARK_FILE = ".mark"
 TERMINATE_TIMEOUT_S = 5.0
 TEMPORARY_NAME = re.compile(r"\.[^/]+\.\d+\.[0-9a-f]{6}|\.[0-9a-f]{32}")
-"""Names under which files and folders of this project are written, before they take their own."""
+"""Names of files and folders of this project while they are written."""
 MAX_WRITE_S = 600.0
-"""Nothing takes longer to write."""
+"""No file takes longer to write."""
 
 
 def build_mark(folder: Path) -> str:
-    """The value of MARK for all processes of this run or test; its token is made at the first call
-    for a folder that is there.
-    """
+    """Return the mark of all processes of this run or test; its token is created at the first call."""
     token = (
         read_or_create_secret(folder / MARK_FILE) if folder.is_dir() else secrets.token_urlsafe(8)
     )
@@ -38,9 +36,7 @@ def build_mark(folder: Path) -> str:
 
 
 def find_processes(root: Path) -> dict[Path, list[psutil.Process]]:
-    """The living processes of each run and inference test in this folder, by its own. One walk over
-    all processes of this user.
-    """
+    """Return the living processes of each run and inference test in this folder, in one pass."""
     processes_by_folder: dict[Path, list[psutil.Process]] = {}
     tokens: dict[Path, bytes] = {}
     for process in psutil.process_iter():
@@ -61,7 +57,9 @@ def find_processes(root: Path) -> dict[Path, list[psutil.Process]]:
 
 
 def find_lock_holders(lock: Path) -> list[psutil.Process]:
-    """The processes that hold this file open: a run's reaper, after the flow has died."""
+    """Return the processes that hold this file open, such as a run's reaper after its flow has
+    died.
+    """
     lock_holders = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -71,20 +69,22 @@ def find_lock_holders(lock: Path) -> list[psutil.Process]:
 
 
 def describe_process(process: psutil.Process) -> str:
-    """Its id, the start of its command, and where it listens."""
+    """Return a process id with the start of its command and the ports it listens on."""
     with contextlib.suppress(psutil.Error):
         ports = [
             f":{connection.laddr.port}"
             for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
         ]
-        return f"{process.pid} ({' '.join(process.cmdline())[:120]}{', listens on ' if ports else ''}{' '.join(ports)})"
+        listens = f", listens on {' '.join(ports)}" if ports else ""
+        return f"{process.pid} ({' '.join(process.cmdline())[:120]}{listens})"
     return str(process.pid)
 
 
 def terminate_processes(processes: list[psutil.Process]) -> list[str]:
-    """SIGTERM, some seconds, SIGKILL; what was ended. psutil looks at the start time before it
-    signals, so a number that the system gave to somebody else meanwhile is safe.
+    """Send SIGTERM, wait some seconds, send SIGKILL, and return descriptions of what was ended.
+
+    psutil compares the start time before it sends a signal, so a reused process id is safe.
     """
     descriptions = []
     for process in processes:
@@ -101,9 +101,7 @@ def terminate_processes(processes: list[psutil.Process]) -> list[str]:
 
 
 def find_unfinished(folder: Path, *, older_than_s: float = MAX_WRITE_S) -> list[Path]:
-    """Files and folders below this one whose writer died before they were whole; parts of one are
-    not listed by themselves.
-    """
+    """Return files and folders in this folder whose writer died before they were complete."""
     unfinished_paths: list[Path] = []
     for path in sorted(folder.rglob("*")):
         if path.parent in unfinished_paths or not TEMPORARY_NAME.fullmatch(path.name):
@@ -115,7 +113,7 @@ def find_unfinished(folder: Path, *, older_than_s: float = MAX_WRITE_S) -> list[
 
 
 def remove_paths(paths: list[Path]) -> list[str]:
-    """Delete them; which were there."""
+    """Delete these paths, and return those that existed."""
     removed = []
     for path in paths:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON line per step in `metrics.jsonl`, and W&B beside it when asked."""
+"""Store the metrics of a run: one JSON line per step in `metrics.jsonl`, and W&B if requested."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ log = logging.getLogger(__name__)
 
 Step = dict[str, Any]
 INIT_TIMEOUT_S = 30.0
-"""W&B may take so long to answer before a run is logged offline."""
+"""How long to wait for W&B before a run is logged offline."""
 FAILED_KEY = "eval/failed"
-"""How many evaluations failed since the line before. It belongs to its line and does not move."""
+"""Number of evaluations that failed since the previous line; it stays with its line."""
 KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
                "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
-"""Those that a report shows; `metrics.jsonl` has them all."""
+"""The metrics that a report shows; `metrics.jsonl` has all of them."""
 ASSUMED_LINE_BYTES = 3000
-"""Bytes; a line has some sixty numbers."""
+"""Typical size of a line, which has some sixty numbers."""
 
 
 class MetricsFile:
-    """Append-only; every line is whole once it is there."""
+    """Read and append the lines of `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
-        """Raises StorageError."""
+        """Append the metrics of a step.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
         line = _to_json_line({"step": step, "time": round(time.time(), 3), **metrics})
         with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(("" if self._ends_with_line_feed() else "\n") + line)
@@ -50,10 +54,10 @@ class MetricsFile:
     def add_evaluation(self, metrics: dict[str, float]) -> bool:
         """Add a held-out result to the last step, after which no line follows.
 
-        A result that is there already moves to the line before, and so on. The first line keeps the
-        one of step 0, from which a curve begins; where every line has a result, the one of the
-        earliest later step is left out. The changed lines are added behind the others, all of them
-        or none: readers take the last line of a step, and no later step that stands before it.
+        A result that the line has already moves to the previous line, and so on. The first line
+        keeps the result of step 0, from which a curve begins; if every line has a result, that of
+        the earliest later step is dropped. The changed lines are appended, all of them or none:
+        readers use the last line of a step, and drop later steps before it.
 
         Returns:
             Whether there was a step.
@@ -72,7 +76,7 @@ class MetricsFile:
         return True
 
     def _ends_with_line_feed(self) -> bool:
-        """False after a line that a kill has cut off."""
+        """Return whether the last line is complete; a kill may have cut it."""
         size = self.path.stat().st_size
         if size == 0 or not self.path.is_file():
             return True
@@ -81,14 +85,12 @@ class MetricsFile:
             return file.read() == b"\n"
 
     def read(self) -> list[Step]:
-        """The steps in order. A run that was resumed from an earlier step has left those behind it,
-        with their weights.
-        """
+        """Return the steps in order, without those that a resumed run has made again."""
         return _parse_steps(self.path.read_bytes()) if self.path.is_file() else []
 
     def tail(self, count: int) -> list[Step]:
-        """At least the last `count` steps, where there are as many, without reading a long file as
-        a whole.
+        """Return at least the last `count` steps, if there are as many, without reading a long
+        file.
         """
         try:
             with self.path.open("rb") as file:
@@ -100,9 +102,10 @@ class MetricsFile:
         return _parse_steps(content[content.find(b"\n") + 1 :] if len(content) < size else content)
 
     def read_from(self, position: int) -> tuple[list[Step], int]:
-        """Return the steps in the whole lines behind `position` (bytes), in order, and the position
-        after them. A file that is shorter than that was written anew: its size comes back without
-        steps.
+        """Return the steps in the complete lines after `position` (bytes), and the position after
+        them.
+
+        A file that is shorter was rewritten: its size is returned without steps.
         """
         try:
             with self.path.open("rb") as file:
@@ -115,7 +118,7 @@ class MetricsFile:
         return _parse_steps(complete_lines), min(position, size) + len(complete_lines)
 
     def head(self, count: int) -> list[Step]:
-        """At most the first `count` lines, as long as no earlier step was made again after them."""
+        """Return at most the first `count` lines, as long as none of their steps was made again."""
         try:
             with self.path.open("rb") as file:
                 content = b"".join(itertools.islice(file, count))
@@ -129,7 +132,7 @@ def _to_json_line(line: Mapping[str, Any]) -> str:
 
 
 def _add_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list[Step]:
-    """Return the lines that change if the last one gets a further result; see `add_evaluation`."""
+    """Return the lines that change when the last one gets another result; see `add_evaluation`."""
     moving_metrics, changed_lines = dict(metrics), []
     last = dict(steps[-1])
     if failed := moving_metrics.pop(FAILED_KEY, 0):
@@ -168,8 +171,9 @@ def _parse_steps(content: bytes) -> list[Step]:
 
 
 def _parse_step(line: Json) -> Step | None:
-    """Return the step and the numbers of a line, or None if it has no step. A value that is not a
-    finite number, such as a diverged loss, becomes None.
+    """Return the step and the numbers of a line, or None if it has no step.
+
+    A value that is not a finite number, such as a diverged loss, becomes None.
     """
     if type(line.get("step")) is not int or not is_score(line["step"]):
         return None
@@ -180,7 +184,7 @@ def _parse_step(line: Json) -> Step | None:
 
 
 def sample_history(steps: list[Step], max_steps: int = 10) -> list[Step]:
-    """Return at most `samples` steps, evenly spread, first and last among them."""
+    """Return at most `max_steps` steps, evenly spread, including the first and the last."""
     if len(steps) <= max_steps:
         return steps
     return [steps[round(index * (len(steps) - 1) / (max_steps - 1))] for index in range(max_steps)]
@@ -192,11 +196,10 @@ def select_key_metrics(step: Step) -> Step:
 
 
 class WandbSink:
-    """Logs to W&B from its own thread, so that a slow start or a lost connection never holds up
-    training.
+    """Log to W&B from a thread, so that a slow start or a lost connection never delays training.
 
-    Online with WANDB_API_KEY, else, or when W&B does not answer, offline into the run's folder. The
-    entity is W&B's own default for the key.
+    It logs online with WANDB_API_KEY; without it, or if W&B does not respond, offline into the
+    run's folder. The entity is W&B's own default for the key.
     """
 
     def __init__(
@@ -214,16 +217,16 @@ class WandbSink:
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._queue_condition = threading.Condition()
         self._is_closed = False
-        """Whether the thread takes nothing more from the queue."""
+        """Whether the thread has stopped reading the queue."""
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Queue the metrics of a step. They are dropped if logging has stopped."""
+        """Queue the metrics of a step; they are dropped if logging has stopped."""
         self._put((step, metrics))
 
     def close(self, timeout_s: float = 20.0) -> None:
-        """Send what is queued, for at most `timeout_s` seconds."""
+        """Send the queued metrics, for at most `timeout_s` seconds."""
         self._put(None)
         self._thread.join(timeout_s)
 
@@ -237,15 +240,13 @@ class WandbSink:
         try:
             run = self._start_run()
             self.url = getattr(run, "url", None)
-            # a result is that of the weights it was made with
+            # Held-out results are plotted at the step of the weights they were made with.
             run.define_metric("eval/*", step_metric="eval/step")
             while (item := self._take_item()) is not None:
                 run.log(item[1], step=item[0])
             run.finish()
-        except Exception as error:  # W&B is a copy; metrics.jsonl is the record
-            self.error = (
-                f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl goes on"
-            )
+        except Exception as error:  # W&B holds a copy; the original is metrics.jsonl.
+            self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl is still written"
             log.warning(self.error)
         finally:
             with self._queue_condition:
@@ -253,17 +254,15 @@ class WandbSink:
                 self._queue.clear()
 
     def _start_run(self) -> Any:
-        """A run of W&B: online with a key, if it answers, else offline. Lines that come meanwhile
-        wait in the queue.
-        """
+        """Start a W&B run: online with a key if W&B responds, else offline."""
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE") or (
             "online" if os.environ.get("WANDB_API_KEY") else "offline"
         )
         run_options: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
-        # A resumed run goes on in the same run of W&B. Offline that would be refused after a failed
-        # try online.
+        # A resumed run continues the same W&B run. Offline, W&B refuses that after a failed attempt
+        # online.
         resume_options: dict[str, Any] = (
             {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
         )
@@ -271,8 +270,11 @@ class WandbSink:
             return wandb.init(
                 mode=mode, settings=_make_quiet_settings(), **resume_options, **run_options
             )
-        except wandb.errors.Error as error:  # no answer, or a key that it does not know
-            self.error = f"W&B cannot be used ({str(error).splitlines()[0]}); it is kept offline, and `wandb sync` sends it"
+        except wandb.errors.Error as error:  # W&B did not respond or rejected the key.
+            self.error = (
+                f"W&B cannot be used ({str(error).splitlines()[0]}); the run is logged offline, and "
+                "`wandb sync` uploads it"
+            )
             log.warning(self.error)
             return wandb.init(mode="offline", settings=_make_quiet_settings(), **run_options)
 
@@ -283,7 +285,7 @@ class WandbSink:
 
 
 def _make_quiet_settings() -> Any:
-    """Settings of W&B for one call: it writes what it has chosen into them."""
+    """Return new settings for one call, because W&B writes into them."""
     import wandb
 
     return wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)

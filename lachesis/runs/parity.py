@@ -1,5 +1,7 @@
-"""Whether exported weights are those that were trained: load them with `transformers` and `peft`,
-and compare what they say of some texts with what the server said that made the checkpoint.
+"""Decide whether exported weights are the trained ones.
+
+They are loaded with `transformers` and `peft`, and their log-probabilities of some texts are
+compared with those that the training server computed.
 """
 
 from __future__ import annotations
@@ -15,16 +17,21 @@ from lachesis.base.errors import CheckpointError, MissingDependencyError
 from lachesis.base.tolerance import FLOAT32_TOLERANCE, Tolerance
 
 MAX_RATIO_TO_BASE = 1.25
-"""The trained weights may be this much farther from what the server computed than the base model
-is. Where training has changed little, the rounding of the server decides which of them is nearer.
+"""The trained weights may be this many times farther from the server's values than the base model.
+
+If training has changed little, the server's rounding decides which of them is nearer.
 """
 MAX_RATIO_VERIFIED = 0.5
-"""Weights whose mean difference is at most this share of that of the base model can be told from
-it. Farther away, there may be nothing but rounding, or an adapter of a much earlier step."""
+"""Weights are verified if their mean difference is at most this share of that of the base model.
+
+Otherwise the difference may be rounding, or an adapter of a much earlier step.
+"""
 
 
 class Parity(BaseModel):
-    """Differences of log-probabilities, in nats, between two ways to the same weights."""
+    """Hold the differences of log-probabilities, in nats, between two ways to compute the same
+    weights.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -35,21 +42,21 @@ class Parity(BaseModel):
     base_mean: float | None = None
     """Mean difference of the base model without the trained weights."""
     measure: Literal["largest", "mean"] = "largest"
-    """Which difference has to be within the limit."""
+    """Which difference must be within the limit."""
     limit: float = FLOAT32_TOLERANCE.limit
     verified: bool | None
-    """True for the trained weights, false for others, and null where the comparison cannot tell:
-    the difference is within the limit, but not clearly below that of the base model."""
+    """True for the trained weights, false for others, and null if the comparison cannot tell: the
+    difference is within the limit, but not clearly below that of the base model."""
 
     @property
     def verdict(self) -> str:
-        """Whether these are the trained weights, in words."""
+        """Say whether these are the trained weights."""
         if self.verified is None:
-            return "not verified, as the base model is less than twice as far from what was trained"
+            return "not verified, because the base model differs less than twice as much"
         return "verified" if self.verified else "not the trained weights"
 
     def describe(self) -> str:
-        """Return the measured differences and what is allowed, in words."""
+        """Describe the measured differences and the limit."""
         limit = f" (allowed: {self.limit:g})"
         text = (
             f"log-probabilities of {self.tokens} tokens differ by {self.mean:.1e} nats on average"
@@ -74,20 +81,28 @@ def check_adapter(
     merged: Path | None,
     tolerance: Tolerance = FLOAT32_TOLERANCE,
 ) -> tuple[Parity, Parity | None, str]:
-    """Compare the adapter on its base model; with `merged`, write both as one model to that folder
-    and compare that, as it is loaded from there. The third result is the revision of the base
-    model. Raises MissingDependencyError, or CheckpointError when something cannot be loaded or
-    there is no text.
+    """Compare the adapter on its base model, and the merged model if a folder for it is given.
+
+    The merged model is written to the folder `merged` and loaded from there.
+
+    Returns:
+        The parity of the adapter, that of the merged model or None, and the revision of the base
+            model.
+
+    Raises:
+        MissingDependencyError: A package is not installed.
+        CheckpointError: Something cannot be loaded, or there is no text to compare.
     """
     if not any(logprobs for _, logprobs in texts):
-        raise CheckpointError("the checkpoint holds no text to compare with; it cannot be verified")
+        raise CheckpointError("the checkpoint has no text to compare with; it cannot be verified")
     try:
         import torch
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingDependencyError(
-            f"comparing needs {error.name}, which is not installed: pip install 'lachesis[embedded]'"
+            f"comparing needs {error.name}, which is not installed; install it with "
+            "`pip install 'lachesis[embedded]'`"
         ) from error
     try:
         base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
@@ -116,7 +131,9 @@ def check_adapter(
 
 
 def _untie_embeddings(model: Any) -> None:
-    """An adapter of the output layer must not reach the embedding, which may be the same tensor."""
+    """Give the output layer its own weights, so that an adapter of it does not change the
+    embedding.
+    """
     import torch
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -127,7 +144,7 @@ def _untie_embeddings(model: Any) -> None:
 
 
 def _compute_differences(model: Any, texts: Texts) -> Any:
-    """Return the absolute differences of all texts' log-probabilities, as one tensor."""
+    """Return the absolute differences of all texts' log-probabilities as one tensor."""
     import torch
 
     differences = []
@@ -158,16 +175,16 @@ def _build_parity(differences: Any, texts: Texts, base_mean: float, tolerance: T
 def judge_weights(
     largest: float, mean: float, base_mean: float, tolerance: Tolerance
 ) -> bool | None:
-    """Return whether weights are the trained ones, or None where that cannot be told.
+    """Return whether weights are the trained ones, or None if that cannot be decided.
 
     Training often moves log-probabilities by less than the limit, so that the base model is within
     it too. A difference that is NaN is never within a limit.
 
     Args:
-        largest: The largest difference of the weights from what the server computed.
-        mean: Their mean difference from it.
-        base_mean: The mean difference of the base model from it.
-        tolerance: Which difference has to be within which limit.
+        largest: The largest difference of the weights from the server's values.
+        mean: Their mean difference from them.
+        base_mean: The mean difference of the base model from them.
+        tolerance: Which difference must be within which limit.
     """
     if tolerance.measure == "largest":
         is_within_limit = largest <= tolerance.limit
@@ -182,7 +199,7 @@ def judge_weights(
 
 
 def _read_revision(name: str, config: Any) -> str:
-    """The commit on the Hub, or for a folder the SHA-256 of its weights."""
+    """Return the commit on the Hub, or the SHA-256 of the weights of a folder."""
     commit = getattr(config, "_commit_hash", None)
     if commit:
         return str(commit)

@@ -1,4 +1,4 @@
-"""The folder of a run: the paths of its files, and the lock that says whether the run is alive."""
+"""Locate the files of a run, and hold the lock that says whether the run is alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lachesis.base.files import open_owner_only, storage_errors
 
 
 class RunDir:
-    """The paths of one run."""
+    """Hold the paths of one run."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.path = root / run_id
@@ -26,42 +26,45 @@ class RunDir:
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
         self.failed_evaluations = self.evaluation / "failed.jsonl"
-        """Why evaluations during training failed, a line each."""
+        """One line for each failed evaluation during training."""
         self.rollouts = self.path / "rollouts.jsonl"
         self.lock = self.path / ".alive"
-        """Locked while a flow or a service of the run lives."""
+        """Locked while a flow or a service of the run is alive."""
         self.stop_now_file = self.path / ".now"
-        """While it is there, processes of the run that shall end are given no time to do so."""
+        """If it exists, processes of the run are killed without time to end by themselves."""
         self.tinker_session = self.path / "session.json"
-        """The Tinker session of the run, while it is open at a server of somebody else."""
+        """The Tinker session of the run while it is open at a remote server."""
         self.spent = self.path / "spent.json"
-        """Tokens and money of the run until its trainer ended; the last line of the metrics is
-        older.
-        """
+        """Usage of the run when its trainer ended; the last line of the metrics is older."""
 
     def get_counters_file(self, service: str) -> Path:
-        """What the process of an environment counts about itself; see
-        `lachesis.env_process.counters`.
-        """
+        """Return the file of an environment's counts; see `lachesis.env_process.counters`."""
         return self.path / f"{service}.json"
 
     def get_position_file(self, service: str) -> Path:
-        """Where an environment stands in its items; see `lachesis.env_process.dataset_position`."""
+        """Return the file of an environment's position; see
+        `lachesis.env_process.dataset_position`.
+        """
         return self.path / f"cursor{service.removeprefix('environment')}.txt"
 
     @property
     def counters_files(self) -> list[Path]:
-        """Of all environments of the run that have begun to count."""
+        """Return the counts files of all environments of the run that have started."""
         return sorted(self.path.glob("environment*.json"))
 
     def get_log_file(self, service: str) -> Path:
+        """Return the log file of a service."""
         return self.logs / f"{shorten_service_name(service)}_{self.path.name}.log"
 
     @contextlib.contextmanager
     def hold_alive_lock(self, timeout_s: float = 60.0) -> Iterator[int]:
-        """Hold the run: while the yielded file descriptor is open here, or in a child that was
-        given it, the run lives. One flow at a time; a resumed one waits until the last services of
-        its predecessor are gone. Raises RunStateError.
+        """Mark the run as alive while the yielded file descriptor is open here or in a child.
+
+        One flow holds the lock at a time; a resumed one waits until the services of its predecessor
+        are gone.
+
+        Raises:
+            RunStateError: Another flow still holds it after `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
         with storage_errors(self.path), open(self.lock, "w", opener=open_owner_only) as lock:
@@ -76,8 +79,9 @@ class RunDir:
     def is_alive(self) -> bool:
         """Return whether a flow or a service of this run exists.
 
-        A process id would not do: the system gives it out again. The lock is tried as a shared one,
-        which any number of callers may hold at once, so that they do not take each other for a run.
+        A process id is not enough, because the system reuses it. The lock is tried as a shared one,
+        which any number of callers can hold at once, so that they do not mistake each other for the
+        run.
         """
         try:
             with open(self.lock) as lock:
@@ -87,7 +91,7 @@ class RunDir:
 
 
 def try_lock(file: IO[str], operation: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock without waiting; return whether it is held now."""
+    """Try to lock a file without waiting, and return whether it is locked now."""
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -96,6 +100,6 @@ def try_lock(file: IO[str], operation: int = fcntl.LOCK_EX) -> bool:
 
 
 def shorten_service_name(service: str) -> str:
-    """A service's name in file names and in the keys of a status."""
+    """Return a service's name in file names and in the keys of a status."""
     role, dash, which = service.partition("-")
     return "env" + dash + which if role == "environment" else service

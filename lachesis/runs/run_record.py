@@ -1,4 +1,4 @@
-"""The record of a run: what was asked for, its state, and its services."""
+"""Define the record of a run: what was requested, its state, and its services."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ END_STATUSES: frozenset[str] = frozenset({"stopped", "completed", "failed"})
 
 
 class ServiceRecord(BaseModel):
-    """One process of a run. `state` is "pending", "starting", "running" or "exited (CODE)"; a
-    negative code is the signal that ended it.
+    """Describe one process of a run.
+
+    `state` is "pending", "starting", "running" or "exited (CODE)"; a negative code is the number of
+    the signal that ended it.
     """
 
     pid: int | None = None
@@ -29,14 +31,14 @@ class ServiceRecord(BaseModel):
 
 
 class AdditionalEnvironment(BaseModel):
-    """An environment beside the run's first one."""
+    """Describe an environment beside the run's first one."""
 
     environment_file: str
     fingerprint: str
 
 
 class RunRecord(BaseModel):
-    """What is known about a run. Times are UTC, ISO 8601."""
+    """Hold what is known about a run; times are UTC in ISO 8601."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -49,46 +51,46 @@ class RunRecord(BaseModel):
     batch_size: int = 0
     seed: int
     fingerprint: str = ""
-    """Of the environment's code at the start; see `lachesis.catalog.fingerprint`."""
+    """Hash of the environment's code at the start; see `lachesis.catalog.fingerprint`."""
     mixture: dict[str, AdditionalEnvironment] = {}
     """The run's further environments, by name."""
     forecast: dict[str, Any] | None = None
-    """What a validation of the same code expected of this run."""
+    """The forecast of a validation of the same code."""
     require_validation: bool = False
     forked_from: str | None = None
-    """RUN@STEP of the checkpoint that it has begun from."""
+    """RUN@STEP of the checkpoint that the run was started from."""
     status: RunStatusName = "pending"
     phase: str = "queued"
     error: str | None = None
     stop_reason: str | None = None
-    """Why somebody or something asked the run to end, before it does."""
+    """Why the run was asked to end; set before it ends."""
     resume_wanted: bool = False
-    """Whether the monitor goes on with it once it has ended."""
+    """Whether the monitor resumes the run once it has ended."""
     auto_resumes: int = 0
     failed_service: str | None = None
-    """The process whose death ended the run."""
+    """The process whose end made the run fail."""
     health: dict[str, Any] | None = None
-    """What the monitor said of it last; None before it has looked."""
+    """The monitor's last judgement; None before the first."""
     created_at: IsoTime = Field(default_factory=lambda: now_iso())
     queued_at: IsoTime = Field(default_factory=lambda: now_iso())
-    """When it was submitted last; a resumed run stands at the end of the queue."""
+    """When it was last submitted; a resumed run goes to the end of the queue."""
     started_at: IsoTime | None = None
     earlier_hours: float = 0.0
-    """Hours that attempts before this one took."""
+    """Hours of all earlier attempts."""
     healthy_at: IsoTime | None = None
     ended_at: IsoTime | None = None
     began_s: float | None = None
-    """The host's monotonic clock when this attempt began; who sets the time does not move it."""
+    """The host's monotonic clock when this attempt began; setting the time does not change it."""
     boot: str | None = None
-    """The boot of the host that `began_s` belongs to; None in records of the release before."""
+    """The boot of the host that `began_s` belongs to; None in records of an older release."""
     took_s: float | None = None
-    """Seconds that this attempt took, once it has ended."""
+    """Duration of this attempt in seconds, once it has ended."""
     attempt: int = 1
     wandb_project: str
     wandb_run_name: str
     resumed: dict[str, Any] | None = None
-    """What this attempt went on from; see `lachesis.trainer.checkpoint_manager.Receipt`. None for
-    the first one.
+    """What this attempt was resumed from; see `lachesis.trainer.checkpoint_manager`. None for the
+    first attempt.
     """
     wandb_url: str | None = None
     wandb_error: str | None = None
@@ -98,36 +100,39 @@ class RunRecord(BaseModel):
     flow_pid: int | None = None
     services: dict[str, ServiceRecord] = {}
     dead_environments: dict[str, str] = {}
-    """What is wrong with environments whose groups were all invalid in this attempt, by name."""
+    """Environments whose groups were all invalid in this attempt, with the reason, by name."""
     evaluation: dict[str, dict[str, float]] = {}
     """Held-out metrics of the environment, before and after training."""
 
     @property
     def has_ended(self) -> bool:
+        """Return whether the run has stopped, completed or failed."""
         return self.status in END_STATUSES
 
     @property
     def attempt_start_unix_s(self) -> float:
-        """When this attempt began, or while it waits when it was queued, in seconds since 1970."""
+        """Return when this attempt began, or was queued if it has not begun, in seconds since the
+        epoch.
+        """
         return iso_to_unix_s(self.started_at or self.queued_at)
 
     @property
     def learning(self) -> str:
-        """The word of the last judgement of learning; without one `too early`, or `unknown` once
-        the run has ended.
+        """Return the word of the last judgement; without one `too early`, or `unknown` after the
+        end.
         """
         word = (self.health or {}).get("word")
         return str(word) if word else "unknown" if self.has_ended else "too early"
 
     @property
     def evidence(self) -> str | None:
-        """The first evidence of that judgement."""
+        """Return the first evidence of that judgement."""
         evidence = (self.health or {}).get("evidence")
         return str(evidence[0]) if isinstance(evidence, list) and evidence else None
 
     @property
     def environment_files(self) -> dict[str, str]:
-        """Of all environments of the run, by name, the first one first."""
+        """Return the files of all environments of the run by name, the first one first."""
         return {
             self.environment: self.environment_file,
             **{name: environment.environment_file for name, environment in self.mixture.items()},
@@ -135,7 +140,7 @@ class RunRecord(BaseModel):
 
 
 def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:
-    """Of a run that has ended; how those ended that nobody saw is not known."""
+    """Return the services of an ended run; one without an exit code becomes `exited (unknown)`."""
     unknown_exit = {"state": "exited (unknown)"}
     return {
         name: service
@@ -148,14 +153,14 @@ def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, Ser
 def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
     """Return the seconds that the run's attempt has lasted until now, or lasted until its end.
 
-    While the run lives they are counted by the monotonic clock, which nobody sets. After the host
-    was started anew that clock means nothing, and the time of day is compared instead. A record of
-    the release before does not name its boot: then the longer of the two counts, as a budget must
-    not forget hours.
+    While the run is alive they are counted by the monotonic clock, which cannot be set. After a
+    reboot that clock means nothing, and the time of day is compared instead. A record of an older
+    release does not name its boot: then the longer of the two counts, because a budget must not
+    forget hours.
 
     Args:
         record: The run.
-        clocks: What the clocks of this host show; read now when it is None.
+        clocks: The clocks of this host; by default they are read now.
     """
     if record.took_s is not None or record.started_at is None:
         return record.took_s or 0.0

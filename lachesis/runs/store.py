@@ -1,4 +1,4 @@
-"""Runs on disk: one folder each, with a record that is replaced as a whole.
+"""Store runs on disk: one folder each, with a record that is replaced atomically.
 
 runs/{run_id}/run.json  config.yaml  metrics.jsonl  checkpoints/  logs/  engine/  evaluation/
 """
@@ -32,24 +32,30 @@ from lachesis.runs.run_record import (
 )
 
 LOCK_S = 10.0
-"""A record is written in milliseconds; who holds it longer has been stopped."""
+"""A record is written in milliseconds; a process that holds it longer has been stopped."""
 
 
 class RunStore:
-    """All runs under one home. Readers see a record as it was or as it is, never half of it."""
+    """Manage all runs of one home; readers see a record before or after a change, never in between."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or paths.home()
         self.root = paths.runs_dir(self.home)
 
     def dir(self, run_id: str) -> RunDir:
+        """Return the paths of a run."""
         return RunDir(self.root, run_id)
 
     def new_id(self) -> str:
+        """Return a new run id of eight hexadecimal digits."""
         return secrets.token_hex(4)
 
     def create(self, record: RunRecord, config_yaml: str = "") -> RunDir:
-        """Make the run's folder, its configuration, and last its record. Raises StorageError."""
+        """Create the run's folder, its configuration, and last its record.
+
+        Raises:
+            StorageError: The disk refused a write.
+        """
         run_dir = self.dir(record.run_id)
         with storage_errors(run_dir.path):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,13 +70,18 @@ class RunStore:
         shutil.rmtree(self.dir(run_id).path, ignore_errors=True)
 
     def load(self, run_id: str) -> RunRecord:
-        """Raises UnknownRunError, which names the runs there are."""
+        """Return the record of a run.
+
+        Raises:
+            UnknownRunError: There is no such run; the message names those that exist.
+            StorageError: The record is damaged.
+        """
         if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not self.dir(run_id).record.is_file():
             run_ids = [record.run_id for record in self.all()]
             active = [record.run_id for record in self.all() if not record.has_ended]
             raise UnknownRunError(
-                f"there is no run {shorten(repr(run_id), 60)}; known: {', '.join(run_ids[:10]) or 'none'} (rl_list_runs or "
-                "`lachesis runs` has all)",
+                f"there is no run {shorten(repr(run_id), 60)}; existing runs: "
+                f"{', '.join(run_ids[:10]) or 'none'} (rl_list_runs or `lachesis runs` lists all)",
                 active_runs=active,
             )
         file = self.dir(run_id).record
@@ -79,12 +90,14 @@ class RunStore:
                 return RunRecord.model_validate_json(file.read_bytes())
             except ValidationError as error:
                 raise StorageError(
-                    f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are untouched"
+                    f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are not "
+                    "affected"
                 ) from error
 
     def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:
-        """Change these fields of the record and leave the others as another process may have set
-        them meanwhile. With `if_attempt` nothing changes when the run is at another attempt by now.
+        """Change these fields of the record, and keep what other processes have changed meanwhile.
+
+        With `if_attempt` nothing changes if the run is at another attempt by now.
         """
         with self._lock_record(run_id):
             record = self.load(run_id)
@@ -102,8 +115,10 @@ class RunStore:
         *,
         if_attempt: int | None = None,
     ) -> RunRecord:
-        """Write how a run ended whose flow can no longer do it: nothing of it lives. An end that
-        the flow has written meanwhile stays, and so does another attempt than `if_attempt`.
+        """Record how a run ended whose flow can no longer do it, because no process of it is alive.
+
+        An end that the flow has written meanwhile is kept, and so is any attempt other than
+        `if_attempt`.
         """
         with self._lock_record(run_id):
             record = self.load(run_id)
@@ -124,8 +139,10 @@ class RunStore:
         return record
 
     def _estimate_attempt_s(self, record: RunRecord) -> float:
-        """How long an attempt lived whose end nobody saw: until it wrote last; the host may have
-        been off since.
+        """Return how long an attempt lasted whose end was not recorded: until its last write to a
+        file.
+
+        The host may have been switched off since.
         """
         write_times = [0.0]
         for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
@@ -137,6 +154,7 @@ class RunStore:
         return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
+        """Change fields of one service in the record."""
         with self._lock_record(run_id):
             record = self.load(run_id)
             service = record.services.get(name) or ServiceRecord(
@@ -146,12 +164,15 @@ class RunStore:
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
 
     def all(self) -> list[RunRecord]:
-        """Every readable run, the newest first."""
+        """Return every readable run, the newest first."""
         return self.scan()[0]
 
     def scan(self) -> tuple[list[RunRecord], list[str]]:
-        """Every readable run, the newest first, and the names of those whose record cannot be read.
-        Raises StorageError.
+        """Return every readable run, the newest first, and the names of those with unreadable
+        records.
+
+        Raises:
+            StorageError: The folder cannot be read.
         """
         records, unreadable = [], []
         with storage_errors(self.root):
@@ -166,7 +187,7 @@ class RunStore:
                 continue
             if record.run_id == folder.name:
                 records.append(record)
-            else:  # the record of another run
+            else:  # The record belongs to another run.
                 unreadable.append(folder.name)
         return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 
@@ -179,7 +200,8 @@ class RunStore:
             while not try_lock(lock):
                 if time.monotonic() > deadline:
                     raise StorageError(
-                        f"{file} has been held by another process for {LOCK_S:g} s; it may be stopped or hang"
+                        f"another process has locked {file} for {LOCK_S:g} s; it may be stopped or "
+                        "hang"
                     )
                 time.sleep(0.01)
             yield
