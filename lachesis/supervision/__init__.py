@@ -1,1 +1,1 @@
-"""The processes of a run: started, watched, restarted and ended."""
+"""Start, watch, restart and end the processes of a run."""

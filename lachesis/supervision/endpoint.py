@@ -1,4 +1,4 @@
-"""The service that stands between an environment under test and the endpoint of a model."""
+"""Plan the proxy between an environment under test and the endpoint of a model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
 @dataclass(frozen=True)
 class EndpointProxy:
-    """A proxy to start; see `lachesis.supervision.endpoint_proxy`."""
+    """Describe a proxy to start; see `lachesis.supervision.endpoint_proxy`."""
 
     service: ServiceSpec
     base_url: str
-    """The address that the environment samples from, with its `/v1`."""
+    """The URL that the environment samples from, including `/v1`."""
     client_env: dict[str, str]
-    """Variables for the environment's process: a token that is good for this proxy alone."""
+    """Variables for the environment's process: a token that is valid for this proxy only."""
 
 
 def make_endpoint_proxy(output: Path) -> EndpointProxy:
-    """Plan a proxy to the endpoint that this process's variables name, for one model of one test.
+    """Plan a proxy to the endpoint in this process's variables, for one model of one test.
 
     Args:
-        output: The file of the model's groups; the proxy's log lies beside it.
+        output: The file of the model's groups; the proxy's log is in the same folder.
     """
     url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
     token = secrets.token_urlsafe(24)
@@ -61,7 +61,7 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
 
 
 def _make_no_proxy_env() -> dict[str, str]:
-    """Return the variables that keep requests to loopback from going through the network's proxy."""
+    """Return variables that keep requests to loopback from using the network's proxy."""
     excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     value = ",".join(filter(None, (excluded, HOST, "localhost")))
     return {"NO_PROXY": value, "no_proxy": value}

@@ -1,12 +1,11 @@
-"""A server on loopback that holds the key of a model's endpoint, so that the environment which
-samples there does not.
+"""Forward requests to a model's endpoint and add its key, so that environments never see the key.
 
     python -m lachesis.supervision.endpoint_proxy --port PORT
 
-It forwards `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models` to the address
-in $LACHESIS_ENDPOINT_URL and nowhere else. Clients send the token in $LACHESIS_PROXY_TOKEN, made
-for one test; the endpoint gets the key in $LACHESIS_ENDPOINT_KEY. No answer holds the key, whatever
-the endpoint echoes.
+It forwards `POST /v1/chat/completions`, `POST /v1/completions` and `GET /v1/models` to
+$LACHESIS_ENDPOINT_URL and nowhere else. Clients send the token in $LACHESIS_PROXY_TOKEN, which is
+made for one test; the endpoint gets the key in $LACHESIS_ENDPOINT_KEY. No response contains the
+key, whatever the endpoint returns.
 """
 
 from __future__ import annotations
@@ -36,22 +35,20 @@ FORWARDED_HEADERS = (
     "x-should-retry",
     "x-request-id",
 )
-"""Headers of the endpoint's answer that its clients act on."""
+"""Headers of the endpoint's response that its clients use."""
 
 
 class UpstreamResponseError(Exception):
-    """The endpoint's answer ended early or is too large. It reaches the client as a connection that
-    breaks.
-    """
+    """The endpoint's response ended early or is too large; the client sees a broken connection."""
 
 
 def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
     """Return the proxy as an ASGI application.
 
     Args:
-        endpoint: Address of the endpoint, up to its `/v1` or what stands for it.
-        key: Sent to the endpoint as a bearer token; with "" none is sent.
-        token: Required of every request but `GET /health`.
+        endpoint: URL of the endpoint, up to its `/v1` or equivalent.
+        key: Sent to the endpoint as a bearer token; if empty none is sent.
+        token: Required for every request except `GET /health`.
     """
     client = httpx.AsyncClient(
         timeout=TIMEOUT, limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -74,7 +71,7 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
             response = await client.send(upstream_request, stream=True, follow_redirects=False)
         except httpx.HTTPError as error:
             return _make_unreachable_response(endpoint, f"{type(error).__name__}: {error}")
-        if response.is_redirect:  # the client would send its token after it
+        if response.is_redirect:  # The client would send its token to the new address.
             await response.aclose()
             return _make_unreachable_response(
                 endpoint, f"it redirects with HTTP {response.status_code}, which is not followed"
@@ -123,14 +120,14 @@ def _make_unreachable_response(endpoint: str, reason: str) -> JSONResponse:
 
 
 async def _redact_body(response: httpx.Response, key: bytes) -> AsyncIterator[bytes]:
-    """Yield the answer's body without the key, also where the key spans two pieces."""
+    """Yield the response's body without the key, even if the key spans two chunks."""
     rest, total = b"", 0
     try:
         async for chunk in response.aiter_bytes():
             total += len(chunk)
             if total > MAX_RESPONSE_BYTES:
                 raise UpstreamResponseError(
-                    f"the endpoint's answer has more than {MAX_RESPONSE_BYTES} bytes"
+                    f"the endpoint's response has more than {MAX_RESPONSE_BYTES} bytes"
                 )
             redacted = (rest + chunk).replace(key, b"***") if key else chunk
             num_held = _count_partial_key_bytes(redacted, key)
@@ -139,14 +136,14 @@ async def _redact_body(response: httpx.Response, key: bytes) -> AsyncIterator[by
         yield rest
     except httpx.HTTPError as error:
         raise UpstreamResponseError(
-            f"the endpoint's answer ended early: {type(error).__name__}"
+            f"the endpoint's response ended early: {type(error).__name__}"
         ) from None
     finally:
         await response.aclose()
 
 
 def _count_partial_key_bytes(text: bytes, key: bytes) -> int:
-    """Return how many of the last bytes of the text may be the beginning of the key."""
+    """Return how many of the last bytes may be the beginning of the key."""
     return next(
         (
             size
@@ -158,11 +155,11 @@ def _count_partial_key_bytes(text: bytes, key: bytes) -> int:
 
 
 def main() -> None:
-    """Serve until the process is told to end."""
+    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.supervision.endpoint_proxy")
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args()
-    # The address may hold a password, so it is no argument either.
+    # The URL may contain a password, so it is not an argument.
     endpoint, token = (
         os.environ["LACHESIS_ENDPOINT_URL"].rstrip("/"),
         os.environ["LACHESIS_PROXY_TOKEN"],

@@ -1,5 +1,6 @@
-"""The services of a run as one context: leaving it ends them in reverse order, also when this
-process is killed.
+"""Manage the services of a run as a context: leaving it ends them in reverse order.
+
+They end even if this process is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.process import ServiceSpec
 
 MAX_SERVICE_LOG_BYTES = 200_000_000
-"""Of a service's log and the part before it; an environment may print without end."""
+"""Maximum size of a service's log and its predecessor, because an environment may print endlessly.
+"""
 REAPER = Path(__file__).with_name("reaper.py")
 T = TypeVar("T")
 
@@ -40,9 +42,10 @@ class _ServiceState:
 
 
 class ServiceGroup:
-    """Talks to the reaper, which is the parent of every service and holds the file descriptors in
-    `hold` as long as one of them lives; `own` is put into its environment. While the file `hurry`
-    is there, what shall end is killed at once.
+    """Start and end services through the reaper, which is their parent process.
+
+    The reaper keeps `inherited_fds` open as long as a service is alive, and has `reaper_env` in its
+    environment. While `stop_now_file` exists, services are killed without time to end.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class ServiceGroup:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the runner would take an inherited one for the flow itself
+            stderr=subprocess.DEVNULL,  # The runner would wait for an inherited one.
             pass_fds=self._inherited_fds,
             env=build_child_env(dict(self._reaper_env)),
             start_new_session=True,
@@ -91,8 +94,10 @@ class ServiceGroup:
         self.close()
 
     def start(self, spec: ServiceSpec) -> int:
-        """Start a service and return its process id. Raises ProcessExitedError when it cannot be
-        started.
+        """Start a service and return its process id.
+
+        Raises:
+            ProcessExitedError: It cannot be started.
         """
         with self._state_changed:
             self._states[spec.name] = _ServiceState(spec)
@@ -120,42 +125,46 @@ class ServiceGroup:
         return state.pid
 
     def stop(self, name: str) -> int | None:
-        """End one service now and return its exit code (negative: the signal that ended it)."""
+        """End one service now and return its exit code; a negative code is the number of the
+        signal.
+        """
         self._send_to_reaper(stop=name)
         return self.wait(name, timeout_s=self._states[name].spec.grace_s + 10)
 
     def wait(self, name: str, timeout_s: float) -> int | None:
-        """The exit code, or None when the service still runs after `timeout_s` seconds."""
+        """Return the exit code, or None if the service still runs after `timeout_s` seconds."""
         with self._state_changed:
             self._state_changed.wait_for(lambda: self._states[name].has_ended, timeout=timeout_s)
             return self._states[name].exit_code
 
     def is_running(self, name: str) -> bool:
+        """Return whether a service has started and not ended."""
         state = self._states.get(name)
         return state is not None and not state.has_ended
 
     def has_service(self, name: str) -> bool:
-        """Whether it was started and not forgotten."""
+        """Return whether a service was started and not forgotten."""
         return name in self._states
 
     def forget_service(self, name: str) -> None:
-        """It has ended, and that is no news any more."""
+        """Forget a service that has ended, so that its exit is no longer reported."""
         with self._state_changed:
             del self._states[name]
 
     def get_exit_code(self, name: str) -> int | None:
-        """None while it runs."""
+        """Return the exit code of a service, or None while it runs."""
         return self._states[name].exit_code if self._states[name].has_ended else None
 
     def collect_exit_codes(self) -> dict[str, int | None]:
-        """The services that have ended, with their exit codes."""
+        """Return the exit codes of the services that have ended."""
         self._reported_exits = self._find_ended_services()
         return {name: self._states[name].exit_code for name in self._reported_exits}
 
     def call_unless_service_dies(self, function: Callable[[], T], default: T) -> T:
-        """What `question` returns or raises, or `otherwise` as soon as there is a death that
-        `exited` has not told: an answer that does not come must not hide it. The question then ends
-        by itself, unheard.
+        """Return the function's result, or `default` as soon as a service dies unreported.
+
+        A response that does not come must not hide the death of a service. The function then
+        continues in its thread, and its result is dropped.
         """
         future: Future[T] = Future()
         future.add_done_callback(lambda _: self._notify())
@@ -181,15 +190,15 @@ class ServiceGroup:
             self._state_changed.notify_all()
 
     def require_reaper(self) -> None:
-        """Raises ProcessExitedError when the reaper has died, and with it the services."""
+        """Raise ProcessExitedError if the reaper has died, and its services with it."""
         if self._is_reaper_lost:
             raise ProcessExitedError(
                 f"the reaper (pid {self._reaper.pid}) was killed, and the services with it"
             )
 
     def require_running(self, name: str) -> None:
-        """Raises ProcessExitedError, with the exit code and the end of the log, when the service is
-        dead.
+        """Raise ProcessExitedError with the exit code and the end of the log if the service has
+        ended.
         """
         self.require_reaper()
         state = self._states[name]
@@ -230,12 +239,12 @@ class ServiceGroup:
                     state = self._states[message["exited"]]
                     state.exit_code, state.has_ended = message["code"], True
                 self._state_changed.notify_all()
-        with self._state_changed:  # the reaper's end is the end of every service
+        with self._state_changed:  # When the reaper ends, every service has ended.
             self._is_reaper_lost = not self._is_closing
             for state in self._states.values():
                 if self._is_reaper_lost and state.pid is not None and not state.has_ended:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        # the kernel ended the service, but not its own children
+                        # The kernel has killed the service, but not the service's children.
                         os.killpg(state.pid, signal.SIGKILL)
                 state.has_ended = True
             self._state_changed.notify_all()
@@ -249,14 +258,13 @@ def _resolve_future(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def make_exit_error(spec: ServiceSpec, exit_code: int | None) -> ProcessExitedError:
-    """The error that tells a dead service's exit code and what it said last; `details["service"]`
-    names it.
+    """Return the error for a dead service, with its exit code and the end of its log.
 
-    A process of ours ends its log with the code of its error and the cause, which is then all that
-    is shown.
+    `details["service"]` names the service. Our own processes end their log with an error code and
+    the cause, which is then all that is shown.
     """
     how = (
-        f"was ended by signal {-exit_code}"
+        f"was killed by signal {-exit_code}"
         if exit_code is not None and exit_code < 0
         else f"exited with code {exit_code}"
     )

@@ -1,4 +1,4 @@
-"""Wait until a service is ready for its next user, or say why it is not."""
+"""Wait until a service is ready, or say why it is not."""
 
 from __future__ import annotations
 
@@ -26,27 +26,34 @@ def wait_until_healthy(
     needs: Sequence[str] | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Seconds until `spec.ready()` was content. Raises ProcessExitedError at once when the process
-    dies, and HealthTimeoutError after `spec.timeout_s` seconds when it only hangs. The death of one
-    that it `needs`, of any of the group where nothing is said, fails the wait as well, and so does
-    what `look` raises, which is called meanwhile.
+    """Wait until `spec.check_ready()` succeeds, and return the seconds it took.
+
+    Args:
+        group: The services of the run.
+        spec: The service to wait for.
+        needs: Services whose death fails the wait as well; by default all of the group.
+        on_poll: Called now and then; what it raises ends the wait.
+
+    Raises:
+        ProcessExitedError: A process has died.
+        HealthTimeoutError: The service was not ready after `spec.timeout_s` seconds.
     """
     started = time.monotonic()
     last_answer = ""
     while (waited_s := time.monotonic() - started) < spec.timeout_s:
-        # what it waits for may have died too
+        # A service that this one waits for may have died too.
         for name in (spec.name, *(group.collect_exit_codes() if needs is None else needs)):
             group.require_running(name)
         if on_poll is not None:
             on_poll()
         last_answer = spec.check_ready()
         if not last_answer:
-            group.require_running(spec.name)  # another process may have answered at this port
+            group.require_running(spec.name)  # Another process may have responded at this port.
             return waited_s
         time.sleep(POLL_S)
     raise HealthTimeoutError(
-        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last answer: {last_answer}), see {spec.log}; its last lines:\n"
-        f"{read_last_lines(spec.log)}",
+        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last response: {last_answer}), "
+        f"see {spec.log}; its last lines:\n{read_last_lines(spec.log)}",
         service=spec.name,
     )
 
@@ -57,10 +64,17 @@ def wait_until_ended(
     needs: list[str],
     on_poll: Callable[[], None] | None = None,
 ) -> None:
-    """Wait until a process that ends by itself has ended well.
+    """Wait until a process that ends by itself has ended successfully.
 
-    Fails at once when a service that it needs dies, when it prints without end, and with what
-    `look` raises, which is called meanwhile.
+    Args:
+        group: The services of the run.
+        spec: The process to wait for.
+        needs: Services whose death fails the wait.
+        on_poll: Called now and then; what it raises ends the wait.
+
+    Raises:
+        ProcessExitedError: It failed, printed endlessly, or a service that it needs has died.
+        HealthTimeoutError: It has not ended after `spec.timeout_s` seconds.
     """
     until = time.monotonic() + spec.timeout_s
     while group.wait(spec.name, timeout_s=1.0) is None and group.is_running(spec.name):
@@ -68,7 +82,7 @@ def wait_until_ended(
             group.require_running(name)
         if is_log_too_large(spec):
             raise ProcessExitedError(
-                f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {spec.log}"
+                f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was killed, see {spec.log}"
             )
         if on_poll is not None:
             on_poll()
@@ -82,9 +96,7 @@ def wait_until_ended(
 
 
 def is_log_too_large(spec: ServiceSpec) -> bool:
-    """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`; its caller
-    ends the process.
-    """
+    """Return whether the log of a short-lived process is larger than `MAX_LOG_BYTES`."""
     with contextlib.suppress(FileNotFoundError):
         return spec.log.stat().st_size > MAX_LOG_BYTES
     return False
@@ -98,8 +110,9 @@ def make_http_readiness_check(
     expect: Callable[[dict[str, Any]], bool] = lambda content: True,
     error_prefix: str = "",
 ) -> ReadinessCheck:
-    """A question by HTTP GET: ready when the answer is 200 and `expect` holds of its JSON.
-    `otherwise` says what another answer means.
+    """Return a check that succeeds if the response has status 200 and `expect` accepts its JSON.
+
+    `error_prefix` explains what any other response means.
     """
 
     def check_url() -> str:
@@ -120,7 +133,7 @@ def make_http_readiness_check(
         try:
             content = response.json()
         except ValueError:
-            return f"no JSON from {url}"
+            return f"the response from {url} is not JSON"
         return (
             ""
             if expect(content if isinstance(content, dict) else {})

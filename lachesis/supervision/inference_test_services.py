@@ -35,8 +35,9 @@ from lachesis.supervision.training_services import make_engine_spec
 
 
 def make_base_model_plan(config: RunConfig, folder: Path, seed: int = 0) -> ServicePlan:
-    """An engine and an inference server for the configuration's base model, to try it without
-    training. `client` of the plan is what its clients need in their environment.
+    """Plan an engine and an inference server for the base model, to try it without training.
+
+    `client_env` of the plan is what its clients need in their environment.
     """
     engine_port, port = reserve_free_ports(2)
     values = config.model_dump()
@@ -80,9 +81,9 @@ def make_inference_test_spec(
     client_env: dict[str, str],
     timeout_s: float = 600.0,
 ) -> tuple[ServiceSpec, dict[Path, str]]:
-    """The environment's `process` command for one model of an inference test, and the files it
-    reads. `client` holds the secrets of the model's server and goes through the environment of this
-    child only.
+    """Describe the environment's `process` command for one model of a test, and the files it reads.
+
+    `client_env` holds the secrets of the model's server and is passed to this child only.
     """
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
     env_values = yaml.safe_load(config_yaml)["env"]
@@ -116,7 +117,7 @@ def make_inference_test_spec(
 def make_stage_check_spec(
     file: str, class_name: str, config: RunConfig, folder: Path, out: Path
 ) -> tuple[ServiceSpec, dict[Path, str]]:
-    """The child that goes through the stages of a validation that need no model, and the file it
+    """Describe the child that runs the stages of a validation without a model, and the file it
     reads.
     """
     values = config.model_dump(mode="json")

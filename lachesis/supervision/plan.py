@@ -1,4 +1,4 @@
-"""From a run's configuration to its ordered services, with real ports, tokens and commands."""
+"""Plan a run's services in order, with real ports, tokens and commands."""
 
 from __future__ import annotations
 
@@ -36,24 +36,28 @@ START_ORDER = ("engine", "api", "trainer", "environment")
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """The services of one run in the order of their start."""
+    """Hold the services of one run in the order of their start."""
 
     config: RunConfig
     services: list[ServiceSpec]
     evaluations: dict[str, ServiceSpec] = field(default_factory=dict)
     trainer_url: str = ""
     files: dict[Path, str] = field(default_factory=dict)
-    """What the services read, by path."""
+    """Contents of the files that the services read, by path."""
     client_env: dict[str, str] = field(default_factory=dict)
 
     def write_files(self) -> None:
-        """Put the files where the services look for them. Raises StorageError."""
+        """Write the files that the services read.
+
+        Raises:
+            StorageError: The disk refused a write.
+        """
         for path, text in self.files.items():
             write_private(path, text)
 
     @property
     def environment_names(self) -> dict[str, str]:
-        """The names of the run's environments, by service, in the order of their start."""
+        """Return the names of the run's environments by service, in the order of their start."""
         return dict(
             zip(
                 (
@@ -67,8 +71,10 @@ class ServicePlan:
         )
 
     def make_restart_spec(self, service: str, *, groups: int, env_id: int) -> ServiceSpec:
-        """An environment, to go on after so many groups that training has received, as the API's
-        environment of this number.
+        """Return the spec that restarts an environment.
+
+        It skips the `groups` that training has received, and is ready once the API has registered
+        it under the id `env_id`.
         """
         spec = self.get_service(service)
         ready = make_registration_check(self.config.env.rollout_server_url, env_id)
@@ -77,6 +83,7 @@ class ServicePlan:
         )
 
     def get_service(self, name: str) -> ServiceSpec:
+        """Return the spec of a service."""
         return next(spec for spec in self.services if spec.name == name)
 
 
@@ -87,11 +94,20 @@ def make_training_plan(
     *,
     received_groups: Mapping[str, int] | None = None,
 ) -> ServicePlan:
-    """Choose ports, put them into the run's configuration, and name every command; nothing is
-    written yet. The token of the engine is made here and goes to the two children that need it,
-    through their environment only. For a run that goes on from a checkpoint `resume` has the
-    numbers of groups that training had received by then, by environment. Raises ConfigError if the
-    configuration was edited to have other environments than the run began with.
+    """Choose ports, put them into the run's configuration, and describe every service.
+
+    Nothing is written. The token of the engine is created here and passed to the two children that
+    need it, through their environment only.
+
+    Args:
+        record: The run.
+        folder: Its folder.
+        config: Its configuration.
+        received_groups: For a resumed run, how many groups training had received from each
+            environment.
+
+    Raises:
+        ConfigError: The configuration has other environments than the run began with.
     """
     if set(config.build_environment_configs()) != set(record.environment_files):
         original_names, current_names = (
@@ -99,7 +115,8 @@ def make_training_plan(
             ", ".join(config.build_environment_configs()),
         )
         raise ConfigError(
-            f"{folder.config} has the environments {current_names}; allowed: those the run began with ({original_names})"
+            f"{folder.config} has the environments {current_names}; allowed: those the run began "
+            f"with ({original_names})"
         )
     ports = dict(zip(START_ORDER, reserve_free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
@@ -164,6 +181,7 @@ def make_training_plan(
 
 
 def with_env(spec: ServiceSpec, env: dict[str, str]) -> ServiceSpec:
+    """Return the spec with more environment variables."""
     return replace(spec, env={**spec.env, **env})
 
 

@@ -1,4 +1,4 @@
-"""What a service is: its command and how to know that it is ready; free ports."""
+"""Describe a service by its command and its readiness check, and reserve free ports."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 from lachesis.base.errors import PortInUseError
 
 ReadinessCheck = Callable[[], str]
-"""Asks a service whether it is ready: "" when it is, else what it answered."""
+"""Returns an empty text if the service is ready, else what it responded."""
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """One service of a run. `env` is added to the filtered environment and may hold the secrets
-    that this child needs.
+    """Describe one service of a run.
+
+    `env` is added to the filtered environment and may hold the secrets that this child needs.
     """
 
     name: str
@@ -34,7 +35,7 @@ class ServiceSpec:
 
 
 def get_service_role(service: str) -> str:
-    """What a service is for: environment-reverse_text is one of several environments."""
+    """Return the role of a service; `environment-reverse_text` has the role `environment`."""
     return service.partition("-")[0]
 
 
@@ -43,13 +44,12 @@ _MAX_RESERVED_SOCKETS = 64
 
 
 def reserve_free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody listens on, all different, and keep them for servers of
-    this process's children.
+    """Return different free ports on loopback, and keep them free for children of this process.
 
     On Linux the sockets stay bound without listening. The system then gives the ports to no other
-    program that asks for a free port, and to no connection, while a server that sets SO_REUSEADDR
-    (asyncio and uvicorn do) can listen on them. Other systems refuse the second socket, so there
-    the ports are only known to have been free.
+    program and to no connection, while a server that sets SO_REUSEADDR (as asyncio and uvicorn do)
+    can listen on them. Other systems refuse the second socket, so there the ports were only free
+    when they were chosen.
     """
     sockets = [socket.socket() for _ in range(count)]
     for sock in sockets:
@@ -62,7 +62,7 @@ def reserve_free_ports(count: int) -> list[int]:
 
 
 def _release_ports(max_reserved: int = 0) -> None:
-    """Close the sockets of the ports that were chosen first, until `keep` are left."""
+    """Close the sockets of the ports that were reserved first, until `max_reserved` are left."""
     while len(_RESERVED_SOCKETS) > max_reserved:
         _RESERVED_SOCKETS.popleft().close()
 
@@ -71,7 +71,7 @@ atexit.register(_release_ports)
 
 
 def check_port(port: int) -> None:
-    """Raises PortInUseError when the port is taken, or is no port."""
+    """Raise PortInUseError if the port is in use or out of range."""
     if not 0 < port < 65536:
         raise PortInUseError(f"port {port} is out of range; allowed: 1 to 65535")
     with socket.socket() as probe:

@@ -1,15 +1,12 @@
-"""The process that starts a run's services and ends them in reverse order, whatever happens to the
-flow.
+"""Start a run's services and end them in reverse order, whatever happens to the flow.
 
-Standard library only: it is run as `python -S reaper.py`. It reads JSON lines {"name", "argv",
-"env", "cwd", "log", "grace_s", "secrets", "log_bytes"} from stdin, or {"stop": NAME}, and writes
-{"started": NAME, "pid": N}, {"refused": NAME, "error": TEXT} and {"exited": NAME, "code": N} to
-stdout. The end of stdin means that the flow has ended or died: every service is sent SIGTERM, after
-its grace SIGKILL, the whole process group, the last one started first.
-
-What the services say goes through here into their logs: without the values of `secrets`, and each
-log and the one before it no larger than `log_bytes`. While the file that its argument names is
-there, SIGKILL comes without a grace.
+It is run as `python -S reaper.py`, so it uses the standard library only. It reads JSON lines
+{"name", "argv", "env", "cwd", "log", "grace_s", "secrets", "log_bytes"} or {"stop": NAME} from
+stdin, and writes {"started": NAME, "pid": N}, {"refused": NAME, "error": TEXT} and {"exited": NAME,
+"code": N} to stdout. The end of stdin means that the flow has ended or died: the process group of
+every service gets SIGTERM and after its grace period SIGKILL, the last one started first. The
+output of the services is copied to their logs without the values of `secrets`, and each log and its
+predecessor stay below `log_bytes`. While the file in its argument exists, SIGKILL comes at once.
 """
 
 import contextlib
@@ -28,16 +25,18 @@ POLL_S = 0.05
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_LINE_BYTES = 1 << 20
 LOG_DRAIN_TIMEOUT_S = 1.0
-"""How long the end of a service's log is waited for; a grandchild that lives on holds it open."""
+"""How long to wait for the end of a service's output; a grandchild that is alive keeps it open."""
 try:
-    LIBC: Any = ctypes.CDLL(None)  # here, as a child between fork and exec must not load anything
+    # Loaded here, because a child between fork and exec must not load anything.
+    LIBC: Any = ctypes.CDLL(None)
 except (OSError, TypeError):
     LIBC = None
 
 
 def prepare_child() -> None:
-    """In a child: hear the signals that the reaper ignores, and die when the reaper dies, so that
-    even SIGKILL to it leaves no service (the latter on Linux only).
+    """Prepare a child after fork: restore signals that the reaper ignores, and die with the reaper.
+
+    On Linux even SIGKILL to the reaper then leaves no service.
     """
     for signal_number in IGNORED_SIGNALS:
         signal.signal(signal_number, signal.SIG_DFL)
@@ -46,7 +45,7 @@ def prepare_child() -> None:
 
 
 class LogCopier(threading.Thread):
-    """Copies what a service says, line by line, until nobody holds the other end any more."""
+    """Copy the output of a service to its log line by line, until no process can write to it."""
 
     def __init__(self, source_fd: int, path: str, secrets: list[str], max_bytes: int) -> None:
         super().__init__(daemon=True)
@@ -55,24 +54,28 @@ class LogCopier(threading.Thread):
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def run(self) -> None:
+        """Copy until the end of the output."""
         rest = b""
         while chunk := os.read(self.source_fd, 65536):
             rest = self.redact(rest + chunk)
             cut = rest.rfind(b"\n") + 1
             if not cut and len(rest) > MAX_LINE_BYTES:
-                cut = len(rest) - max(map(len, self.secrets), default=0)  # a secret may have begun
+                # Keep the end, which may be the beginning of a secret.
+                cut = len(rest) - max(map(len, self.secrets), default=0)
             self.write(rest[:cut])
             rest = rest[cut:]
         self.write(rest)
         os.close(self.source_fd)
 
     def redact(self, text: bytes) -> bytes:
+        """Return the text with secrets replaced."""
         for secret in self.secrets:
             text = text.replace(secret, b"***")
         return text
 
     def write(self, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not stop the service
+        """Append to the log, and move it aside if it has reached half of its limit."""
+        with contextlib.suppress(OSError):  # A full disk must not stop the service.
             if self.file.tell() + len(text) > self.max_bytes // 2:
                 os.replace(self.path, f"{self.path}.1")
                 self.file.close()
@@ -81,20 +84,24 @@ class LogCopier(threading.Thread):
 
 
 class Reaper:
+    """Start, watch and end services as the flow requests."""
+
     def __init__(self) -> None:
-        # with the grace in seconds, in order of start
+        # Processes and their grace periods in seconds, in the order of their start.
         self.services: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self.logs: dict[str, LogCopier] = {}
         self.ending_threads: list[threading.Thread] = []
         self.stdout_lock = threading.Lock()
 
     def send_message(self, **message: Any) -> None:
-        # the flow may be gone; its services still have to be ended
+        """Send a message to the flow."""
+        # The flow may be gone, but its services still have to be ended.
         with self.stdout_lock, contextlib.suppress(OSError):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
 
     def start(self, spec: dict[str, Any]) -> None:
+        """Start a service and report it."""
         name = spec["name"]
         read_fd, write_fd = os.pipe()
         try:
@@ -120,12 +127,13 @@ class Reaper:
         self.send_message(started=name, pid=process.pid)
 
     def reap_exited(self) -> None:
+        """Report the services that have ended."""
         for name, (process, _) in list(self.services.items()):
             if process.poll() is not None:
                 self.end_in_background(name)
 
     def end_in_background(self, name: str) -> None:
-        """As `end`, while the others are looked after."""
+        """End one service while the others are still watched."""
         self.ending_threads = [thread for thread in self.ending_threads if thread.is_alive()]
         self.ending_threads.append(
             threading.Thread(
@@ -137,12 +145,14 @@ class Reaper:
     def end_service(
         self, name: str, process: subprocess.Popen[bytes], grace_s: float, log: LogCopier
     ) -> None:
-        """SIGTERM, grace, SIGKILL, to the whole group; also when its leader has already exited. The
-        leader's end is told at once, whatever its children do.
+        """Send SIGTERM to the service's whole group, and after its grace period SIGKILL.
+
+        This includes groups whose leader has exited. The leader's exit is reported at once,
+        whatever its children do.
         """
         is_exit_reported = False
         for signal_number, timeout_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
-            # macOS: EPERM for a group of zombies
+            # macOS returns EPERM for a group of zombies.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal_number)
             until = time.monotonic() + timeout_s
@@ -160,12 +170,13 @@ class Reaper:
             self.report_exit(name, process, log)
 
     def report_exit(self, name: str, process: subprocess.Popen[bytes], log: LogCopier) -> bool:
-        """After its last words are in the log."""
+        """Report an exit after the last output was copied to the log."""
         log.join(LOG_DRAIN_TIMEOUT_S)
         self.send_message(exited=name, code=process.poll())
         return True
 
     def run(self) -> None:
+        """Handle requests until stdin ends, then end all services."""
         buffer = b""
         while True:
             ready, _, _ = select.select([0], [], [], POLL_S)
@@ -188,10 +199,12 @@ class Reaper:
 
 
 def should_kill_now() -> bool:
+    """Return whether services get no time to end."""
     return len(sys.argv) > 1 and os.path.exists(sys.argv[1])
 
 
 def is_group_alive(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process of the group still exists."""
     process.poll()
     try:
         os.killpg(process.pid, 0)

@@ -12,7 +12,7 @@ from lachesis.supervision.plan import ServicePlan
 
 
 def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
-    """What the trainer says about itself; empty when it does not answer."""
+    """Return what the trainer reports about itself; empty if it does not respond."""
     try:
         response = httpx.get(
             f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=get_tls_context()
@@ -24,7 +24,9 @@ def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
 
 
 def count_registered_environments(plan: ServicePlan) -> int:
-    """How many environments the API has met; the number of the next one. 0 when it does not answer."""
+    """Return how many environments the API has registered, which is the next id; 0 if it does not
+    respond.
+    """
     try:
         response = httpx.get(
             f"{plan.config.env.rollout_server_url}/counts",
@@ -38,8 +40,8 @@ def count_registered_environments(plan: ServicePlan) -> int:
 
 
 def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
-    """Tell the API that this environment is gone; else the next one would get a share of the work
-    only.
+    """Tell the API that an environment is gone, so that its successor gets its whole share of the
+    work.
     """
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"

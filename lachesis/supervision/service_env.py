@@ -15,12 +15,12 @@ from lachesis.config.run_config import RunConfig
 HOST = "127.0.0.1"
 
 
-# -P: a folder of the run must not be importable
+# With -P Python does not import modules from the run's folder.
 PYTHON_MODULE_COMMAND = (sys.executable, "-P", "-m")
 
 
 def make_inference_client_env(port: int) -> dict[str, str]:
-    """What the inference server at this port asks for, made for this attempt, and its clients send."""
+    """Return the URL of the inference server and a new token, for the server and its clients."""
     return {
         "LACHESIS_INFERENCE_URL": f"http://{HOST}:{port}",
         "LACHESIS_INFERENCE_TOKEN": secrets.token_urlsafe(24),
@@ -28,6 +28,7 @@ def make_inference_client_env(port: int) -> dict[str, str]:
 
 
 def make_engine_client_env(port: int, token: str) -> dict[str, str]:
+    """Return the variables of a client of the embedded engine."""
     return {
         "TINKER_TELEMETRY": "0",
         "TINKER_BASE_URL": f"http://{HOST}:{port}",
@@ -36,19 +37,20 @@ def make_engine_client_env(port: int, token: str) -> dict[str, str]:
 
 
 def make_python_command(file: str) -> tuple[str, ...]:
-    """As PYTHON, with the packages that the environment requires."""
+    """Return the command of a Python that has the packages the environment requires."""
     return (find_interpreter(Path(file)), *PYTHON_MODULE_COMMAND[1:])
 
 
 def is_local_model(config: RunConfig) -> bool:
+    """Return whether the model is a folder on this machine."""
     return Path(config.openai.model_name).is_dir()
 
 
 def make_model_hub_env(config: RunConfig, *, weights: bool) -> dict[str, str]:
-    """Return what a process needs of the hub to load the model's tokenizer, or also its weights.
+    """Return the variables that a process needs to load the model's tokenizer, or also its weights.
 
-    A model that is on this machine needs none, and without a network asking for it would cost
-    minutes of retries; another one may need the user's token.
+    A model on this machine needs no Hub, and without a network each request would cost minutes of
+    retries; any other may need the user's token.
     """
     if is_local_model(config) or is_cached(config.openai.model_name, needs_weights=weights):
         return {"HF_HUB_OFFLINE": "1"}
@@ -56,15 +58,19 @@ def make_model_hub_env(config: RunConfig, *, weights: bool) -> dict[str, str]:
 
 
 def make_dataset_hub_env(config: RunConfig) -> dict[str, str]:
-    """For an environment, whose data set may come from the hub also where the model does not; with
-    a token when the model's does, or by LACHESIS_PASS.
+    """Return the variables with which an environment loads its data set.
+
+    The data set may come from the Hub even if the model does not. The token is included if the
+    model comes from the Hub too; otherwise $LACHESIS_PASS can pass it.
     """
     return {} if is_local_model(config) else select_env_by_prefix("HF_TOKEN")
 
 
 def make_run_wandb_env(in_use: bool) -> dict[str, str]:
-    """Return W&B's variables for an environment in a run. It has no key, so that it logs offline;
-    the trainer's log is the one that is sent. Only $LACHESIS_PASS gives an environment the key.
+    """Return W&B's variables for an environment in a run.
+
+    It logs offline because it has no key; the trainer's log is uploaded. Only $LACHESIS_PASS can
+    pass the key.
     """
     if not in_use:
         return {}
@@ -76,9 +82,7 @@ def make_run_wandb_env(in_use: bool) -> dict[str, str]:
 
 
 def make_test_wandb_env(in_use: bool) -> dict[str, str]:
-    """Return W&B's variables for an environment that is checked or tested: it never waits for W&B's
-    server.
-    """
+    """Return W&B's variables for an environment under test, which never waits for W&B's server."""
     return {
         **(read_public_variables("WANDB_") if in_use else {}),
         "WANDB_MODE": "offline" if in_use else "disabled",
@@ -86,4 +90,5 @@ def make_test_wandb_env(in_use: bool) -> dict[str, str]:
 
 
 def select_env_by_prefix(prefix: str) -> dict[str, str]:
+    """Return this process's variables whose names begin with `prefix`."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Describe each service of a training run: command, environment variables, port and readiness check."""
+"""Describe each service of a training run: command, variables, port and readiness check."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from lachesis.supervision.service_env import (
 def make_engine_spec(
     config: RunConfig, port: int, token: str, seed: int, *, store_folder: Path, log: Path
 ) -> ServiceSpec:
+    """Describe the embedded engine."""
     command = [
         *PYTHON_MODULE_COMMAND,
         "lachesis.engine",
@@ -58,6 +59,7 @@ def make_engine_spec(
 
 
 def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
+    """Describe the rollout API."""
     fetches_ahead = int(config.is_prefetching)
     batch_flags = [
         "--offpolicy",
@@ -96,6 +98,7 @@ def make_trainer_spec(
     *,
     resume: bool,
 ) -> ServiceSpec:
+    """Describe the trainer."""
     url = f"http://{HOST}:{ports['trainer']}"
     env = {
         **make_model_hub_env(config, weights=False),
@@ -120,14 +123,14 @@ def make_trainer_spec(
             f"{url}/health", expect=lambda health: health.get("trainer_initialized") is True
         ),
         timeout_s=120.0 if record.profile == "embedded" else 600.0,
-        # told to end, it finishes its step and saves a checkpoint
+        # After SIGTERM the trainer finishes its step and saves a checkpoint.
         grace_s=60.0 if record.profile == "embedded" else 180.0,
     )
 
 
 @dataclass(frozen=True)
 class EnvironmentServices:
-    """One environment of a run; `config` is its own view of the run's configuration."""
+    """Describe the processes of one environment of a run; `config` is its own configuration."""
 
     env_id: int
     name: str
@@ -135,24 +138,29 @@ class EnvironmentServices:
     file: str
     folder: RunDir
     is_mixed: bool
-    """Whether others feed the same run."""
+    """Whether several environments feed the run."""
 
     @property
     def name_suffix(self) -> str:
-        """What its files and services are called by, beside those of the first one."""
+        """Return the end of its names of files and services, which is empty for the first
+        environment.
+        """
         return f"-{paths.to_safe_name(self.name)}" if self.env_id else ""
 
     @property
     def service_name(self) -> str:
+        """Return the name of its service."""
         return f"environment{self.name_suffix}"
 
     @property
     def config_file(self) -> Path:
+        """Return the file of its configuration."""
         return (
             self.folder.path / f"{self.service_name}.yaml" if self.is_mixed else self.folder.config
         )
 
     def make_serve_spec(self, *, groups: int) -> ServiceSpec:
+        """Describe the process that makes rollouts."""
         env = self.config.env
         name_env = {"LACHESIS_ENVIRONMENT": self.name} if self.is_mixed else {}
         state_env = {
@@ -181,10 +189,11 @@ class EnvironmentServices:
                 **name_env,
             },
             check_ready=make_registration_check(env.rollout_server_url, self.env_id),
-            timeout_s=300.0,  # setup() may load a data set
+            timeout_s=300.0,  # The environment may load a data set in setup().
         )
 
     def make_evaluation_yaml(self, when: str, base_url: str) -> str:
+        """Return the configuration of an evaluation before or after training."""
         values: dict[str, Any] = self.config.model_dump()
         values["openai"]["base_url"] = base_url
         values["env"].update(
@@ -194,8 +203,8 @@ class EnvironmentServices:
         return run_config.build_run_config(values).to_yaml()
 
     def make_evaluation_spec(self, when: str) -> tuple[ServiceSpec, Path]:
-        """The environment's own `evaluate` command, against the base model or the trained one, and
-        the file that it reads.
+        """Describe the environment's own `evaluate` command, and return it with the file that it
+        reads.
         """
         file = self.folder.path / f"evaluate_{when}{self.name_suffix}.yaml"
         spec = ServiceSpec(
@@ -218,6 +227,7 @@ class EnvironmentServices:
 
 
 def make_registration_check(api_url: str, env_id: int) -> ReadinessCheck:
+    """Return a check that succeeds once the API has registered the environment of this id."""
     return make_http_readiness_check(
         f"{api_url}/status-env",
         body={"env_id": env_id},

@@ -1,6 +1,4 @@
-"""What an environment is tried with before anything is trained: a child that goes through the
-stages which need no model, and a server of a base model.
-"""
+"""Try an environment before training: run the stages without a model, and serve a base model."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ POLL_S = 0.05
 
 
 class StageChild:
-    """It is started at once. Its lines come in the order of the stages."""
+    """Run the stages that need no model in a child, which starts at once."""
 
     def __init__(
         self, group: ServiceGroup, file: str, class_name: str, config: RunConfig, folder: Path
@@ -39,8 +37,10 @@ class StageChild:
         group.start(self.spec)
 
     def wait_for_stage(self, stage: str, timeout_s: float | None = None) -> Json:
-        """The stage's line once it is there. Raises StageError when it failed, hangs, or took the
-        child with it.
+        """Wait for the result of a stage and return it.
+
+        Raises:
+            StageError: The stage failed, hangs, or ended the child.
         """
         timeout_s = timeout_s or TIMEOUT_S[stage]
         until = time.monotonic() + timeout_s
@@ -52,12 +52,12 @@ class StageChild:
                     raise StageError(str(error), stage=stage) from error
             if is_log_too_large(self.spec):
                 raise StageError(
-                    f"it printed more than {MAX_LOG_SIZE_TEXT} and was ended, see {self.spec.log}",
+                    f"it printed more than {MAX_LOG_SIZE_TEXT} and was killed, see {self.spec.log}",
                     stage=stage,
                 )
             if time.monotonic() > until:
                 raise StageError(
-                    f"not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage
+                    f"it was not done after {timeout_s:.0f} s, see {self.spec.log}", stage=stage
                 )
             time.sleep(POLL_S)
         if not line["ok"]:
@@ -67,7 +67,7 @@ class StageChild:
     def _read_stage_line(self, stage: str) -> Json | None:
         index = STAGE_NAMES.index(stage)
         try:
-            # what has no end of line is still being written
+            # A line without a line feed is still being written.
             lines = self.results_file.read_text(encoding="utf-8").split("\n")[:-1]
         except FileNotFoundError:
             return None
@@ -77,15 +77,18 @@ class StageChild:
 def serve_base_model(
     group: ServiceGroup, config: RunConfig, model: str, folder: Path
 ) -> ServicePlan:
-    """Serve a local model, untrained, as long as the group lasts; ready when this returns. Raises
-    as `wait_healthy` does.
+    """Serve a local model, untrained, as long as the group lasts, and wait until it is ready.
+
+    Raises:
+        ProcessExitedError: A process has died.
+        HealthTimeoutError: The server was not ready in time.
     """
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
     plan = make_base_model_plan(run_config.build_run_config(values), folder)
     plan.write_files()
-    # at once: the server takes as long to load as the engine, and asks it last
+    # Both start at once: the server takes as long to load as the engine, which it needs last.
     for spec in plan.services:
         group.start(spec)
     for spec in plan.services:

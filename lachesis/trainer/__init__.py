@@ -1,1 +1,1 @@
-"""Train a policy by the Tinker API on rollouts from the Atropos API."""
+"""Train a policy through the Tinker API on rollouts from the Atropos API."""

@@ -1,9 +1,8 @@
-"""`python -m lachesis.trainer --config FILE`: train through the Tinker API on batches from the
-Atropos API.
+"""Run the trainer: `python -m lachesis.trainer --config FILE`.
 
-The Tinker server and key come from TINKER_BASE_URL and TINKER_API_KEY. Options override the file.
-SIGTERM saves a checkpoint and ends. Any error ends the process with exit code 1 and its reason as
-the last line.
+It trains through the Tinker API on batches from the Atropos API. The Tinker server and key come
+from TINKER_BASE_URL and TINKER_API_KEY. Options override the file. SIGTERM saves a checkpoint and
+ends the process. An error ends it with exit code 1 and the reason as the last line.
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lachesis.trainer")
 MAX_REQUEST_BYTES = 20_000_000
-"""Of one request for samples."""
+"""Maximum size of a sampling request."""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.trainer", description=__doc__)
     parser.add_argument(
         "--config",
         type=Path,
         required=True,
-        help="the run's YAML; the run's other files lie beside it",
+        help="the run's YAML; the run's other files are in the same folder",
     )
     parser.add_argument("--base-model")
     parser.add_argument("--lora-rank", type=int)
@@ -75,7 +75,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_config(args: argparse.Namespace) -> RunConfig:
-    """The file with the command line's values over it. Raises ConfigError."""
+    """Return the configuration in the file with the command line's values applied.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
     values = RunConfig.from_yaml(args.config).model_dump()
     overrides: dict[tuple[str, str], Any] = {
         ("env", "tokenizer_name"): args.base_model,
@@ -96,17 +100,18 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 
 
 def main() -> int:
+    """Train until the last step or SIGTERM, and return the exit code."""
     args = parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries
-    # The SDK and the tokenizer load PyTorch where it is installed. This process needs none of it,
-    # and starts four seconds of
-    # processor time sooner, with a third of the memory, when it is not found.
+    # Without this the log is full of the Hub client's retries.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    # The SDK and the tokenizer import PyTorch if it is installed. This process does not need it,
+    # and without it starts four seconds of processor time sooner, with a third of the memory.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    # else transformers reports that it was not found
+    # Otherwise transformers warns that PyTorch was not found.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         asyncio.run(run(read_config(args), args))
@@ -121,12 +126,12 @@ def main() -> int:
 
 
 def join_lines(text: str) -> str:
-    """The reason is the last line of the log, so it must be one."""
+    """Put a text on one line, because the reason for a failure must be the last line of the log."""
     return " ".join(text.split())
 
 
 async def run(config: RunConfig, args: argparse.Namespace) -> None:
-    """Wire the parts together, serve inference, and train."""
+    """Connect the parts, serve inference, and train."""
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
@@ -185,11 +190,11 @@ async def _train(
         Policy.create(config, resume_from=resume_checkpoint.state if resume_checkpoint else None),
     )
     if policy is None:
-        return  # told to end before there was anything to save
+        return  # The process was asked to end before there was anything to save.
     run_dir = RunDir(run_folder.parent, run_folder.name)
     status: Literal["success", "errored"] = "errored"
     try:
-        if config.profile != "embedded":  # that engine ends with the run
+        if config.profile != "embedded":  # The embedded engine ends with the run.
             policy.write_session_file(run_dir.tinker_session)
         await policy.publish()
         checkpoint_manager = CheckpointManager(
@@ -233,7 +238,7 @@ async def _train(
 async def _serve_and_train(
     trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool
 ) -> None:
-    """From the first question to the Atropos API to the last answer of the inference server."""
+    """Serve inference and train until the last step, then keep serving if `hold`."""
     from lachesis.trainer import inference_server
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
@@ -260,8 +265,9 @@ async def _serve_and_train(
 def _create_evaluations(
     config: RunConfig, run_dir: RunDir, usage: Usage, *, has_final_evaluation: bool
 ) -> EvaluationScheduler:
-    """Return the schedule of the run's evaluations; with `final` the last step is evaluated after
-    training.
+    """Return the schedule of the run's evaluations.
+
+    With `has_final_evaluation` the last step is evaluated after training, by another process.
     """
     from lachesis.trainer.evaluations import EvaluationScheduler
 
@@ -275,9 +281,7 @@ def _create_evaluations(
 
 
 def _read_final_evaluation(run_dir: RunDir) -> dict[str, float]:
-    """Return the metrics of the evaluation after training, which another process has made, or
-    nothing.
-    """
+    """Return the metrics of the evaluation after training, or nothing."""
     try:
         record = RunStore(run_dir.path.parent.parent).load(run_dir.path.name)
     except LachesisError as error:
@@ -298,12 +302,10 @@ def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
 
 @contextlib.contextmanager
 def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
-    """The inference server's socket, bound at once so that a taken port fails before anything is
-    loaded.
-    """
+    """Yield the inference server's socket, bound early so that a port in use fails before loading."""
     address = urlsplit(config.openai.base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
-    # as such, asyncio sends small answers at once (TCP_NODELAY)
+    # The explicit protocol lets asyncio recognise TCP and send small responses at once.
     with socket.socket(proto=socket.IPPROTO_TCP) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -316,13 +318,14 @@ def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
 
 
 def guard_app(app: Any, config: RunConfig) -> HttpGuard:
-    """Sampling costs money at the cloud, so it needs the token in $LACHESIS_INFERENCE_TOKEN, which
-    each attempt of a run has. What the server tells of itself needs none.
+    """Require the token in $LACHESIS_INFERENCE_TOKEN for sampling, which costs money in the cloud.
+
+    The routes that describe the server need no token.
     """
     host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
     token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
     public_paths = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
-    explanation = "the server of a run is for its own environment"
+    explanation = "the inference server of a run serves its own environments only"
     return HttpGuard(
         app,
         host=host,
@@ -335,7 +338,7 @@ def guard_app(app: Any, config: RunConfig) -> HttpGuard:
 
 @contextlib.asynccontextmanager
 async def serve_in_background(app: Any, sock: socket.socket) -> Any:
-    """Serve `app` on `sock` inside the block; signals stay ours."""
+    """Serve `app` on `sock` during the block, without uvicorn's signal handlers."""
     import uvicorn
 
     class SignalFreeServer(uvicorn.Server):
@@ -357,7 +360,11 @@ async def serve_in_background(app: Any, sock: socket.socket) -> Any:
 
 
 def load_tokenizer(name: str) -> Any:
-    """Raises ModelNotFoundError."""
+    """Load a tokenizer.
+
+    Raises:
+        ModelNotFoundError: It cannot be loaded.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 

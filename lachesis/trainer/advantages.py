@@ -1,5 +1,6 @@
-"""What a rollout is worth beside the others of its group, and how it counts; pure functions on
-numpy arrays. Suffixes as in `batch`.
+"""Compute advantages, weights, KL penalties and learning rates; pure functions on numpy arrays.
+
+The suffixes of names are those of `lachesis.trainer.batch`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ STD_EPSILON = 1e-6
 
 
 def compute_advantages(scores_G: Array, estimator: AdvantageEstimator) -> Array:
-    """Advantages (G,) of the G rollouts of one prompt.
+    """Return the advantages (G,) of the G rollouts of one prompt.
 
-    mean           s - mean(s)                        Liu et al. 2025, arXiv:2503.20783 (GRPO
-    without the division) mean_std       (s - mean(s)) / (std(s) + 1e-6)    Shao et al. 2024,
-    arXiv:2402.03300, section 4.1.2; std of the population leave_one_out  s_i - mean of the others
-    Ahmadian et al. 2024, arXiv:2402.14740, eq. 6; G / (G - 1) times `mean`
+    mean           s - mean(s); Liu et al. 2025, arXiv:2503.20783 (GRPO without the division)
+    mean_std       (s - mean(s)) / (std(s) + 1e-6), std of the population; Shao et al. 2024,
+                   arXiv:2402.03300, section 4.1.2
+    leave_one_out  s_i - mean of the others, which is G / (G - 1) times `mean`; Ahmadian et al.
+                   2024, arXiv:2402.14740, eq. 6
     """
     advantages_G: Array = scores_G - scores_G.mean()
     if estimator == "mean_std":
@@ -34,10 +36,11 @@ def compute_advantages(scores_G: Array, estimator: AdvantageEstimator) -> Array:
 
 
 def compute_sequence_weights(lengths_D: Sequence[int]) -> Array:
-    """Factors (D,) that make each rollout of a batch count the same, whatever its length: mean
-    length / own length. Without them each token counts the same. The first is the weighting of GRPO
-    (Shao et al. 2024, eq. 3: 1/|o_i|), the second that of DAPO (Yu et al. 2025, arXiv:2503.14476,
-    eq. 8).
+    """Return factors (D,) that make each rollout of a batch count the same: mean length / own
+    length.
+
+    With these factors the loss is weighted as in GRPO (Shao et al. 2024, eq. 3: 1/|o_i|). Without
+    them each token counts the same, as in DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 8).
     """
     lengths = np.asarray(lengths_D, np.float64)
     factors: Array = lengths.mean() / lengths
@@ -47,13 +50,14 @@ def compute_sequence_weights(lengths_D: Sequence[int]) -> Array:
 def compute_kl_penalties(
     sampling_logprobs_D: Sequence[Array], base_logprobs_D: Sequence[Array], coefficient: float
 ) -> tuple[list[Array], float]:
-    """What is added to the advantages of the trained tokens, per datum, so that training stays near
-    the base model; and the mean of lp - lp_base over all of them: the estimate k1 of KL(policy ||
-    base) on the policy's own samples, in nats per token (Schulman 2020,
-    joschu.net/blog/kl-approx.html).
+    """Return what to add to the advantages of each datum's trained tokens, and the mean KL
+    divergence.
 
-    The penalty is that of the reward, -coefficient (lp - lp_base) per token (Ouyang et al. 2022,
-    arXiv:2203.02155, eq. 2), with the mean over the batch as baseline, so that it adds up to zero.
+    The divergence is the mean of lp - lp_base over all tokens: the estimate k1 of KL(policy ||
+    base) on the policy's own samples, in nats per token (Schulman 2020,
+    joschu.net/blog/kl-approx.html). The penalty is that on the reward, -coefficient (lp - lp_base)
+    per token (Ouyang et al. 2022, arXiv:2203.02155, eq. 2), with the mean over the batch as
+    baseline, so that the penalties add up to zero.
     """
     log_ratios_D = [
         sampling - base for sampling, base in zip(sampling_logprobs_D, base_logprobs_D, strict=True)
@@ -67,9 +71,10 @@ def compute_kl_penalties(
 def compute_learning_rate(
     peak: float, step: int, total_steps: int, *, schedule: LearningRateSchedule, warmup_steps: int
 ) -> float:
-    """Of step number `step`, from 0. It rises in equal parts over `warmup` steps to `peak`, then
-    stays, falls in equal parts, or as a half cosine (Loshchilov & Hutter 2017, arXiv:1608.03983,
-    eq. 5) towards zero, which it would reach at `total`.
+    """Return the learning rate of step number `step`, counted from 0.
+
+    It rises linearly over `warmup_steps` to `peak`. Then it is constant, falls linearly, or falls
+    as a half cosine (Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5) to zero at `total_steps`.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -1,7 +1,7 @@
-"""From scored groups to training datums; pure functions on numpy arrays.
+"""Convert scored groups to training datums; pure functions on numpy arrays.
 
-A group is the G rollouts of one prompt. Suffixes name axes: _P groups, _G rollouts, _T tokens, _D
-datums.
+A group holds the G rollouts of one prompt. Suffixes of names give axes: _P groups, _G rollouts, _T
+tokens, _D datums.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from lachesis.trainer.distillation import compute_distillation_advantages
 from lachesis.trainer.doubled_eos import build_keep_mask
 
 IGNORE_INDEX = -100
-"""A mask entry that is not trained on; on trained positions the mask repeats the token."""
-MALFORMED_GROUP_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a group raises whose values have other types than those of a group. A BatchError is a
-ValueError.
+"""Mask value of positions that are not trained on; at trained positions the mask repeats the token.
 """
+MALFORMED_GROUP_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Exceptions that a group with values of wrong types may cause; BatchError is a ValueError."""
 
 
 @dataclass(frozen=True)
 class Datum:
-    """One training sequence of N positions: position i reads `tokens[i]` and predicts `targets[i]`.
+    """Hold one training sequence of N positions: position i reads `tokens[i]` and predicts
+    `targets[i]`.
 
-    `logprobs` are natural logs at sampling time, 0.0 where `trained` is false; so are `advantages`.
+    `logprobs` are natural logs at sampling time. They and `advantages` are 0.0 where `loss_mask` is
+    false.
     """
 
     tokens: Array
@@ -56,7 +57,7 @@ class Datum:
 
 @dataclass
 class Batch:
-    """The datums of one step and what is known about the rollouts they came from."""
+    """Hold the datums of one step and what is known about their rollouts."""
 
     datums: list[Datum] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -64,25 +65,27 @@ class Batch:
     zero_signal_groups: int = 0
     num_too_long: int = 0
     num_truncated: int = 0
-    """Rollouts that the length limit had cut, where they are left out."""
+    """Number of truncated rollouts, if they are dropped."""
     num_distilled: int = 0
     num_invalid: int = 0
-    """Rollouts that their environment could not score; they are not in `scores`."""
+    """Number of rollouts that their environment could not score; they are not in `scores`."""
     num_without_logprobs: int = 0
-    """Rollouts that came without log-probabilities, for which the model was asked."""
+    """Number of rollouts that came without log-probabilities, which were computed later."""
     reward_parts: dict[str, list[float]] = field(default_factory=dict)
-    """The rewards that the scores are the sums of, by name."""
+    """The parts of the rewards by name."""
     scores_by_environment: dict[str, list[float]] = field(default_factory=dict)
-    """The scores by environment, where several feed the run."""
+    """The scores by environment, if several feed the run."""
     drop_reasons: dict[int, str] = field(default_factory=dict)
-    """Why a group cannot be trained on, by its number in the batch. Such a group counts nowhere
-    else.
+    """Why a group cannot be trained on, by its number in the batch. Such a group is not counted
+    anywhere else.
     """
 
     def compute_metrics(self) -> dict[str, float]:
-        """reward/*, with reward/parts/* where the environment names them, environments/* where
-        there are several, advantages/*, logprobs/* of the sampling side, train/percent_correct (the
-        share of scores above 0), and counts.
+        """Return the metrics of the batch.
+
+        These are reward/*, reward/parts/* if environments name parts, environments/* if there are
+        several, advantages/*, logprobs/* of the sampling side, train/percent_correct (the share of
+        scores above 0), and counts.
         """
         result = {
             "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
@@ -128,7 +131,7 @@ class Batch:
     def add_scores(
         self, scores_G: Array, overrides_G: Sequence[Mapping[str, Any]], valid_G: Array
     ) -> None:
-        """Take in the scores of a group."""
+        """Add the scores of a group."""
         self.scores += scores_G[valid_G].tolist()
         self.num_invalid += int((~valid_G).sum())
         for overrides, valid in zip(overrides_G, valid_G, strict=True):
@@ -138,7 +141,7 @@ class Batch:
                     self.reward_parts.setdefault(str(name)[:80], []).append(float(value))
 
     def merge(self, group_batch: Batch) -> None:
-        """Take in what was made of one group."""
+        """Add the content of a batch that was made from one group."""
         self.datums += group_batch.datums
         self.scores += group_batch.scores
         for name in (
@@ -155,12 +158,12 @@ class Batch:
                 getattr(self, name).setdefault(key, []).extend(values)
 
     def collect_trained_values(self, name: str) -> Array:
-        """The values of a datum's field on all trained positions."""
+        """Return the values of a datum field on all trained positions."""
         return np.concatenate([getattr(datum, name)[datum.loss_mask] for datum in self.datums])
 
 
 def summarize_distribution(prefix: str, values: Array, suffix: str = "") -> dict[str, float]:
-    """mean, std, min and p50 under the names of the contract."""
+    """Return mean, std, min and p50 under their metric names."""
     return {
         f"{prefix}/mean{suffix}": float(values.mean()),
         f"{prefix}/std{suffix}": float(values.std()),
@@ -171,8 +174,10 @@ def summarize_distribution(prefix: str, values: Array, suffix: str = "") -> dict
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How rollouts become datums. `was_cut(tokens, logprobs)` tells of a sampled piece whether the
-    length limit cut it; null trains on such rollouts like on others.
+    """Say how rollouts become datums.
+
+    `was_truncated(tokens, logprobs)` returns whether the length limit has cut a sampled span; None
+    trains on truncated rollouts like on others.
     """
 
     max_tokens: int
@@ -181,9 +186,7 @@ class BatchSettings:
     loss_aggregation: Literal["token", "sequence"] = "token"
     was_truncated: Callable[[list[int], list[float]], bool] | None = None
     has_kl_penalty: bool = False
-    """Whether `add_kl_penalty` follows, so that rollouts whose score teaches nothing are kept for
-    it.
-    """
+    """Whether `add_kl_penalty` follows, so that rollouts without advantage are kept."""
 
 
 def to_batch(
@@ -191,17 +194,17 @@ def to_batch(
     settings: BatchSettings,
     drop_reasons: Mapping[int, str] | None = None,
 ) -> Batch:
-    """Turn each prompt's G rollouts into at most G datums.
+    """Convert each prompt's G rollouts to at most G datums.
 
-    A rollout that its environment marks as invalid takes no part: its score is not in the group's
-    mean. A group whose advantages are all zero teaches nothing and is left out; a rollout of more
-    than `max_tokens` tokens is left out, and one that was cut where the recipe says so (Yu et al.
-    2025, arXiv:2503.14476, section 3.4: its score says nothing of what it would have become); all
-    are counted, and count in the group's mean.
+    A rollout that its environment marks as invalid is excluded, and its score is not in the group's
+    mean. Groups whose advantages are all zero, rollouts of more than `max_tokens` tokens, and
+    truncated rollouts if configured (Yu et al. 2025, arXiv:2503.14476, section 3.4) are dropped but
+    counted, and their scores are in the group's mean. A group that cannot be trained on is dropped
+    as a whole, with its reason in the batch's `drop_reasons`, like the groups that the caller
+    names.
 
-    A group that cannot be trained on is left out as a whole and stands with its reason in the
-    batch's `dropped`, as do those that the caller names in `dropped`. Raises BatchError with the
-    first reason when no group is left.
+    Raises:
+        BatchError: No group is left; the message has the first reason.
     """
     batch = Batch(drop_reasons=dict(drop_reasons or {}))
     for group_index, group in enumerate(groups_P):
@@ -215,7 +218,8 @@ def to_batch(
     if groups_P and len(batch.drop_reasons) == len(groups_P):
         first_index = min(batch.drop_reasons)
         raise BatchError(
-            f"none of the {len(groups_P)} groups of a batch can be trained on; group {first_index}: {batch.drop_reasons[first_index]}"
+            f"none of the {len(groups_P)} groups of a batch can be trained on; group "
+            f"{first_index}: {batch.drop_reasons[first_index]}"
         )
     if not settings.has_kl_penalty:
         _apply_loss_aggregation(batch, settings)
@@ -225,12 +229,18 @@ def to_batch(
 def add_kl_penalty(
     batch: Batch, base_logprobs_D: Sequence[Array], coefficient: float, settings: BatchSettings
 ) -> float:
-    """Add the penalty on the distance to the base model to the advantages of all trained tokens,
-    then weigh the rollouts.
+    """Add the KL penalty to the advantages of all trained tokens, then weight the rollouts.
 
-    `base_D` holds the base model's log-probabilities of each datum's trained tokens. Returns the
-    mean distance, which is the estimate of KL(policy || base) in nats per token. Rollouts without
-    any advantage after that are left out.
+    Rollouts without any advantage after that are dropped.
+
+    Args:
+        batch: The batch, which is changed.
+        base_logprobs_D: The base model's log-probabilities of each datum's trained tokens.
+        coefficient: The weight of the penalty.
+        settings: How rollouts are weighted.
+
+    Returns:
+        The estimate of KL(policy || base) in nats per token.
     """
     sampling_logprobs_D = [
         datum.logprobs[datum.loss_mask].astype(np.float64) for datum in batch.datums
@@ -256,9 +266,7 @@ def _apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
 
 
 def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
-    """Return what is made of one group. Raises one of BAD_VALUES for a group that cannot be trained
-    on.
-    """
+    """Convert one group; raise one of MALFORMED_GROUP_ERRORS if it cannot be trained on."""
     if fault := find_fault(group):
         raise BatchError(fault)
     num_rollouts = len(group["tokens"])
@@ -272,7 +280,7 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
     advantages_G = np.zeros(num_rollouts)
     if valid_G.any():
         advantages_G[valid_G] = compute_advantages(scores_G[valid_G], settings.advantage)
-    # their mean can differ from them by rounding
+    # Equal scores can differ from their mean by rounding, so they are compared with each other.
     has_equal_scores = len(set(scores_G[valid_G].tolist())) < 2
     if has_equal_scores:
         advantages_G[:] = 0.0
@@ -339,31 +347,30 @@ def _add_rollout(
 def _read_rollout(
     rollout_label: str, group: Mapping[str, Any], index: int
 ) -> tuple[Array, Array, Array]:
-    """Tokens, which of them are trained on, and their sampling logprobs; the mask decides, not a
-    sentinel logprob.
-    """
+    """Return the tokens, the loss mask and the sampling log-probabilities of a rollout."""
     logprobs_G = group.get("inference_logprobs")
     if logprobs_G is None or not len(logprobs_G):
         raise BatchError(
-            f"{rollout_label}: the environment sent no inference_logprobs, which the loss needs; it must take them from "
-            "managed_server nodes (node.logprobs)"
+            f"{rollout_label}: the environment sent no inference_logprobs, which the loss needs; "
+            "it must take them from managed_server nodes (node.logprobs)"
         )
     tokens_T = np.asarray(group["tokens"][index], dtype=np.int64)
     loss_mask_T = np.asarray(group["masks"][index], dtype=np.int64) != IGNORE_INDEX
     logprobs_T = np.asarray(logprobs_G[index], dtype=np.float64)
     if not tokens_T.ndim == loss_mask_T.ndim == logprobs_T.ndim == 1 or (tokens_T < 0).any():
         raise BatchError(
-            f"{rollout_label}: tokens, masks and inference_logprobs are lists of numbers, and no token id is negative"
+            f"{rollout_label}: tokens, masks and inference_logprobs must be lists of numbers, and "
+            "no token id may be negative"
         )
-    sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]  # nothing predicts the first token
-    # Atropos fills in 1.0 where it has none
+    sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]  # The first token is not predicted.
+    # Atropos writes 1.0 where it has no log-probability.
     unusable_logprobs = sampled_logprobs[
         ~((sampled_logprobs >= MIN_LOGPROB) & (sampled_logprobs <= 0.01))
     ]
     if len(unusable_logprobs):
         raise BatchError(
-            f"{rollout_label}: {len(unusable_logprobs)} sampling logprobs of trained tokens are not usable: {unusable_logprobs[:8].tolist()}; "
-            f"none may be above 0 or below {MIN_LOGPROB:g}"
+            f"{rollout_label}: {len(unusable_logprobs)} sampling logprobs of trained tokens are not "
+            f"usable: {unusable_logprobs[:8].tolist()}; allowed: {MIN_LOGPROB:g} to 0"
         )
     return tokens_T, loss_mask_T, logprobs_T
 

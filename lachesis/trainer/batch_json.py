@@ -1,9 +1,9 @@
-"""Read a batch of scored groups from JSON in small steps.
+"""Parse a batch of scored groups from JSON in small steps.
 
-A batch of 128 rollouts of 8,000 tokens is some 40 MB of JSON. `json.loads` holds the interpreter's
-lock for all of it, also in a thread, and the inference server of this process would answer nobody
-meanwhile. Here each call into C reads one rollout, so that other threads get their turn in between,
-and each list of numbers becomes an array at once.
+A batch of 128 rollouts of 8,000 tokens is about 40 MB of JSON. `json.loads` holds the interpreter's
+lock for all of it, even in a thread, and the inference server of this process could not respond
+meanwhile. Here each call into C reads one rollout, so that other threads run in between, and each
+list of numbers becomes an array at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 ARRAY_DTYPES = {"tokens": np.int64, "masks": np.int64, "inference_logprobs": np.float64}
 STEPWISE_LEVELS = 4
-"""The object of the answer, its list of groups, a group, and a list with one entry per rollout."""
+"""Levels that are parsed step by step: the response, its groups, a group, and a list of rollouts.
+"""
 WHITESPACE = re.compile(r"[ \t\n\r]*")
 decode_value = json.JSONDecoder().raw_decode
 
@@ -25,8 +26,10 @@ def read_batch_json(content: bytes) -> Any:
     """Return what `json.loads` would, with an array for each rollout's tokens, masks and
     log-probabilities.
 
-    Raises ValueError for what is not valid JSON. A list that does not fit into an array stays a
-    list.
+    A list that does not fit into an array stays a list.
+
+    Raises:
+        ValueError: The text is not valid JSON.
     """
     text = content.decode()
     try:
@@ -34,14 +37,12 @@ def read_batch_json(content: bytes) -> Any:
     except IndexError as error:
         raise ValueError("the text is not valid JSON") from error
     if _skip_whitespace(text, end) != len(text):
-        raise ValueError(f"the text goes on behind its JSON value, at character {end}")
+        raise ValueError(f"there is text after the JSON value, at character {end}")
     return value
 
 
 def _read_value(text: str, at: int, levels: int, key: str) -> tuple[Any, int]:
-    """Return the value that begins at a position, and where it ends. `name` is the key under which
-    it stands.
-    """
+    """Return the value at a position, which belongs to `key`, and the position after it."""
     if levels and text[at] == "[":
         return _read_list(text, at, levels, key)
     if levels and text[at] == "{":
@@ -87,7 +88,7 @@ def _skip_whitespace(text: str, at: int) -> int:
 
 
 def _skip_character(text: str, at: int, character: str) -> int:
-    """Return the position behind a mark and the space after it."""
+    """Return the position after a character and the space behind it."""
     if text[at] != character:
         raise ValueError(f"the text is not valid JSON: {character} is missing at character {at}")
     return _skip_whitespace(text, at + 1)

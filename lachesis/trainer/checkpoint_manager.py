@@ -1,6 +1,4 @@
-"""Keeps a run's checkpoints: writes them, proves that training goes on from what was written, and
-deletes what nobody needs.
-"""
+"""Save a run's checkpoints, verify that training resumes from what was saved, and delete old ones."""
 
 from __future__ import annotations
 
@@ -25,33 +23,35 @@ from lachesis.trainer.policy import Policy
 log = logging.getLogger(__name__)
 SERVER_TIMEOUT_S = 30.0
 MAX_LOSS_CHANGE = 1e-3
-"""Nats per token; the same weights on the same server differ by rounding only."""
+"""Maximum change in nats per token; the same weights on the same server differ by rounding only."""
 
 
 class ResumePoint(BaseModel):
-    """What training goes on from."""
+    """Describe what training was resumed from."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     step: int
     state: str
     optimizer: bool = True
-    """Whether Adam's moments came back with the weights; a state without them is refused."""
+    """Whether Adam's moments were restored; a state without them is refused."""
     groups: int
-    """Groups that training had received by then. What was queued after them is dropped, and its
-    items are asked anew.
+    """Number of groups that training had received by then. Later ones are dropped, and their items
+    are sampled again.
     """
     loss_change: float | None = None
-    """Mean negative log-probability of a kept text now minus that when it was saved, in nats per
-    token; null when it could not be asked.
+    """Mean negative log-probability of a stored text now minus that at the save, in nats per token;
+    null if it could not be computed.
     """
     at: str
 
 
 class CheckpointManager:
-    """Of one attempt of a run. `groups` counts those that training has received, over all attempts,
-    `mixture` those of each of several environments. A checkpoint names those of the steps that were
-    made: a resume asks for the others again.
+    """Manage the checkpoints of one attempt of a run.
+
+    `groups` counts the groups that training has received over all attempts, and
+    `groups_by_environment` those of each environment if there are several. A checkpoint holds the
+    counts of the steps that were made; a resumed run requests later groups again.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CheckpointManager:
         self.checkpoints.set_aside(after=resume_checkpoint.step if resume_checkpoint else 0)
         self.step = resume_checkpoint.step if resume_checkpoint else 0
         self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.borrowed
-        """Whether what comes before the first step, training on examples, is in the weights."""
+        """Whether the weights include the supervised fine-tuning before the first step."""
         self.groups = resume_checkpoint.groups if resume_checkpoint else 0
         self.groups_by_environment = collections.Counter(
             resume_checkpoint.mixture if resume_checkpoint else {}
@@ -80,22 +80,22 @@ class CheckpointManager:
             self._probe_tokens = [resume_checkpoint.reference.tokens]
         self._rewards: list[float] = []
         self._saved_steps = sorted(manifest.step for manifest in checkpoints.list_intact())
-        """Steps of checkpoints, also of those that are gone."""
+        """Steps of all checkpoints, including deleted ones."""
         self._pending_held_out: HeldOutResult | None = None
         """The newest held-out result since the last checkpoint."""
         self.get_evaluated_step: Callable[[], int | None] = lambda: None
-        """Gives the step whose evaluation is under way, or whose result was not noted yet."""
+        """Returns the step that is being evaluated, or whose result was not noted yet."""
 
     def count_received_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Training has received these."""
+        """Count groups that training has received."""
         self.groups += len(groups)
         self.groups_by_environment.update(
             name for group in groups if (name := get_environment(group))
         )
 
     def count_step(self, reward: float, token_lists: list[list[int]]) -> None:
-        """Count a step on all groups that were received; the first `texts` are kept to compare
-        checkpoints with.
+        """Count a step on all groups received so far; the first `token_lists` are kept as probe
+        texts.
         """
         self._rewards.append(reward)
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
@@ -104,10 +104,10 @@ class CheckpointManager:
         ]
 
     def note_held_out(self, point: HeldOutPoint) -> None:
-        """Give a held-out result to the checkpoint that it belongs to.
+        """Add a held-out result to the checkpoint that it belongs to.
 
-        It belongs to the checkpoint of the evaluated step or, if there is none, to the first one
-        after it. The result of step 0 says nothing about a later checkpoint.
+        That is the checkpoint of the evaluated step or, if there is none, the first one after it.
+        The result of step 0 says nothing about a later checkpoint.
         """
         held_out = HeldOutResult(
             percent_correct=point.percent_correct, items=point.items or 0, step=point.step
@@ -120,7 +120,7 @@ class CheckpointManager:
             return
         try:
             self.checkpoints.note_held_out(later_steps[0], held_out)
-        except StorageError as error:  # the metrics have it
+        except StorageError as error:  # The metrics hold the result too.
             log.warning(
                 "the checkpoint of step %d has no held-out result: %s", later_steps[0], error
             )
@@ -135,8 +135,11 @@ class CheckpointManager:
         )
 
     async def save(self, step: int, *, is_final: bool = False) -> None:
-        """A checkpoint of this step, unless there is one; then those that are superseded go. Raises
-        what the server or the disk says.
+        """Save a checkpoint of this step unless there is one, then delete those that are
+        superseded.
+
+        Raises:
+            Exception: The server or the disk refused.
         """
         if step <= self.step and not (step == 0 and not self.is_sft_done):
             return
@@ -159,7 +162,7 @@ class CheckpointManager:
         try:
             await asyncio.to_thread(self.checkpoints.write, manifest)
         except Exception:
-            # but not a cancellation, during which the thread may still write the manifest
+            # A cancellation is not handled: the thread may still be writing the manifest.
             await self.policy.discard(paths.values())
             raise
         self.step, self._rewards, self._pending_held_out = step, [], None
@@ -170,8 +173,8 @@ class CheckpointManager:
             await self._remove(old)
 
     async def verify_resume(self, manifest: Manifest) -> ResumePoint:
-        """Compare the weights that were loaded with those that were saved, by what they say of a
-        text; ask after publishing.
+        """Compare the loaded weights with the saved ones by a text's log-probabilities, after
+        publishing.
         """
         saved_reference, loaded_reference = (
             manifest.reference,
@@ -184,7 +187,7 @@ class CheckpointManager:
         )
         if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
             log.warning(
-                "the loaded weights differ from the saved ones: %+.2e nats per token on a kept text",
+                "the loaded weights differ from the saved ones: %+.2e nats per token of a stored text",
                 loss_change,
             )
         resume_point = ResumePoint(
@@ -198,7 +201,9 @@ class CheckpointManager:
         return resume_point
 
     async def _measure_probes(self) -> list[Probe]:
-        """What the sampler says of the kept texts; nothing when it does not answer."""
+        """Return the sampler's log-probabilities of the probe texts, or nothing if it does not
+        respond.
+        """
         sampler = self.policy.sampler
         if sampler is None:
             return []
@@ -209,7 +214,7 @@ class CheckpointManager:
                     for tokens in self._probe_tokens
                 )
                 logprob_lists = await asyncio.gather(*requests)
-        except Exception as error:  # a look at the weights is not worth a checkpoint
+        except Exception as error:  # A checkpoint without probes is better than none.
             log.warning("the checkpoint has no text to compare with: %r", error)
             return []
         return [

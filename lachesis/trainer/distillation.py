@@ -20,10 +20,13 @@ def compute_distillation_advantages(
     loss_mask_T: Array,
     logprobs_T: Array,
 ) -> Array:
-    """On-policy distillation: teacher logprob - student logprob of the sampled token.
+    """Return teacher log-probability minus student log-probability of each sampled token.
 
     `distill_logprobs` has the shape (rollout, token, K), aligned with the tokens; K must be 1 and
-    hold the sampled token.
+    be the sampled token.
+
+    Raises:
+        BatchError: The shapes do not fit, or the teacher's values are not usable.
     """
     teacher_token_ids = np.asarray(group["distill_token_ids"][index])
     teacher_logprobs = np.asarray(group["distill_logprobs"][index], dtype=np.float64)
@@ -34,8 +37,9 @@ def compute_distillation_advantages(
         or len(teacher_token_ids) != len(tokens_T)
     ):
         raise BatchError(
-            f"{rollout_label}: distill_token_ids has shape {teacher_token_ids.shape}, distill_logprobs {teacher_logprobs.shape}; "
-            f"only ({len(tokens_T)}, 1) can be trained through the Tinker API (K = 1, one entry per token)"
+            f"{rollout_label}: distill_token_ids has shape {teacher_token_ids.shape}, "
+            f"distill_logprobs {teacher_logprobs.shape}; only ({len(tokens_T)}, 1) can be trained "
+            "through the Tinker API (K = 1, one entry per token)"
         )
     if (teacher_token_ids[loss_mask_T, 0] != tokens_T[loss_mask_T]).any():
         raise BatchError(
@@ -44,6 +48,7 @@ def compute_distillation_advantages(
     advantages_T = np.where(loss_mask_T, teacher_logprobs[:, 0] - logprobs_T, 0.0)
     if not (np.abs(advantages_T[1:]) < -MIN_LOGPROB).all():
         raise BatchError(
-            f"{rollout_label}: distill_logprobs of trained tokens are not finite, or below {MIN_LOGPROB:g}"
+            f"{rollout_label}: distill_logprobs of trained tokens are not finite, or below "
+            f"{MIN_LOGPROB:g}"
         )
     return advantages_T

@@ -1,8 +1,8 @@
-"""Repair a doubled end-of-turn token, by one rule for prompts and for training.
+"""Remove duplicated end-of-turn tokens, by one rule for prompts and for training.
 
 Atropos' chat turns append the template's end-of-turn token to a completion that already ends with
-it. Without the repair a later turn would be sampled from a context that no template builds, and
-trained in another one than it was sampled in.
+it. Without this, a later turn would be sampled from a context that no template produces, and
+trained in a different context.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from lachesis.base.arrays import Array
 
 
 def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | None = None) -> Array:
-    """Return (T,), true where a position stays.
+    """Return a mask (T,) that is true where a token stays.
 
-    An end-of-turn token directly behind another one is dropped. One that the model has sampled
-    stays, as it is trained on; in a prompt, without `sampled_T`, no token counts as sampled.
+    An end-of-turn token directly after another one is dropped, unless the model has sampled it. In
+    a prompt, without `loss_mask_T`, no token counts as sampled.
     """
     keep_mask_T = np.ones(len(tokens_T), dtype=bool)
     if eos_id is not None:

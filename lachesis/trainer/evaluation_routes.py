@@ -1,9 +1,12 @@
-"""The routes by which environments evaluate during training; see `lachesis.trainer.evaluations`.
+"""Add the routes by which environments evaluate during training.
 
-GET  /evaluations/next?environment=NAME   wait for an evaluation: {id, step}, {} or {over: true}
-POST /evaluations/{id}/alive              a sign of life
-POST /evaluations/{id}                    what came of it: {metrics, items, seconds}, or {error}
-/evaluations/{id}/generate, /v1/...       as the server's own, with the weights of that step
+    GET  /evaluations/next?environment=NAME   wait for an evaluation: {id, step}, {} or {over: true}
+    POST /evaluations/{id}/alive              send a heartbeat
+    POST /evaluations/{id}                    report {metrics, items, seconds}, or {error}
+    /evaluations/{id}/generate, /v1/...       sample like the server's own routes, with the weights
+                                              of that step
+
+See `lachesis.trainer.evaluations`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from lachesis.trainer.state import TrainerState
 
 
 class EvaluationReport(BaseModel):
-    """What came of an evaluation."""
+    """Report the result of an evaluation."""
 
     metrics: Json = {}
     items: float | None = None
@@ -34,7 +37,7 @@ class EvaluationReport(BaseModel):
 
 
 class EvaluationInference(Inference):
-    """Samples with the weights of the evaluation that the path names."""
+    """Sample with the weights of the evaluation that the path names."""
 
     def __init__(
         self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState
@@ -53,9 +56,7 @@ class EvaluationInference(Inference):
         params: tinker.SamplingParams,
         stop_ids: list[int],
     ) -> list[Sample]:
-        """Sample and count the tokens. They are paid for, but say nothing about training's own
-        requests.
-        """
+        """Sample and count the tokens, which are paid for but are not training's own requests."""
         prompt = tinker.ModelInput.from_ints(ids)
         response = await cancel_on_disconnect(
             request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)

@@ -1,11 +1,9 @@
-"""Schedule held-out evaluations during training, keep the weights that they see, and collect their
-results.
+"""Schedule held-out evaluations during training, keep their weights, and collect their results.
 
-The trainer decides when an evaluation is due: after each step that is a multiple of
-`steps_per_eval`, step 0 included. Environments ask for it (see
-`lachesis.env_process.scheduled_evaluation`) and work beside training, so no step waits. All
-environments of a run evaluate the same weights; the next evaluation begins when they have ended, so
-that at most one older version of the weights is held.
+The trainer decides when an evaluation is due: at each step that is a multiple of `steps_per_eval`,
+including step 0. Environments ask for it (see `lachesis.env_process.scheduled_evaluation`) and run
+it beside training, so no step waits. All environments of a run evaluate the same weights; the next
+evaluation begins when they have ended, so that at most one older version of the weights is kept.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
 LONG_POLL_S = 20.0
-"""How long a question for the next evaluation may stay open."""
+"""How long a request for the next evaluation may stay open."""
 HEARTBEAT_TIMEOUT_S = 120.0
-"""An evaluation whose process has given no sign of life for so long is given up."""
+"""An evaluation without a heartbeat for this long is given up."""
 BEGIN_TIMEOUT_S = 30.0
-"""After the last step an environment has so long to begin an evaluation that is due."""
+"""How long after the last step an environment may take to begin an evaluation that is due."""
 FINISH_TIMEOUT_S = 600.0
-"""After the last step an evaluation under way has so long to end."""
+"""How long after the last step a running evaluation may take to end."""
 UPDATES_PER_KEEPALIVE = 8
-"""The weights of an evaluation are asked for one token each so many updates, as a server may forget
-idle ones.
+"""After this many updates one token is sampled from the weights of an evaluation, because servers
+may drop idle weights.
 """
 MAX_ATTEMPTS = 2
 MAX_METRICS, MAX_NAME_LENGTH = 64, 80
@@ -48,12 +46,12 @@ RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
 
 
 class EvaluationEndedError(Exception):
-    """The evaluation has ended or was given up; its weights are gone."""
+    """The evaluation has ended or was given up, and its weights are gone."""
 
 
 @dataclass
 class EvaluationRound:
-    """One evaluation by all environments of a run. `waiting` are those that have not begun."""
+    """Hold one evaluation by all environments of a run; `waiting` are those that have not begun."""
 
     step: int
     sampler: tinker.SamplingClient
@@ -64,7 +62,7 @@ class EvaluationRound:
 
 @dataclass
 class RunningEvaluation:
-    """The part of one environment in a round."""
+    """Hold the part of one environment in a round."""
 
     environment: str
     attempts: int
@@ -72,14 +70,14 @@ class RunningEvaluation:
 
 
 class EvaluationScheduler:
-    """The held-out evaluations of one attempt of a run.
+    """Schedule the held-out evaluations of one attempt of a run.
 
     Args:
         environments: The names of the run's environments, its own first.
-        every: Steps between evaluations; 0 or less for none.
-        last: The last step of the run, if somebody else evaluates it.
-        usage: Counts the tokens that are asked for here.
-        failures: The JSONL file that keeps why evaluations failed.
+        every_steps: Steps between evaluations; 0 or less for none.
+        excluded_step: The last step of the run, if another process evaluates it.
+        usage: Counts the tokens that are requested here.
+        failures_file: The JSONL file for the reasons of failed evaluations.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class EvaluationScheduler:
         self.is_over = every_steps <= 0
         """Whether no further evaluation will be due."""
         self.results: list[HeldOutPoint] = []
-        """Results of the run's own environment that nobody has taken yet."""
+        """Results of the run's own environment that the trainer has not taken yet."""
         self._evaluated_steps: set[int] = set()
         self._round: EvaluationRound | None = None
         self._running: dict[str, RunningEvaluation] = {}
@@ -111,22 +109,22 @@ class EvaluationScheduler:
 
     @property
     def step_under_way(self) -> int | None:
-        """The step whose weights are being evaluated now."""
+        """Return the step whose weights are being evaluated now."""
         return self._round.step if self._round else None
 
     @property
     def step_awaited(self) -> int | None:
         """Return the step whose result is not in a checkpoint yet.
 
-        Its evaluation is under way, or has ended and nobody has taken the result.
+        Its evaluation is running, or has ended and its result was not taken.
         """
         return self.results[0].step if self.results else self.step_under_way
 
     def restore_from_metrics(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
-        """Take over what an earlier attempt has evaluated, when training goes on from `first_step`.
+        """Restore what an earlier attempt has evaluated when training resumes from `first_step`.
 
-        Lines after `first_step` will be made again. A result on one of them stays true if its
-        weights are not newer than `first_step`; it goes to the next line that is written.
+        Lines after `first_step` will be written again. A result on one of them stays valid if its
+        weights are not newer than `first_step`; it moves to the next line.
         """
         for line in steps:
             evaluated_step = line.get("eval/step")
@@ -140,7 +138,7 @@ class EvaluationScheduler:
                 self._unwritten_metrics.pop("eval/failed", None)
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
-        """Begin an evaluation of these weights if one is due. Call it after each step, and before
+        """Begin an evaluation of these weights if one is due; call it after each step and before
         the first.
         """
         self._give_up_silent()
@@ -152,7 +150,7 @@ class EvaluationScheduler:
             self._give_up_waiting("the environment did not begin it before the next one was due")
         if self._round is not None:
             log.warning(
-                "no evaluation of step %d: that of step %d is still under way",
+                "no evaluation of step %d: that of step %d is still running",
                 step,
                 self._round.step,
             )
@@ -162,12 +160,11 @@ class EvaluationScheduler:
         self._wake_waiters()
 
     async def wait_for_next(self, environment: str, wait_s: float = LONG_POLL_S) -> dict[str, Any]:
-        """Wait until this environment has an evaluation to make, and begin it.
+        """Wait until this environment has an evaluation to run, and begin it.
 
         Returns:
-            Its `id` and the `step` of its weights; `{"over": True}` when there will be no more;
-                `{}` when
-            there was none in `wait_s` seconds.
+            Its `id` and the `step` of its weights; `{"over": True}` if there will be no more; `{}`
+                if there was none within `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -182,20 +179,20 @@ class EvaluationScheduler:
                 return {}
 
     def get_sampler(self, evaluation_id: str) -> tinker.SamplingClient:
-        """Return the weights that an evaluation sees. Raises EvaluationOver."""
+        """Return the weights of an evaluation, or raise EvaluationEndedError."""
         self.record_heartbeat(evaluation_id)
         assert self._round is not None
         return self._round.sampler
 
     def record_heartbeat(self, evaluation_id: str) -> None:
-        """Note a sign of life of an evaluation. Raises EvaluationOver."""
+        """Record a heartbeat of an evaluation, or raise EvaluationEndedError."""
         running = self._running.get(evaluation_id)
         if running is None or self._round is None:
             raise EvaluationEndedError(f"evaluation {evaluation_id[:40]} has ended or was given up")
         running.heartbeat_at = time.monotonic()
 
     def finish(self, evaluation_id: str, report: Mapping[str, Any]) -> None:
-        """Take in what came of an evaluation: its metrics, or why it failed. Raises EvaluationOver."""
+        """Record the metrics of an evaluation or why it failed, or raise EvaluationEndedError."""
         self.record_heartbeat(evaluation_id)
         assert self._round is not None
         running, step = self._running.pop(evaluation_id), self._round.step
@@ -214,14 +211,17 @@ class EvaluationScheduler:
         return metrics
 
     async def wait_for_last_round(self, stop: asyncio.Event) -> None:
-        """Wait after the last step for an evaluation that is due or under way, if it is not dead.
+        """Wait after the last step for an evaluation that is due or running, unless it is dead.
 
-        One that has not ended after SETTLE_S seconds, or when `stop` is set, counts as failed.
+        One that has not ended after FINISH_TIMEOUT_S seconds, or when `stop` is set, counts as
+        failed.
         """
         deadline = time.monotonic() + FINISH_TIMEOUT_S
         while self._round is not None and not stop.is_set() and time.monotonic() < deadline:
             if time.monotonic() - self._round.started_at > BEGIN_TIMEOUT_S:
-                self._give_up_waiting(f"the environment did not begin it in {BEGIN_TIMEOUT_S:g} s")
+                self._give_up_waiting(
+                    f"the environment did not begin it within {BEGIN_TIMEOUT_S:g} s"
+                )
             self._give_up_silent()
             change_event = self._change_event
             try:
@@ -243,10 +243,9 @@ class EvaluationScheduler:
         return step not in self._evaluated_steps
 
     def _offer_evaluation(self, environment: str) -> dict[str, Any]:
-        """Return the offer of an evaluation, or nothing.
+        """Return an evaluation to run, or nothing.
 
-        An environment that asks while its evaluation is under way was started again: it may try
-        once more.
+        An environment that asks while its evaluation is running was restarted: it may try again.
         """
         if self._round is None:
             return {}
@@ -297,7 +296,7 @@ class EvaluationScheduler:
     def _record_failure(self, environment: str, step: int, reason: str) -> None:
         self.num_failed += 1
         self._unwritten_metrics["eval/failed"] = self._unwritten_metrics.get("eval/failed", 0) + 1
-        log.warning("the evaluation of step %d failed: %s; training goes on", step, reason)
+        log.warning("the evaluation of step %d failed: %s; training continues", step, reason)
         if self.failures_file is None:
             return
         failure = {
@@ -311,16 +310,16 @@ class EvaluationScheduler:
                 self.failures_file.parent.mkdir(exist_ok=True)
                 with self.failures_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(failure) + "\n")
-        except Exception as error:  # the log has it
-            log.warning("the reason was not kept: %s", error)
+        except Exception as error:  # The reason is in the log.
+            log.warning("the reason could not be stored: %s", error)
 
     def _give_up_silent(self) -> None:
-        """Give up evaluations whose process is gone or stands still."""
+        """Give up evaluations whose process is gone or does not respond."""
         for evaluation_id, running in list(self._running.items()):
             silent_s = time.monotonic() - running.heartbeat_at
             if silent_s > HEARTBEAT_TIMEOUT_S and self._round is not None:
                 del self._running[evaluation_id]
-                reason = f"its process has given no sign of life for {silent_s:.0f} s"
+                reason = f"its process has sent no heartbeat for {silent_s:.0f} s"
                 self._record_failure(running.environment, self._round.step, reason)
         self._close_if_done()
 
@@ -333,7 +332,7 @@ class EvaluationScheduler:
         self._close_if_done()
 
     def _give_up_all(self, reason: str) -> None:
-        """Give up what is left of the round, whether it has begun or not."""
+        """Give up the rest of the round, whether it has begun or not."""
         if self._round is None:
             return
         for running in self._running.values():
@@ -347,7 +346,7 @@ class EvaluationScheduler:
             self._wake_waiters()
 
     def _keep_weights_alive(self, round_: EvaluationRound) -> None:
-        """Ask the weights of a round for one token now and then, so that no server forgets them."""
+        """Sample a token from the weights of a round now and then, so that no server drops them."""
         round_.updates += 1
         if round_.updates % UPDATES_PER_KEEPALIVE:
             return
@@ -361,7 +360,7 @@ class EvaluationScheduler:
     def _finish_keepalive(self, task: asyncio.Task[Any]) -> None:
         self._keepalive_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.warning("the weights of an evaluation were not kept: %r", task.exception())
+            log.warning("sampling to keep an evaluation's weights failed: %r", task.exception())
 
     def _wake_waiters(self) -> None:
         self._change_event.set()

@@ -23,8 +23,8 @@ from lachesis.trainer.usage import Usage
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer: its tokens, the log-probability of each, and whether it ended by itself ("stop")
-    or was cut ("length").
+    """Hold one answer: its tokens, their log-probabilities, and the finish reason `stop` or
+    `length`.
     """
 
     tokens: list[int]
@@ -33,7 +33,7 @@ class Sample:
 
 
 class Inference:
-    """Token ids in, samples out; one for the policy and one for the base model."""
+    """Sample from the policy or from the base model."""
 
     def __init__(
         self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, is_base: bool
@@ -47,7 +47,7 @@ class Inference:
         )
 
     def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
-        """Return the weights that answer a request."""
+        """Return the weights for a request."""
         client = self.policy.base_sampler if self.is_base else self.policy.sampler
         assert client is not None, "the server starts after the first weights are published"
         return client
@@ -55,10 +55,13 @@ class Inference:
     async def sample(
         self, request: Request, ids: list[int], settings: SamplingSettings
     ) -> list[Sample]:
-        """Return `want.n` samples, and end the sampling if the client hangs up.
+        """Return `settings.n` samples; stop sampling if the client disconnects.
 
         An answer ends at a stop text, at a stop id, or at the model's own end; with stop ids alone
-        only at those. Raises BadRequest for settings that cannot be honoured.
+        only at those.
+
+        Raises:
+            BadRequestError: A setting is not supported.
         """
         settings.require_supported()
         params = tinker.SamplingParams(
@@ -69,11 +72,12 @@ class Inference:
             top_p=1.0 if settings.top_p is None else settings.top_p,
             top_k=settings.top_k or -1,
             seed=settings.seed,
-            # an empty list means the model's own end, as for OpenAI
+            # As in OpenAI's API an empty list means the model's own end.
             stop=settings.stop_texts or settings.stop_ids or None,
         )
         prompt = collapse_doubled_eos(ids, self.tokenizer.eos_token_id)
-        stop_ids = settings.stop_ids if settings.stop_texts else []  # the SDK takes texts or ids
+        # The SDK accepts texts or ids; with texts, the ids are applied here.
+        stop_ids = settings.stop_ids if settings.stop_texts else []
         return await self.sample_and_count(request, prompt, settings.n, params, stop_ids)
 
     async def sample_and_count(
@@ -84,9 +88,7 @@ class Inference:
         params: tinker.SamplingParams,
         stop_ids: list[int],
     ) -> list[Sample]:
-        """Sample, cut the answers at `stop_ids`, and count what was sampled, with the version of
-        the weights it came from.
-        """
+        """Sample, cut the answers at `stop_ids`, and count them with the version of the weights."""
         prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
         with self.usage.track_request(ids):
             response = await cancel_on_disconnect(
@@ -99,6 +101,7 @@ class Inference:
         return samples
 
     async def compute_logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
+        """Return the log-probability of each token, None for the first."""
         prompt = tinker.ModelInput.from_ints(ids)
         return list(
             await cancel_on_disconnect(
@@ -107,15 +110,17 @@ class Inference:
         )
 
     def encode_chat(self, messages: list[Json]) -> list[int]:
+        """Return the token ids of a conversation."""
         try:
             ids = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_dict=False
             )
-        except Exception as error:  # a template raises whatever its author chose
+        except Exception as error:  # Templates raise arbitrary exceptions.
             raise BadRequestError(f"the chat template refuses these messages: {error}") from error
         return list(ids)
 
     def encode(self, prompt: Any) -> list[int]:
+        """Return the token ids of a prompt."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -127,6 +132,7 @@ class Inference:
         raise BadRequestError("prompt must be one text or one list of token ids")
 
     def decode(self, tokens: list[int], settings: SamplingSettings) -> str:
+        """Return the text of sampled tokens."""
         return str(
             self.tokenizer.decode(
                 tokens, skip_special_tokens=settings.skip_special_tokens is not False
@@ -137,7 +143,7 @@ class Inference:
 def to_samples(
     sequences: Iterable[tinker.types.SampledSequence], stop_ids: list[int]
 ) -> list[Sample]:
-    """Return the answers of the server, each up to the first of these ids."""
+    """Return the server's answers, each up to the first of these ids."""
     return [
         _truncate_at_stop_id(
             Sample(list(sequence.tokens), list(sequence.logprobs or []), sequence.stop_reason),
@@ -148,7 +154,7 @@ def to_samples(
 
 
 def _truncate_at_stop_id(sample: Sample, stop_ids: list[int]) -> Sample:
-    """Return the sample up to the first of these ids, which belongs to it."""
+    """Return the sample up to and including the first of these ids."""
     end = next((index for index, token in enumerate(sample.tokens) if token in stop_ids), None)
     return (
         sample
@@ -158,7 +164,7 @@ def _truncate_at_stop_id(sample: Sample, stop_ids: list[int]) -> Sample:
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Any]) -> Any:
-    """Await `work`, or cancel it when the client has gone."""
+    """Await `work`, or cancel it when the client has disconnected."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -173,7 +179,7 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Any]) -> Any:
 
 
 class ClientDisconnectedError(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected, so nobody waits for the response."""
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -1,10 +1,14 @@
-"""The HTTP server that environments sample from. Every route answers with the newest published
-weights; under `/base` stands the same with the base model, for comparison.
+"""Serve samples to environments over HTTP.
 
-    GET  /health            ready, phase and step of the trainer     GET /wandb_info
-    POST /generate          token-exact, the dialects of vLLM (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
-    POST /v1/completions  /v1/chat/completions                       as OpenAI
-    POST /logprobs          of a given text or token ids
+Every route uses the newest published weights; the same routes under `/base` use the base model, for
+comparison.
+
+    GET  /health            readiness, phase and step of the trainer
+    GET  /wandb_info        project and group of the run
+    POST /generate          token-exact sampling, in the dialects of vLLM (`prompt.prompt_token_ids`)
+                            and SGLang (`input_ids`)
+    POST /v1/completions  /v1/chat/completions   sampling as in OpenAI's API
+    POST /logprobs          log-probabilities of a given text or token ids
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from lachesis.trainer.state import TrainerState
 
 
 def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> FastAPI:
-    """The application; it is served once the policy has published its first weights."""
+    """Create the application; serve it once the policy has published its first weights."""
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, is_base in (("", False), ("/base", True)):
         app.include_router(
@@ -66,7 +70,7 @@ def _make_error_handler(status: int) -> Callable[[Request, Exception], Awaitable
 
 
 def create_router(inference: Inference, state: TrainerState, config: RunConfig) -> APIRouter:
-    """Return the routes that answer with the weights of `inference`."""
+    """Return the routes that sample from the weights of `inference`."""
     router = APIRouter()
 
     @router.get("/health")
@@ -100,7 +104,7 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
         response = await (_generate_sglang if is_sglang else _generate_vllm)(
             inference, body, request
         )
-        # made here: FastAPI would look at each of some thousand numbers in Python
+        # The response is created here because FastAPI would check thousands of numbers in Python.
         return JSONResponse(response)
 
     @router.post("/v1/completions")
@@ -151,7 +155,7 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
 
 
 async def _generate_vllm(inference: Inference, body: GenerateRequest, request: Request) -> Json:
-    """Per sample and token one {id: logprob}; the sampled token is the only entry."""
+    """Return one {id: logprob} per token of each sample, with the sampled token as the only entry."""
     prompt = body.prompt.get("prompt_token_ids") if isinstance(body.prompt, dict) else body.prompt
     ids = inference.encode(prompt)
     settings = body.to_vllm_settings()
@@ -180,7 +184,7 @@ async def _generate_vllm(inference: Inference, body: GenerateRequest, request: R
 async def _generate_sglang(
     inference: Inference, body: GenerateRequest, request: Request
 ) -> Json | list[Json]:
-    """One object for n = 1, else a list; per token [logprob, id, text]."""
+    """Return one object for n = 1, else a list, with [logprob, id, text] per token."""
     ids = body.input_ids if body.input_ids is not None else inference.encode(body.text)
     settings = body.to_sglang_settings()
     responses = []
@@ -206,9 +210,7 @@ async def _generate_sglang(
 
 
 def _build_completion_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's completions
-    do.
-    """
+    """Return the log-probabilities of the sampled tokens in the format of OpenAI's completions."""
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
     return {
@@ -220,8 +222,8 @@ def _build_completion_logprobs(inference: Inference, sample: Sample) -> Json:
 
 
 def _build_chat_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens, and of no others, as OpenAI's chat
-    completions do.
+    """Return the log-probabilities of the sampled tokens in the format of OpenAI's chat
+    completions.
     """
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     pairs = zip(texts, sample.logprobs, strict=True)

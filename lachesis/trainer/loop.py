@@ -1,5 +1,5 @@
-"""The training loop: a batch of scored rollouts, one policy-gradient step, new weights for the
-environments.
+"""Run the training loop: fetch a batch of rollouts, take a policy-gradient step, publish new
+weights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from lachesis.trainer.training_metrics import compute_rollout_metrics
 from lachesis.trainer.weight_sync_check import MAX_TEXT_TOKENS, WeightSyncCheck
 
 FetchedBatch = tuple[list[ScoredGroup], Batch]
-"""Groups as they came, and what is trained on of them."""
+"""The groups as they came, and the batch made from them."""
 NUM_PROBE_TEXTS = 4
-"""So many texts of the first batch are kept, to compare checkpoints by."""
+"""Number of texts of the first batch that are kept to compare checkpoints with."""
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One run of the loop, from `first_step` to the configured number of steps."""
+    """Run the loop from the first step to the configured number of steps."""
 
     def __init__(
         self,
@@ -76,15 +76,16 @@ class Trainer:
         )
         self._prefetch_task: asyncio.Task[FetchedBatch | None] | None = None
         self._step_timer = StepTimer()
-        """From the line of one step to that of the next."""
+        """Measures the time from the line of one step to that of the next."""
         self._unwritten_metrics: dict[str, float] | None = None
-        """Metrics of a step that was counted and has no line yet."""
+        """Metrics of a step that was counted but not written yet."""
         state.get_spent = lambda: self.step_accounting.compute_spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Train until the last step, until a budget of tokens or money is used up, or until `stop`.
-        A checkpoint is written at the end in either case, and also when an error ends the loop, if
-        the server still takes it.
+        """Train until the last step, until a budget of tokens or money is used up, or until `stop`
+        is set.
+
+        A checkpoint is saved at the end, also after an error if the server still accepts it.
         """
         self.state.phase = "training"
         try:
@@ -113,7 +114,7 @@ class Trainer:
         )
 
     async def _run_step(self, stop: asyncio.Event) -> bool:
-        """False when told to stop while waiting for rollouts."""
+        """Run one step; return False if `stop` was set while waiting for rollouts."""
         timer = self._step_timer
         self.state.set_waiting_for("rollouts")
         fetched = await self._next_batch(stop)
@@ -136,10 +137,10 @@ class Trainer:
         metrics = {**batch.compute_metrics(), **kl_metrics}
         update_task = asyncio.ensure_future(self._update_and_count(batch, groups, metrics))
         try:
-            await asyncio.sleep(0)  # the server has its work before this process does its own
+            await asyncio.sleep(0)  # Send the requests before this process computes anything.
             metrics |= await asyncio.to_thread(compute_rollout_metrics, groups, self.state.usage)
         finally:
-            # a checkpoint during the update would hold it without counting it
+            # A checkpoint during the update would contain it without counting it.
             await asyncio.wait({update_task})
         await update_task
         timer.lap("time/train")
@@ -148,13 +149,14 @@ class Trainer:
         self._write_step_metrics(metrics, timer)
         self._step_timer = StepTimer()
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
-            await self._save()  # after the step's line: a resume from here must find it
+            await self._save()  # After the step's line, which a resume from here must find.
             self._step_timer.lap("time/checkpoint")
         return not stop.is_set()
 
     async def _next_batch(self, stop: asyncio.Event) -> FetchedBatch | None:
-        """The next batch; None when told to stop. Where several may wait, one of them waits here,
-        fetched while the last one is trained on.
+        """Return the next batch, or None if `stop` is set.
+
+        If several batches may wait, the next one is fetched while the last one is trained on.
         """
         task = self._prefetch_task or asyncio.ensure_future(
             run_unless_stopped(stop, self._fetch_batch(self.state.step))
@@ -178,7 +180,7 @@ class Trainer:
         batch.num_without_logprobs = recomputed.num_rollouts
         for group_index, reason in batch.drop_reasons.items():
             log.warning(
-                "group %d of %d is left out of the batch of step %d: %s",
+                "group %d of %d is dropped from the batch of step %d: %s",
                 group_index,
                 len(groups),
                 step + 1,
@@ -189,8 +191,8 @@ class Trainer:
     async def _update_and_count(
         self, batch: Batch, groups: list[ScoredGroup], metrics: dict[str, float]
     ) -> None:
-        """Train on a batch, add to its metrics, and count the step once the server has made the
-        update, whatever fails after that.
+        """Train on a batch, add to its metrics, and count the step as soon as the server has made
+        the update.
         """
         num_updates_before = self.policy.num_updates
         try:
@@ -204,7 +206,7 @@ class Trainer:
                 self._unwritten_metrics = metrics
 
     async def _update(self, batch: Batch) -> dict[str, float]:
-        """Train on a batch and publish the weights; what is known about it."""
+        """Train on a batch, publish the weights, and return the metrics."""
         probe_tokens = (
             [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
         )
@@ -230,9 +232,7 @@ class Trainer:
         return metrics if change is None else {**metrics, "weights/change": change}
 
     async def _apply_kl_penalty(self, batch: Batch) -> dict[str, float]:
-        """Add the penalty on the distance to the base model to the advantages, where one is asked
-        for.
-        """
+        """Add the KL penalty to the advantages if one is configured."""
         coefficient = self.config.tinker.kl_coefficient
         if not coefficient or not batch.datums:
             return {}
@@ -241,8 +241,9 @@ class Trainer:
         return {"kl/base": add_kl_penalty(batch, base_logprobs_D, coefficient, self.batch_settings)}
 
     async def _run_sft_stage(self, stop: asyncio.Event) -> None:
-        """Train on the examples of the supervised file, if there is one. A line per update goes to
-        the log, and the loss of the first and of the last into `supervised.json`.
+        """Run supervised fine-tuning on the configured file, if there is one.
+
+        The log gets a line per update, and `supervised.json` the first and the last loss.
         """
         tinker_config = self.config.tinker
         if tinker_config.supervised_file is None:
@@ -289,7 +290,7 @@ class Trainer:
         self.state.phase = "training"
 
     def _begin_evaluations(self) -> None:
-        """Evaluate what training begins with, unless an earlier attempt has done so."""
+        """Evaluate the initial weights unless an earlier attempt has done so."""
         self.state.evaluations.restore_from_metrics(self.metrics_file.read(), self.state.step)
         self._start_evaluation_if_due(self.state.step)
 
@@ -298,14 +299,14 @@ class Trainer:
             self.state.evaluations.start_round_if_due(step, self.policy.sampler)
 
     def _take_evaluations(self) -> dict[str, float]:
-        """Return the metrics of evaluations that have ended, and note them in the checkpoints."""
+        """Return the metrics of evaluations that have ended, and add them to the checkpoints."""
         evaluations = self.state.evaluations
         while evaluations.results:
             self.checkpoint_manager.note_held_out(evaluations.results.pop(0))
         return evaluations.take_metrics()
 
     async def _wait_for_evaluations(self, stop: asyncio.Event) -> None:
-        """Wait for an evaluation that is under way after the last step."""
+        """Wait for a running evaluation after the last step."""
         if self.state.step >= self.config.env.total_steps:
             self.state.set_waiting_for("evaluation")
             await self.state.evaluations.wait_for_last_round(stop)
@@ -313,7 +314,7 @@ class Trainer:
 
     def note_final_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add the evaluation after training to the metrics of the last step and to its checkpoint."""
-        self.step_accounting.write_spent(self.state.usage)  # its tokens came after the last step
+        self.step_accounting.write_spent(self.state.usage)  # It used tokens after the last step.
         point = to_point(metrics, self.state.step)
         if point is None:
             return
@@ -327,7 +328,7 @@ class Trainer:
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
         if metrics and self.metrics_file.add_evaluation(metrics) and self.wandb:
-            # W&B would replace another result of the last step
+            # At the last step itself, W&B would replace another result.
             self.wandb.log(self.state.step + 1, metrics)
 
     def _write_step_metrics(self, metrics: dict[str, float], timer: StepTimer) -> None:
@@ -360,8 +361,10 @@ class Trainer:
             )
 
     async def _save_after_error(self) -> None:
-        """Save the steps that were counted, with the line of the last one. After an error in the
-        middle of an update nothing is saved, because the weights may hold a part of it.
+        """Save the steps that were counted, and write the line of the last one.
+
+        After an error during an update nothing is saved, because the weights may contain part of
+        it.
         """
         if self.policy.is_update_under_way:
             log.warning(
@@ -373,7 +376,7 @@ class Trainer:
             if self._unwritten_metrics is not None:
                 self._write_step_metrics(self._unwritten_metrics, self._step_timer)
         except Exception as error:
-            log.warning("step %d has no line in the metrics: %s", self.state.step, error)
+            log.warning("the metrics of step %d were not written: %s", self.state.step, error)
         try:
             async with asyncio.timeout(15):
                 await self._save()
@@ -386,7 +389,7 @@ class Trainer:
 
 
 def _select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
-    """The beginnings of one rollout each of a few groups."""
+    """Return the beginnings of one rollout each of a few groups."""
     return [
         [int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]]
         for group in groups[:NUM_PROBE_TEXTS]

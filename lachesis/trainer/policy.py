@@ -1,4 +1,4 @@
-"""The model in training, through the Tinker SDK: train steps, fresh sampling weights, checkpoints."""
+"""Train a model through the Tinker SDK: update steps, new sampling weights, checkpoints."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from lachesis.trainer.training_metrics import RATIO_BOUNDS, choose_loss, compute
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 DISCARD_TIMEOUT_S = 5.0
-"""How long to try to delete the parts of a failed save: the reason for the failure may be a server
-that is gone.
-"""
+"""How long to try to delete the parts of a failed save, because the server itself may be gone."""
 
 
 class Policy:
-    """Make one with `create`."""
+    """Wrap the SDK's clients of one model; create one with `create` or `from_base_model`."""
 
     def __init__(
         self,
@@ -50,19 +48,20 @@ class Policy:
         self.sampler: tinker.SamplingClient | None = None
         self.base_sampler: tinker.SamplingClient | None = None
         self.num_updates = 0
-        """Updates of the weights that `train` has made."""
+        """Number of updates that `train` has made."""
         self.is_update_under_way = False
-        """Whether an update was begun whose outcome is unknown: also after an error of the server
-        in the middle of it.
-        """
+        """Whether an update has begun whose outcome is unknown, also after an error during it."""
         self._rest_client: tinker.RestClient | None = None
         self._session_file: Path | None = None
 
     @classmethod
     async def create(cls, config: RunConfig, *, resume_from: str | None) -> Policy:
-        """A fresh adapter, or one that continues from a state path with its optimizer.
+        """Create a policy with a new adapter, or with that of a state path and its optimizer.
 
-        Raises MissingKeyError, ServerDownError, or CheckpointError when the state cannot be loaded.
+        Raises:
+            MissingKeyError: The key is missing or refused.
+            ServerDownError: The server does not respond.
+            CheckpointError: The state cannot be loaded.
         """
         with _translate_sdk_errors(resume_from):
             service_client = tinker.ServiceClient(
@@ -84,7 +83,7 @@ class Policy:
             policy.base_sampler = await service_client.create_sampling_client_async(
                 base_model=config.openai.model_name
             )
-            # asks, and blocks meanwhile
+            # This call sends a request and blocks.
             policy._rest_client = await asyncio.to_thread(
                 tinker.RestClient, base_url=resolve_base_url()
             )
@@ -92,9 +91,7 @@ class Policy:
 
     @classmethod
     async def from_base_model(cls, config: RunConfig) -> Policy:
-        """The base model for sampling alone; there is nothing to train or save. Raises as `create`
-        does.
-        """
+        """Create a policy for sampling from the base model only; it cannot be trained or saved."""
         with _translate_sdk_errors():
             service_client = tinker.ServiceClient()
             base_sampler = await service_client.create_sampling_client_async(
@@ -106,6 +103,7 @@ class Policy:
 
     @property
     def training_client(self) -> tinker.TrainingClient:
+        """Return the client of the model in training."""
         assert self._training_client is not None, "this policy is the base model alone"
         return self._training_client
 
@@ -115,9 +113,15 @@ class Policy:
         learning_rate: float,
         set_waiting_for: Callable[[str], None] = lambda what: None,
     ) -> dict[str, float]:
-        """One step on the batch, and new weights for the environments: all requests are queued
-        before the first is waited for. Returns the contract's metrics; the weights stay when the
-        batch holds no datum. `waiting_for` is told what is waited for.
+        """Take one step on a batch and publish new weights; return the metrics.
+
+        All requests are queued before the first result is awaited. The weights do not change if the
+        batch has no datum.
+
+        Args:
+            batch: The datums of the step.
+            learning_rate: Adam's learning rate for this step.
+            set_waiting_for: Called with the name of each operation that is awaited.
         """
         metrics = {"train/learning_rate": learning_rate}
         if not batch.datums:
@@ -141,8 +145,8 @@ class Policy:
             self.num_updates, self.is_update_under_way = self.num_updates + 1, False
             set_waiting_for("sampler")
             optim_done_at = time.monotonic()
-            # From here environments sample the new weights; requests in flight end on those they
-            # began with.
+            # From here on environments sample the new weights; requests in flight finish with those
+            # they began with.
             self.sampler = await publish_task
         finally:
             publish_task.cancel()
@@ -167,6 +171,7 @@ class Policy:
 
     @property
     def loss_fn(self) -> str:
+        """Return the name of the loss."""
         return choose_loss(self.config)
 
     def _build_loss_config(self) -> dict[str, float] | None:
@@ -190,8 +195,9 @@ class Policy:
     async def fine_tune_on_examples(
         self, examples: Sequence[SftExample], learning_rate: float
     ) -> float:
-        """One supervised step; the mean loss of a token before it, in nats. Every token of the
-        batch counts the same.
+        """Take one supervised step and return the mean loss per token before it, in nats.
+
+        Every token of the batch counts the same.
         """
         data = await asyncio.to_thread(to_sft_data, examples)
         forward_future = await self.training_client.forward_backward_async(data, "cross_entropy")
@@ -201,7 +207,7 @@ class Policy:
         return float(output.metrics["loss:sum"])
 
     async def compute_base_logprobs(self, batch: Batch) -> list[Array]:
-        """Of the trained tokens of each datum, under the base model."""
+        """Return the base model's log-probabilities of each datum's trained tokens."""
         assert self.base_sampler is not None
         prompts = await asyncio.to_thread(to_prompts, batch)
         logprob_lists = await asyncio.gather(
@@ -213,7 +219,7 @@ class Policy:
         ]
 
     async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
-        """Of each token but the first, by the model in training."""
+        """Return the log-probability of each token except the first under the model in training."""
         datum = make_datum(
             np.asarray(tokens[:-1]),
             targets=np.asarray(tokens[1:]),
@@ -226,15 +232,15 @@ class Policy:
         )
 
     async def publish(self) -> None:
-        """Weights that no step has published: the first ones, or those of a resume."""
+        """Publish weights without a step, such as the initial ones."""
         self.sampler = await self.training_client.save_weights_and_get_sampling_client_async()
 
     async def save(self, name: str) -> dict[str, str]:
-        """Write state (weights and optimizer) and sampler weights, and return their typed paths.
+        """Save the state (weights and optimizer) and the sampler weights, and return their paths by
+        kind.
 
-        Every call uses names of its own, because a server refuses the names of a save that failed
-        half-way. If one of the two parts fails, the other one is deleted, and the error of the
-        server is raised.
+        Every call uses new names, because a server refuses the names of a save that failed
+        half-way. If one part fails, the other one is deleted, and the server's error is raised.
         """
         name = f"{name}-{secrets.token_hex(3)}"
         state_future = await self.training_client.save_state_async(f"{name}-state", overwrite=True)
@@ -254,9 +260,7 @@ class Policy:
         return {"state": outcomes[0].path, "sampler_weights": outcomes[1].path}
 
     async def discard(self, paths: Iterable[str], timeout_s: float = DISCARD_TIMEOUT_S) -> None:
-        """Delete checkpoints from the server. What cannot be deleted costs space there and is
-        logged.
-        """
+        """Delete checkpoints from the server, and log those that cannot be deleted."""
         for path in paths:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -265,13 +269,15 @@ class Policy:
                 log.warning("%s is still on the server: %r", path, error)
 
     async def delete(self, path: str) -> None:
-        """Remove a checkpoint from the server."""
+        """Delete a checkpoint from the server."""
         assert self._rest_client is not None, "this policy is the base model alone"
         await self._rest_client.delete_checkpoint_from_tinker_path(path)
 
     def write_session_file(self, file: Path) -> None:
-        """Keep where the session is, so that it can be ended when this process cannot do it. Raises
-        StorageError.
+        """Store the id of the session, so that it can be ended if this process cannot do it.
+
+        Raises:
+            StorageError: The file cannot be written.
         """
         write_private(
             file,
@@ -282,8 +288,8 @@ class Policy:
         self._session_file = file
 
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
-        """End the session, which frees what it holds on the server."""
-        # a server that is gone has freed everything
+        """End the session, which frees its memory on the server."""
+        # A server that is gone holds nothing that has to be freed.
         with contextlib.suppress(TimeoutError, tinker.TinkerError):
             async with asyncio.timeout(5):
                 await self.service_client.close(status)
@@ -293,13 +299,13 @@ class Policy:
 
 @contextlib.contextmanager
 def _translate_sdk_errors(resume_from: str | None = None) -> Iterator[None]:
-    """The SDK's errors while clients are made, in our words."""
+    """Translate the SDK's errors during the creation of clients to errors of this project."""
     try:
         yield
     except tinker.APIConnectionError as error:
         raise ServerDownError(f"the Tinker server does not answer: {error}") from error
     except (tinker.TinkerError, ValueError) as error:
-        if type(error) is tinker.TinkerError:  # the SDK's own subclasses come from the server
+        if type(error) is tinker.TinkerError:  # Its subclasses are errors of the server.
             raise MissingKeyError(f"the Tinker client refuses its key: {error}") from error
         if resume_from:
             raise CheckpointError(

@@ -1,9 +1,8 @@
-"""Log-probabilities for groups that come without them: most environments written for Atropos send
-tokens and masks alone.
+"""Compute log-probabilities for groups without them.
 
-They are those of the weights that sample now, where the ratio of the loss wants those of the
-weights that sampled then. A batch that did not wait (`max_batches_offpolicy` of 1) was sampled by
-the same weights, or by those of one update before.
+Most environments written for Atropos send tokens and masks only. The computed values are those of
+the current sampling weights, where the loss needs those of the weights that sampled the tokens.
+With `max_batches_offpolicy` of 1 these are the same, or one update older.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from lachesis.trainer.batch import IGNORE_INDEX, BatchSettings
 from lachesis.trainer.doubled_eos import build_keep_mask
 
 UNSAMPLED_LOGPROB = 1.0
-"""What Atropos writes at tokens that nobody has sampled."""
+"""What Atropos writes for tokens that were not sampled."""
 
 
 @dataclass
 class RecomputedLogprobs:
-    """How many rollouts the model was asked about, and their tokens; and by its number the reason
-    of each group whose tokens the server has refused.
-    """
+    """Hold how many rollouts and tokens were computed, and why the server has refused some groups."""
 
     num_rollouts: int = 0
     num_tokens: int = 0
@@ -39,10 +36,13 @@ class RecomputedLogprobs:
 async def fill_missing_logprobs(
     groups_P: Sequence[Any], sampler: tinker.SamplingClient | None, settings: BatchSettings
 ) -> RecomputedLogprobs:
-    """Ask the model for the log-probabilities that are missing, and write them into the groups.
+    """Compute the missing log-probabilities and write them into the groups.
 
-    Groups that teach nothing, groups that cannot be trained on, and rollouts that are too long are
-    not asked about. Raises what the server raises when it fails.
+    Groups without advantages, groups that cannot be trained on, and rollouts that are too long are
+    skipped.
+
+    Raises:
+        Exception: The server failed.
     """
     recomputed = RecomputedLogprobs()
     if sampler is None:
@@ -61,7 +61,7 @@ async def fill_missing_logprobs(
             )
         except (tinker.RequestFailedError, OverflowError, TypeError, ValueError) as error:
             recomputed.refusal_reasons[group_index] = (
-                f"the model gave no log-probabilities: {error}"
+                f"the server computed no log-probabilities: {error}"
             )
             continue
         lengths = [
@@ -87,7 +87,7 @@ async def _compute_rollout_logprobs(
     masks: Sequence[int],
     settings: BatchSettings,
 ) -> Array:
-    """Return one value per token of a rollout, from the context that training has."""
+    """Return one value per token of a rollout, computed in the context that training uses."""
     tokens_T, loss_mask_T = (
         np.asarray(tokens, np.int64),
         np.asarray(masks, np.int64) != IGNORE_INDEX,
@@ -95,7 +95,7 @@ async def _compute_rollout_logprobs(
     logprobs_T = np.where(loss_mask_T, 0.0, UNSAMPLED_LOGPROB)
     keep_mask_T = build_keep_mask(tokens_T, settings.eos_id, loss_mask_T)
     if len(tokens_T) > settings.max_tokens or keep_mask_T.sum() < 2:
-        return logprobs_T  # it is left out, whatever stands here
+        return logprobs_T  # The rollout will be dropped, so the values do not matter.
     logprobs = await sampler.compute_logprobs_async(
         tinker.ModelInput.from_ints(tokens_T[keep_mask_T].tolist())
     )

@@ -1,4 +1,4 @@
-"""The trainer's side of the Atropos API: register, then fetch batches of scored groups."""
+"""Call the Atropos API for the trainer: register, then fetch batches of scored groups."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from lachesis.trainer.batch_json import read_batch_json
 
 log = logging.getLogger(__name__)
 MAX_OUTAGE_S = 120.0
-"""An API that is gone is started again by the run's flow; longer than that takes."""
+"""How long to wait for an API that is gone; the run's flow restarts it in less time."""
 POLL_INTERVALS_S = (0.05, 0.5)
-"""The first and the longest pause between two questions, where the API does not wait by itself; it
-logs each.
-"""
+"""The first and the longest pause between two requests to an API without long polling."""
 LONG_POLL_S = 20
-"""So long the API may wait for a batch before it answers that there is none."""
+"""How long the API may wait for a batch before it responds without one."""
 ScoredGroup = dict[str, Any]
 
 
 class RolloutClient:
-    """One API server, which belongs to this run."""
+    """Call the API server of this run."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # Packing a batch would take the API seconds, for a way that never leaves this machine.
+        # Compressing a batch would take the API seconds, for data that stays on this machine.
         headers = {"Accept-Encoding": "identity"}
         self._http = httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False, headers=headers)
 
     async def register(self, config: RunConfig, *, first_step: int, checkpoint_dir: Path) -> None:
-        """Reset, register, and fetch once: environments are let in after the first fetch only, and
-        data that came before the registration would block the API for good. Raises ServerDownError.
+        """Reset the API, register, and fetch once.
+
+        Environments are admitted only after the first fetch, and data sent before the registration
+        would block the API permanently.
+
+        Raises:
+            ServerDownError: The API does not respond.
         """
         self._registration = {
             "wandb_group": config.tinker.wandb_group or config.env.wandb_name or config.environment,
@@ -56,9 +59,13 @@ class RolloutClient:
         await self._request("GET", "/batch")
 
     async def next_batch(self, step: int) -> list[ScoredGroup]:
-        """Wait for a batch: its groups. An API that is gone is waited for, and one that was started
-        anew is told of this trainer and its `step` again. Raises ServerDownError after PATIENCE_S
-        seconds without an API.
+        """Wait for a batch and return its groups.
+
+        If the API is gone, wait for it; if it was restarted, register with the current `step`
+        again.
+
+        Raises:
+            ServerDownError: There was no API for MAX_OUTAGE_S seconds.
         """
         pause_s, max_pause_s = POLL_INTERVALS_S
         answered_at = time.monotonic()
@@ -66,10 +73,10 @@ class RolloutClient:
             requested_at = time.monotonic()
             try:
                 response = await self._request("GET", "/batch", wait=LONG_POLL_S)
-                if response.get("status") == "error":  # it knows nobody
+                if response.get("status") == "error":  # The API was restarted and knows no trainer.
                     await self._register(step)
                     log.warning(
-                        "the Atropos API was started anew; what was queued there is lost, and training goes on"
+                        "the Atropos API was restarted; its queue is lost, and training continues"
                     )
                 answered_at = time.monotonic()
             except ServerDownError:
@@ -78,13 +85,13 @@ class RolloutClient:
                 response = {}
             if response.get("batch"):
                 return list(response["batch"])
-            if time.monotonic() - requested_at < 1:  # an API that answers at once
+            if time.monotonic() - requested_at < 1:  # The API does not support long polling.
                 await asyncio.sleep(pause_s)
                 pause_s = min(1.2 * pause_s, max_pause_s)
 
     async def read_queue_counts(self) -> dict[str, float]:
-        """Groups that the API's guards have dropped as too old, or refused as unusable, since it
-        was started.
+        """Return how many groups the API's guards have dropped as too old or refused since it
+        started.
         """
         try:
             counts = await self._request("GET", "/counts")
@@ -110,9 +117,10 @@ class RolloutClient:
             ) from error
         if response.status_code != 200:
             raise ServerDownError(
-                f"the Atropos API answered {path} with HTTP {response.status_code}: {response.text[:300]}"
+                f"the Atropos API responded to {path} with HTTP {response.status_code}: "
+                f"{response.text[:300]}"
             )
         if not response.headers.get("content-type", "").startswith("application/json"):
-            return {}  # /reset_data answers with a sentence
+            return {}  # /reset_data responds with a sentence.
         content: dict[str, Any] = await asyncio.to_thread(read_batch_json, response.content)
         return content

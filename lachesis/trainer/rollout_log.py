@@ -1,6 +1,4 @@
-"""Some rollouts of a run in words, for people to read: what was asked, what was said, what it was
-worth.
-"""
+"""Store some rollouts of a run as text for people to read."""
 
 from __future__ import annotations
 
@@ -16,14 +14,15 @@ from lachesis.rollout_api.scored_group import get_environment
 
 log = logging.getLogger(__name__)
 NUM_LOGGED_GROUPS = 20
-"""So many times over a run one group is kept."""
+"""Number of groups that are stored over a run."""
 MAX_ROLLOUTS = 4
 MAX_TEXT_CHARACTERS = 4000
 
 
 class RolloutLog:
-    """`rollouts.jsonl`: one group per line, with `step`, `environment` where there are several,
-    `prompt`, `responses` and `scores`.
+    """Write `rollouts.jsonl`, with one group per line.
+
+    A line has `step`, `environment` if there are several, `prompt`, `responses` and `scores`.
     """
 
     def __init__(self, path: Path, tokenizer: Any, total_steps: int) -> None:
@@ -31,8 +30,9 @@ class RolloutLog:
         self.every_steps = max(1, total_steps // NUM_LOGGED_GROUPS)
 
     def write_group(self, step: int, groups_P: Sequence[Mapping[str, Any]]) -> None:
-        """Write one group of the first step and of each twentieth of the run. What goes wrong costs
-        the text, not the run.
+        """Write one group of the first step and of each twentieth of the run.
+
+        An error is logged and does not affect the run.
         """
         if step != 1 and step % self.every_steps:
             return
@@ -52,7 +52,7 @@ class RolloutLog:
                     + "\n"
                 )
         except Exception as error:
-            log.warning("no rollouts kept at step %d: %s", step, error)
+            log.warning("no rollouts were stored at step %d: %s", step, error)
 
     def _decode_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         responses, prompt = [], ""
@@ -64,7 +64,7 @@ class RolloutLog:
                 int(np.argmax(loss_mask_T)) if loss_mask_T.any() else len(loss_mask_T)
             )
             prompt = prompt or self._decode_tokens(tokens_T[:num_prompt_tokens])
-            # with the environment's own turns, where there are several
+            # In a conversation of several turns the response includes the environment's turns.
             responses.append(self._decode_tokens(tokens_T[num_prompt_tokens:]))
         return {
             "prompt": prompt,

@@ -1,8 +1,8 @@
-"""Bodies of requests for samples, and which of their parameters are honoured.
+"""Define the bodies of sampling requests, and refuse parameters that are not supported.
 
-A parameter that would change the samples and that this server cannot honour is refused, except with
-the value that turns it off, which many clients send. The names are those of OpenAI, vLLM and
-SGLang. null always means that a parameter is not set.
+A parameter that would change the samples and is not supported is refused, except with the value
+that turns it off, which many clients send. Names are those of OpenAI, vLLM and SGLang. null always
+means that a parameter is not set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lachesis.base.errors import shorten
 from lachesis.base.json_text import Json
 
 MAX_SAMPLES = 512
-"""Of one request. Atropos' clients ask for eight at a time."""
+"""Maximum number of samples per request; Atropos' clients request eight at a time."""
 IGNORED_PARAMETERS = frozenset(
     [
         "model",
@@ -39,7 +39,7 @@ IGNORED_PARAMETERS = frozenset(
         "return_text_in_logprobs",
     ]
 )
-"""Parameters that do not change what is sampled, whatever their value."""
+"""Parameters that do not change the samples, whatever their value."""
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "presence_penalty": (0,),
@@ -77,21 +77,21 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-"""Parameters that are not supported, with the values that leave them off. Atropos sends `reasoning`
-where an environment sets `thinking_mode`; here the chat template of the model decides."""
+"""Parameters that are not supported, with the values that turn them off. Atropos sends `reasoning`
+if an environment sets `thinking_mode`; here the chat template of the model decides."""
 
 
 class BadRequestError(Exception):
-    """The client's fault; answered with 400."""
+    """The client's request is wrong; the response has status 400."""
 
 
 def refuse_unsupported(
     parameters: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]] = NEUTRAL_VALUES
 ) -> None:
-    """Raise BadRequest for a parameter that would be ignored.
+    """Raise BadRequestError for a parameter that would be ignored.
 
     Args:
-        parameters: Names and values that a request has.
+        parameters: Names and values in a request.
         allowed: Values that each parameter may have.
     """
     for name, value in parameters.items():
@@ -107,7 +107,7 @@ def refuse_unsupported(
 
 
 class SamplingSettings(BaseModel):
-    """Sampling settings under their OpenAI names."""
+    """Hold sampling settings under their OpenAI names."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -122,9 +122,9 @@ class SamplingSettings(BaseModel):
     skip_special_tokens: bool | None = None
 
     def require_supported(self) -> None:
-        """Raise BadRequest for a parameter that would not be honoured."""
+        """Raise BadRequestError for a parameter that is not supported."""
         parameters = dict(self.model_extra or {})
-        # Atropos passes it on as it is; the client of OpenAI unpacks it.
+        # OpenAI's client unpacks `extra_body`, but Atropos passes it on as it is.
         extra_body = parameters.pop("extra_body", None)
         refuse_unsupported(extra_body if isinstance(extra_body, dict) else {})
         refuse_unsupported(parameters)
@@ -135,17 +135,20 @@ class SamplingSettings(BaseModel):
 
     @property
     def stop_texts(self) -> list[str]:
+        """Return the stop texts."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in stop if isinstance(text, str) and text]
 
     @property
     def stop_ids(self) -> list[int]:
-        """Return the token ids at which an answer ends, of `stop` and of `stop_token_ids`."""
+        """Return the token ids at which an answer ends, from `stop` and `stop_token_ids`."""
         stop = self.stop if isinstance(self.stop, list) else []
         return [*(token for token in stop if isinstance(token, int)), *(self.stop_token_ids or [])]
 
 
 class CompletionRequest(SamplingSettings):
+    """Request completions in OpenAI's format."""
+
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
 
@@ -155,13 +158,17 @@ class CompletionRequest(SamplingSettings):
 
 
 class ChatRequest(SamplingSettings):
+    """Request chat completions in OpenAI's format."""
+
     messages: list[Json]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
 
     def to_settings(self) -> SamplingSettings:
-        """Return the settings with the limit under its general name. Raises BadRequest for two
-        different limits.
+        """Return the settings with the limit under its general name.
+
+        Raises:
+            BadRequestError: There are two different limits.
         """
         both = (self.max_tokens, self.max_completion_tokens)
         limits = {limit for limit in both if limit is not None}
@@ -174,6 +181,8 @@ class ChatRequest(SamplingSettings):
 
 
 class GenerateRequest(BaseModel):
+    """Request samples in the format of vLLM or SGLang."""
+
     model_config = ConfigDict(extra="allow")
 
     prompt: Json | str | None = None
@@ -183,7 +192,7 @@ class GenerateRequest(BaseModel):
     prompt_logprobs: int | None = None
 
     def to_vllm_settings(self) -> SamplingSettings:
-        """Return the settings, which stand beside the prompt."""
+        """Return the settings, which are beside the prompt."""
         other_parameters = {
             "sampling_params": self.sampling_params,
             "prompt_logprobs": self.prompt_logprobs,
@@ -192,7 +201,7 @@ class GenerateRequest(BaseModel):
         return SamplingSettings.model_validate(self.model_extra or {})
 
     def to_sglang_settings(self) -> SamplingSettings:
-        """Return the settings, which stand in `sampling_params`."""
+        """Return the settings, which are in `sampling_params`."""
         other_parameters = {"prompt": self.prompt, "prompt_logprobs": self.prompt_logprobs}
         prompt_logprobs_off = {"logprob_start_len": (-1, len(self.input_ids or ()))}
         refuse_unsupported(
@@ -207,7 +216,7 @@ class GenerateRequest(BaseModel):
 
 
 class LogprobsRequest(BaseModel, extra="allow"):
-    """A text whose log-probabilities are asked for: as token ids, as text or as a conversation."""
+    """Request the log-probabilities of token ids, a text or a conversation."""
 
     input_ids: list[int] | None = None
     prompt: str | None = None

@@ -13,7 +13,7 @@ from lachesis.trainer.sft_examples import SftExample
 
 
 def to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
-    """Return the batch as the SDK takes it; for a million tokens that takes a fifth of a second."""
+    """Convert a batch; for a million tokens this takes a fifth of a second."""
     data = [
         make_datum(datum.tokens, targets=datum.targets, **_get_sampling_inputs(datum))
         for datum in batch.datums
@@ -27,7 +27,7 @@ def to_data(batch: Batch, loss_fn: str) -> list[tinker.Datum]:
 
 
 def to_sft_data(examples: Sequence[SftExample]) -> list[tinker.Datum]:
-    """Return the examples for one supervised step, in which every trained token counts the same."""
+    """Convert examples for one supervised step, in which every trained token counts the same."""
     num_trained_tokens = sum(int(example.loss_mask.sum()) for example in examples)
     return [
         make_datum(
@@ -52,6 +52,7 @@ def _get_sampling_inputs(datum: Datum) -> dict[str, Array]:
 
 
 def make_datum(tokens: Array, *, targets: Array, **inputs: Array) -> tinker.Datum:
+    """Return a datum with these targets and loss inputs."""
     tensors = {
         "target_tokens": _to_tensor(targets),
         **{name: _to_tensor(value) for name, value in inputs.items()},

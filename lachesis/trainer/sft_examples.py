@@ -1,9 +1,9 @@
-"""Examples to imitate before reinforcement begins: a JSONL file with one example per line,
+"""Read examples for supervised fine-tuning from a JSONL file with one example per line.
 
     {"prompt": "2+3=", "completion": "5"}
     {"messages": [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]}
 
-A prompt becomes one user message of the tokenizer's chat template, where it has one. Only the
+A prompt becomes one user message of the tokenizer's chat template, if it has one. Only the
 completion, or the last message, is trained on.
 """
 
@@ -25,7 +25,9 @@ from lachesis.base.json_lines import split_lines
 
 @dataclass(frozen=True)
 class SftExample:
-    """Position i reads `tokens[i]` and predicts `targets[i]`, where `trained` is true."""
+    """Hold one example: position i reads `tokens[i]` and predicts `targets[i]` where `loss_mask` is
+    true.
+    """
 
     tokens: Array
     targets: Array
@@ -33,8 +35,11 @@ class SftExample:
 
 
 def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExample]:
-    """The examples of a file. Raises ConfigError, which names the line, for one that is none or has
-    more than `most_tokens` tokens.
+    """Return the examples in a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not an example or has more than
+            `max_tokens` tokens; the message names the line.
     """
     try:
         lines = split_lines(path.expanduser().read_text(encoding="utf-8"))
@@ -48,24 +53,26 @@ def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExa
             num_prompt_tokens, token_ids = _tokenize_example(json.loads(line), tokenizer)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}, line {line_number}, is no example ({shorten(str(error), 120)}); allowed: an object with prompt and "
-                "completion, or with messages of which the last is the assistant's"
+                f"{path}, line {line_number}, is not an example ({shorten(str(error), 120)}); "
+                "allowed: an object with prompt and completion, or with messages of which the last "
+                "is the assistant's"
             ) from error
         if not num_prompt_tokens < len(token_ids) <= max_tokens:
             raise ConfigError(
-                f"{path}, line {line_number}, has {len(token_ids)} tokens, {len(token_ids) - num_prompt_tokens} of them to learn; allowed: at most "
+                f"{path}, line {line_number}, has {len(token_ids)} tokens, "
+                f"{len(token_ids) - num_prompt_tokens} of them to learn; allowed: at most "
                 f"{max_tokens} (tinker.max_token_trainer_length), at least one to learn"
             )
         tokens = np.asarray(token_ids, np.int64)
         loss_mask = np.arange(1, len(tokens)) >= max(num_prompt_tokens, 1)
         examples.append(SftExample(tokens[:-1], tokens[1:], loss_mask))
     if not examples:
-        raise ConfigError(f"tinker.supervised_file {path} holds no example")
+        raise ConfigError(f"tinker.supervised_file {path} has no examples")
     return examples
 
 
 def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
-    """How many tokens the prompt has, and all tokens."""
+    """Return the number of prompt tokens, and all tokens."""
     if "messages" in record:
         messages = record["messages"]
         if messages[-1]["role"] != "assistant":
@@ -77,7 +84,7 @@ def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
             record["completion"],
         )
     if not isinstance(completion, str):
-        raise TypeError("the completion is no text")
+        raise TypeError("the completion is not a text")
     if tokenizer.chat_template:
         prompt_ids = list(
             tokenizer.apply_chat_template(
@@ -96,7 +103,7 @@ def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
 def iterate_batches(
     examples: list[SftExample], *, batch_size: int, epochs: int, seed: int
 ) -> Iterator[list[SftExample]]:
-    """Every example once per epoch, in an order that the seed decides."""
+    """Yield every example once per epoch, in an order that depends on the seed."""
     rng = random.Random(seed)
     for _ in range(epochs):
         shuffled = rng.sample(examples, len(examples))

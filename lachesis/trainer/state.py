@@ -1,4 +1,4 @@
-"""What the trainer tells its health route and its inference server."""
+"""Hold the trainer's state for its health route and its inference server."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from lachesis.trainer.usage import Usage
 
 @dataclass
 class TrainerState:
-    """What the trainer tells about itself."""
+    """Hold what the trainer reports about itself."""
 
     phase: str = "starting"
     step: int = 0
     waiting_for: str = "start"
-    """rollouts, forward_backward, optim_step, sampler (new weights), checkpoint, or evaluation
-    (after the last step)."""
+    """What the trainer waits for: rollouts, forward_backward, optim_step, sampler (new weights),
+    checkpoint, or evaluation (after the last step)."""
     waiting_since: float = field(default_factory=time.time)
-    """When it began to wait for that, in seconds since 1970."""
+    """When it began to wait for that, in seconds since the epoch."""
     get_spent: Callable[[], Json] = dict
-    """Gives tokens, and US dollars where there is a price, over all attempts of the run until now.
-    """
+    """Returns the tokens, and the US dollars if prices are known, of all attempts until now."""
     usage: Usage = field(default_factory=Usage)
     evaluations: EvaluationScheduler = field(default_factory=EvaluationScheduler)
     """Held-out evaluations during training."""
     groups: int = 0
-    """Received for training, over all attempts."""
+    """Number of groups received for training, over all attempts."""
     groups_by_environment: dict[str, int] = field(default_factory=dict)
-    """Of them those of each environment, where there are several."""
+    """Number of those groups from each environment, if there are several."""
     resume_point: Json | None = None
-    """What training went on from; see `lachesis.trainer.checkpoint_manager.Receipt`."""
+    """What training was resumed from; see `lachesis.trainer.checkpoint_manager.ResumePoint`."""
     wandb_url: str | None = None
     wandb_error: str | None = None
 
     def set_waiting_for(self, activity: str) -> None:
+        """Record what the trainer waits for from now on."""
         self.waiting_for, self.waiting_since = activity, time.time()
 
     def describe_exceeded_budget(self, limits: LimitsSection) -> str | None:
-        """The budget of tokens or money that is used up, in words."""
+        """Describe the budget of tokens or money that is used up, or return None."""
         spent = self.get_spent()
         return find_exceeded_budget(limits, BudgetUsage(hours=0, **spent)) if spent else None

@@ -1,4 +1,4 @@
-"""What each step took: seconds per phase, tokens, money, and what the environment could not use."""
+"""Account for each step: seconds per phase, tokens, money, and unusable rollouts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ COUNTER_METRICS = {
     "rollouts/raised": "raised",
     "rollouts/dropped": "dropped",
 }
-"""Of the environment's own counts, per step: rollouts without a usable score, groups that raised,
-and rollouts that it made and did not send, for their length, their size, or equal scores.
+"""Metrics from the environments' own counts per step.
+
+These are rollouts without a usable score, groups that raised, and rollouts that were made but not
+sent because of their length, their group's size, or equal scores.
 """
 
 
 class StepTimer:
-    """Seconds of the phases of one step."""
+    """Measure the seconds of the phases of one step."""
 
     def __init__(self) -> None:
         self._start = self._last = time.monotonic()
@@ -47,11 +49,11 @@ class StepTimer:
 
 
 class StepAccounting:
-    """Adds up over all attempts of a run: it goes on from the last line of the metrics."""
+    """Add up usage over all attempts of a run, continuing from the last line of the metrics."""
 
     def __init__(self, run_dir: RunDir, prices: Prices | None) -> None:
         self.prices, self._spent_file, self._run_dir = prices, run_dir.spent, run_dir
-        # the very last line may be cut off
+        # The very last line may be incomplete.
         last_line = (MetricsFile(run_dir.metrics).tail(3) or [{}])[-1]
         saved_spent = read_spent_file(self._spent_file)
         self.total_tokens = TokenCounts(
@@ -68,9 +70,7 @@ class StepAccounting:
         self._environment_counts = self._read_environment_counts()
 
     def compute_step_metrics(self, usage: Usage, duration_s: float) -> dict[str, float]:
-        """The metrics of one step, whose requests and updates `usage` has counted since the step
-        before.
-        """
+        """Return the metrics of one step from the requests and updates since the previous step."""
         tokens = usage.count_tokens()
         new_tokens = self._compute_new_tokens(tokens)
         self._tokens_at_last_step = tokens
@@ -108,8 +108,10 @@ class StepAccounting:
         return {**metrics, **self._compute_environment_metrics()}
 
     def compute_spent(self, usage: Usage) -> dict[str, float | None]:
-        """Tokens of all kinds together and US dollars until now, over all attempts, also those
-        since the last step, which may never end; money is null without a price.
+        """Return the tokens and US dollars of all attempts until now; dollars are null without a
+        price.
+
+        Usage since the last step is included, because that step may never end.
         """
         new_tokens = self._compute_new_tokens(usage.count_tokens())
         cost_usd = (
@@ -120,7 +122,11 @@ class StepAccounting:
         return {"tokens": self.total_tokens.total + new_tokens.total, "cost_usd": cost_usd}
 
     def write_spent(self, usage: Usage) -> None:
-        """Write what was spent until now, for the next attempt. Raises StorageError."""
+        """Write the usage until now for the next attempt.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
         new_tokens = self._compute_new_tokens(usage.count_tokens())
         tokens_by_kind = {
             kind: getattr(self.total_tokens, kind) + getattr(new_tokens, kind)
@@ -148,7 +154,7 @@ class StepAccounting:
         for file, counts in self._environment_counts.items():
             earlier_counts = counts_before.get(file, {})
             if counts.get("pid") != earlier_counts.get("pid"):
-                earlier_counts = {}  # another process, which counts from zero
+                earlier_counts = {}  # The environment was restarted and counts from zero.
             for name, key in COUNTER_METRICS.items():
                 metrics[name] += float(counts.get(key, 0)) - float(earlier_counts.get(key, 0))
         return metrics

@@ -13,12 +13,14 @@ from lachesis.trainer.batch import IGNORE_INDEX, Batch, summarize_distribution
 from lachesis.trainer.usage import Usage, find_span_staleness
 
 RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-"""The bounds of the ratio in the losses that have some, where the configuration names none."""
+"""Default bounds of the probability ratio in the losses that have some."""
 
 
 def choose_loss(config: RunConfig) -> str:
-    """Return the name of the loss. Batches that may wait are off-policy by several updates; then
-    the ratio is bounded.
+    """Return the name of the loss.
+
+    If batches may wait, they are off-policy by several updates, and a loss with a bounded ratio is
+    used.
     """
     if config.tinker.loss_fn != "auto":
         return config.tinker.loss_fn
@@ -30,16 +32,17 @@ def compute_loss_metrics(
 ) -> dict[str, float]:
     """Return the metrics of one step.
 
-    They come from the log-probabilities lp of each datum's targets under the weights that were
-    trained, and q of the sampling side:
+    They are computed from the log-probabilities lp of each datum's targets under the trained
+    weights, and q of the sampling side:
 
     train/loss           sum of the loss / trained tokens
     logprobs/diff, gap   mean of q - lp, of |q - lp|
-    kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats per token, the estimate k3,
-                         which is never negative (Schulman 2020, joschu.net/blog/kl-approx.html)
-    entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in training, on samples of the older
-                         ones
-    loss/clipped_share   share of the tokens whose ratio lies outside the bounds of the loss; absent where it has no bounds
+    kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats per
+                         token, the estimate k3, which is never negative (Schulman 2020,
+                         joschu.net/blog/kl-approx.html)
+    entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in training,
+                         on samples of the older ones
+    loss/clipped_share   share of tokens whose ratio is outside the bounds of the loss, if it has any
     """
     log_ratios_D = [
         np.clip(
@@ -88,10 +91,10 @@ def _compute_clipped_share(log_ratios_D: Sequence[Array], config: RunConfig) -> 
 def compute_rollout_metrics(
     groups_P: Sequence[Mapping[str, Any]], usage: Usage
 ) -> dict[str, float]:
-    """Return what a batch as it came tells of sampling, also of groups that carry no gradient:
+    """Return metrics of sampling for a whole batch, including groups that carry no gradient.
 
-    entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the policy, estimated on its
-                       own samples, as E[-log p(x)] with x from p is the entropy of p
+    entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the
+                       policy on its own samples, as E[-log p(x)] with x from p is the entropy of p
     length/mean        sampled tokens per rollout
     staleness/*        updates between the weights that sampled a rollout and those it is trained on
 
@@ -107,7 +110,7 @@ def compute_rollout_metrics(
             lengths.append(int(loss_mask_T.sum()))
             if len(logprobs_G):
                 logprobs_T = np.asarray(logprobs_G[index], np.float64)
-                # nothing predicts the first token
+                # The first token is not predicted.
                 sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]
                 logprobs.append(
                     sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)]

@@ -1,4 +1,4 @@
-"""What the inference server has been asked, and which weights each answer came from."""
+"""Count the requests to the inference server, and remember which weights each answer came from."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ MAX_SEQUENCES = 65_536
 
 
 class Usage:
-    """Counts since the start of this process. Evaluations of the base model count as well: they are
-    paid too.
-    """
+    """Count usage since the start of this process, including evaluations of the base model."""
 
     def __init__(self) -> None:
         self.prefill = self.sampled = self.trained = 0
         self.requests = self.failed = self.completions = self.truncated = 0
         self.version = 0
-        """How often weights were published; what is sampled now comes from this version."""
+        """How often weights were published; current samples come from this version."""
         self._request_starts: dict[int, float] = {}
         self._sampled_sequences: OrderedDict[int, tuple[int, bool]] = OrderedDict()
 
     def count_tokens(self) -> TokenCounts:
+        """Return the tokens by the way they are priced."""
         return TokenCounts(prefill=self.prefill, sampled=self.sampled, trained=self.trained)
 
     @contextlib.contextmanager
     def track_request(self, prompt: Sequence[int]) -> Iterator[None]:
-        """One request for samples; the prompt counts once."""
+        """Count one sampling request during the block; its prompt counts once."""
         request_key = object()
         self._request_starts[id(request_key)] = time.time()
         try:
@@ -49,8 +48,8 @@ class Usage:
     def record_sequence(
         self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int
     ) -> None:
-        """Count one completion, and keep which weights it came from, and whether the limit cut it,
-        until it is trained on.
+        """Count a completion, and remember its weights and whether it was truncated until it is
+        trained on.
         """
         self.completions += 1
         self.sampled += len(tokens)
@@ -63,31 +62,30 @@ class Usage:
             self._sampled_sequences.popitem(last=False)
 
     def record_evaluation_tokens(self, prompt_tokens: int, sampled_tokens: int) -> None:
-        """Count the tokens of one answered request of an evaluation during training.
+        """Count the tokens of one request of an evaluation during training.
 
-        They are paid for like all others. Requests, completions and those that the limit cut stay
-        what training itself has asked for.
+        They are paid for like all others, but the counts of requests, completions and truncations
+        stay those of training.
         """
         self.prefill += prompt_tokens
         self.sampled += sampled_tokens
 
     def find_staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
-        """How many updates ago the weights were made that sampled this; None when it did not come
-        from here token by token.
+        """Return how many updates ago a sequence was sampled, or None if it was not sampled here
+        unchanged.
         """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return None if sampled_sequence is None else self.version - sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
-        """Whether the length limit cut this completion; false when it did not come from here token
-        by token.
-        """
+        """Return whether the length limit has truncated a sequence that was sampled here unchanged."""
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return sampled_sequence is not None and sampled_sequence[1]
 
     def to_json(self) -> Json:
-        """For the health of the server. `request_since` is when the oldest request under way began
-        (seconds since 1970).
+        """Return the counts for the server's health route.
+
+        `request_since` is when the oldest request in progress began, in seconds since the epoch.
         """
         counts = {
             name: getattr(self, name)
@@ -101,10 +99,10 @@ class Usage:
 
 
 def _hash_sequence(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
-    """Return the key of a completion, which is over all of its tokens: many answers begin alike.
+    """Return the key of a completion, over all of its tokens, because many answers begin alike.
 
-    The log-probabilities come back from the environment digit by digit, and tell two samplings of
-    one text apart.
+    The environment returns the log-probabilities digit by digit, and they distinguish two samplings
+    of the same text.
     """
     return hash((tuple(tokens), tuple(logprobs)))
 
@@ -112,7 +110,7 @@ def _hash_sequence(tokens: Sequence[int], logprobs: Sequence[float]) -> int:
 def find_span_staleness(
     tokens_T: Any, logprobs_T: Any, loss_mask_T: Any, usage: Usage
 ) -> list[int]:
-    """Return the staleness of each of a rollout's sampled pieces that is known."""
+    """Return the known staleness values of a rollout's sampled spans."""
     staleness_values = []
     for start, end in find_sampled_spans(loss_mask_T):
         staleness = usage.find_staleness(
