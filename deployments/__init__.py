@@ -1,0 +1,1 @@
+"""Start the Prefect server and the runner of this machine."""

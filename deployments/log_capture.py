@@ -1,7 +1,6 @@
-"""The log of the runner, and of the server.
+"""Write the log of the runner and of the server.
 
-Both outlive a launcher that is killed, and go on writing, so each looks after its own log instead
-of having it looked after.
+Both survive a launcher that is killed and continue to write, so each manages its own log.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ from lachesis.base.secrets import find_secret_values
 from lachesis.supervision.reaper import LOG_DRAIN_TIMEOUT_S, LogCopier
 
 MAX_OUTPUT_LOG_BYTES = 100_000_000
-"""Of a log and the part before it. Months of a busy home write less; a server that is in trouble
-may write without end.
-"""
+"""Maximum size of a log and its predecessor; months of normal use stay below it."""
 
 
 def capture_output(name: str, max_bytes: int = MAX_OUTPUT_LOG_BYTES) -> None:
-    """From now on what this process and its children write to stdout and stderr goes into
-    `{home}/logs/{name}.log`, without the values of this process's secrets, and with what was before
-    in `{name}.log.1`. What cannot run Python any more, as after a crash of the interpreter, is
-    lost.
+    """Redirect stdout and stderr of this process and its children to `{home}/logs/{name}.log`.
+
+    Secrets of this process are removed, and earlier output is moved to `{name}.log.1`. What is
+    written after the interpreter has crashed is lost.
     """
     read_fd, write_fd = os.pipe()
     log = LogCopier(

@@ -1,8 +1,7 @@
-"""The process that executes the flow runs of this machine: `python -m deployments.runner`, from the
-checkout.
+"""Run the flow runs of this machine: `python -m deployments.runner`, from the checkout.
 
-Prefect's `serve()` kills flow processes when it is told to end, without their `finally`. This
-runner instead cancels them, waits until each has ended its services, and then ends itself.
+Prefect's `serve()` kills flow processes at SIGTERM without running their `finally` blocks. This
+runner cancels them instead, waits until each has ended its services, and then ends.
 """
 
 from __future__ import annotations
@@ -47,15 +46,17 @@ HOME_PARAMETERS = {"home": str(paths.home())}
 
 @dataclass(frozen=True)
 class DeploymentPool:
-    """Deployments that share their places: at most `limit` flow runs at once, or any number."""
+    """Group deployments that share a limit of concurrent flow runs."""
 
     deployments: list[RunnerDeployment]
     limit: int | None
 
 
 def make_pools() -> list[DeploymentPool]:
-    """A test need not wait for a training run to end, nor the monitor for either. Raises
-    ConfigError.
+    """Return the pools: tests do not wait for training runs, nor the monitor for either.
+
+    Raises:
+        ConfigError: A setting is not allowed.
     """
     launch = RunnerDeployment.from_entrypoint("flows.launch.launch", name=DEPLOYMENT_NAME)
     validate = RunnerDeployment.from_entrypoint("flows.validate.validate", name=DEPLOYMENT_NAME)
@@ -67,10 +68,12 @@ def make_pools() -> list[DeploymentPool]:
 
 
 def _make_monitor_deployment() -> RunnerDeployment:
-    """One tick at a time: what would start beside another one, or piled up while the host slept, is
-    cancelled without a process. With a limit of its own for the pool the piled-up ticks would run
-    one after the other instead. The schedule has a fixed slug and anchor, or each start of the
-    runner would make a new one.
+    """Return the deployment of the monitor, which runs one tick at a time.
+
+    A tick that would run beside another one, or that piled up while the host slept, is cancelled
+    without a process. With a pool limit the piled-up ticks would run one after the other instead.
+    The schedule has a fixed slug and anchor, because otherwise each start of the runner would
+    create a new one.
     """
     schedule = Interval(
         timedelta(seconds=read_monitor_interval_s()),
@@ -92,15 +95,18 @@ def _make_monitor_deployment() -> RunnerDeployment:
 
 
 def _make_nightly_deployment() -> RunnerDeployment:
-    """Validates all environments when $LACHESIS_NIGHTLY holds a cron line, or when somebody starts
-    it by hand.
+    """Return the deployment that validates all environments, scheduled by the cron line
+    $LACHESIS_NIGHTLY.
+
+    It can also be started by hand.
     """
     cron = os.environ.get("LACHESIS_NIGHTLY", "")
     try:
         schedule = Cron(cron or "0 3 * * *", active=bool(cron), slug="nightly")
     except ValueError as error:
         raise ConfigError(
-            f"the environment variable LACHESIS_NIGHTLY is {cron!r}, which is no cron line: {error}"
+            f"the environment variable LACHESIS_NIGHTLY is {cron!r}, which is not a cron line "
+            f"(allowed: five fields, as in '0 3 * * *'): {error}"
         ) from error
     return RunnerDeployment.from_entrypoint(
         "flows.nightly.validate_all",
@@ -111,11 +117,11 @@ def _make_nightly_deployment() -> RunnerDeployment:
 
 
 async def main() -> int:
+    """Run until SIGTERM, and return the exit code."""
     runners, deployment_ids = [], []
     for pool in make_pools():
         name = f"{pool.deployments[0].flow_name}-{os.getpid()}"
-        # Claimed only a second before its time: a tick holds its place from then on, and the next
-        # one is cancelled.
+        # A tick is claimed only a second before its time: from then on the next tick is cancelled.
         runner = Runner(name=name, limit=pool.limit, pause_on_shutdown=False, prefetch_seconds=1)
         deployment_ids += [
             await runner.aadd_deployment(deployment) for deployment in pool.deployments
@@ -128,7 +134,7 @@ async def main() -> int:
             break
         await asyncio.sleep(0.05)
     stop_event = asyncio.Event()
-    # after start(), which installs handlers that kill
+    # Installed after start(), whose own handlers kill the flows.
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop_event.set)
     print(READY_LINE, flush=True)
@@ -140,7 +146,7 @@ async def main() -> int:
     ended_tasks = [task for task in runner_tasks if task.done()]
     for task in ended_tasks:
         log.error("a runner ended by itself: %s", task.exception())
-    for runner in runners:  # what is submitted from now on is for the next runner
+    for runner in runners:  # Flow runs that are submitted from now on wait for the next runner.
         runner._scheduled_run_poller.stopping = True
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
@@ -149,8 +155,10 @@ async def main() -> int:
 
 
 async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:
-    """This is the only runner of its deployments (one launcher and one deployment name per home),
-    so a run that is still called running has lost its own. A flow process that survived sees the
+    """Mark flow runs as crashed that lost their runner.
+
+    This is the only runner of its deployments (one launcher and one deployment name per home), so a
+    run that is marked as running belonged to an earlier one. A flow process that survived sees the
     new state and ends its services.
     """
     async with get_client() as client:
@@ -166,15 +174,13 @@ async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:
 
 
 def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFilter:
-    """The flow runs of these deployments in one of these states."""
+    """Return a filter for flow runs of these deployments in one of these states."""
     types = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
     return FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids), state=types)
 
 
 async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]) -> None:
-    """Prefect's look-out for cancellations ends for good after three polls that the server did not
-    answer.
-    """
+    """Watch for cancellations; Prefect's own watch stops permanently after three failed polls."""
     without_process: set[UUID] = set()
     async with get_client() as client:
         while True:
@@ -200,9 +206,13 @@ async def _end_cancelled_runs(
     deployment_ids: list[UUID],
     previous_ids: set[UUID],
 ) -> set[UUID]:
-    """A run that is cancelled after it was claimed and before it has a process has nobody who would
-    tell of its end; Prefect's server gives it up after five minutes. Those that have no process
-    now; the ones that had none `before` either are over.
+    """End runs that were cancelled after they were claimed and before they had a process.
+
+    Nobody else would report their end; Prefect's server gives them up after five minutes.
+
+    Returns:
+        The cancelled runs without a process now; those that had none in `previous_ids` either are
+            ended.
     """
     try:
         cancelling_ids = {
@@ -220,14 +230,14 @@ async def _end_cancelled_runs(
             await client.set_flow_run_state(
                 flow_run_id, Cancelled(message="it was cancelled before it began"), force=True
             )
-    except (httpx.HTTPError, PrefectException) as error:  # a server that is away is asked again
-        log.warning("cancelled runs were not looked at: %r", error)
+    except (httpx.HTTPError, PrefectException) as error:  # The next poll tries again.
+        log.warning("cancelled runs were not checked: %r", error)
         return set()
     return cancelling_ids
 
 
 async def _cancel_all(runner: Runner) -> None:
-    # astop() alone would cancel one after the other, up to 30 s each.
+    # astop() would cancel them one after the other, up to 30 s each.
     ids = list(runner._process_manager.flow_run_ids())
     await asyncio.gather(
         *(runner._cancellation_manager.cancel_by_id(flow_run_id) for flow_run_id in ids),

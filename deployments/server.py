@@ -1,14 +1,13 @@
-"""`prefect server start …` that collects garbage in a thread of its own.
+"""Run `prefect server start …` with a separate thread for garbage collection, and with a guard.
 
-A statement of SQLite that an error has left in a reference cycle is finalised by the collector, and
-that waits while another thread works on the same connection. If the collector happens to run in the
-thread of the event loop while that connection waits for the write lock, whoever has the lock cannot
-go on, and the whole server stands still for SQLite's 60 s. In its own thread the collector may wait
-without harm.
+If an error has left an SQLite statement in a reference cycle, the garbage collector finalises it,
+and waits while another thread uses the same connection. If the collector runs in the event loop's
+thread while that connection waits for the write lock, the holder of the lock cannot continue, and
+the whole server stops for SQLite's 60 s. In its own thread the collector may wait without harm.
 
-Whoever can change a deployment can run programs here, so a page in a browser that came from
-elsewhere is refused, whatever name it found this server by; $LACHESIS_SERVER_NAMES has further
-names, separated by commas.
+Whoever can change a deployment can run programs here, so requests of other web pages are refused,
+whatever name they reach this server by; $LACHESIS_SERVER_NAMES has further names, separated by
+commas.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ from deployments.log_capture import capture_output
 from lachesis.base.http_guard import HttpGuard
 
 MAX_REQUEST_BYTES = 50_000_000
-"""Of one request: an artifact, or a batch of log lines."""
+"""Maximum size of a request: an artifact, or a batch of log lines."""
 COLLECT_INTERVAL_S = 1.0
 FULL_COLLECTION_EVERY = 30
-"""Each so many times the old objects are looked through as well."""
+"""Every so many collections old objects are examined as well."""
 FREEZE_AFTER = 15
-"""By then all modules are loaded; their half a million objects stay, and need not be looked through
-again.
+"""After this many collections all modules are loaded, and their half a million objects are frozen.
 """
 
 

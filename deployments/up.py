@@ -1,8 +1,10 @@
-"""The launcher: a local Prefect server on SQLite and our runner, ended in the right order.
+"""Run the launcher: a local Prefect server on SQLite and our runner, ended in the right order.
 
-`python -m deployments.up [--port N] [--until-stdin-closes]`, from the checkout. With
-PREFECT_API_URL set, that server is used and only the runner is started. Prefect itself is not
-imported here: a process that has imported it can hang at exit when its server is gone.
+    python -m deployments.up [--port N] [--until-stdin-closes]
+
+It is run from the checkout. With PREFECT_API_URL set, that server is used and only the runner is
+started. Prefect itself is not imported here: a process that has imported it can hang at exit when
+its server is gone.
 """
 
 from __future__ import annotations
@@ -43,14 +45,13 @@ from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0
-"""For the server, and for the runner. One that dies is noticed at once; this is for one that hangs.
-"""
+"""Time limit for the start of the server and of the runner, for one that hangs."""
 RUNS_END_TIMEOUT_S = 240.0
-"""All runs end at the same time, each in the reverse order of its start; the trainer's checkpoint
-takes the longest.
+"""Time limit for the end of all runs, which end concurrently; the trainer's checkpoint takes
+longest.
 """
 FLOW_END_TIMEOUT_S = 10.0
-"""A flow's process asks a server that is away again and again."""
+"""Time limit for a flow's process, which otherwise keeps calling a server that is gone."""
 PREFERRED_PORT = 4200
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -60,21 +61,21 @@ PREFECT_SETTINGS = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "1209600",
-    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",  # a tick of the monitor makes some ten events
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",  # A tick of the monitor makes ten events.
     "PREFECT_RUNNER_POLL_FREQUENCY": "1",
-    "PREFECT_CLIENT_MAX_RETRIES": "8",  # the runner outlives a server that is away for minutes
+    "PREFECT_CLIENT_MAX_RETRIES": "8",  # The runner survives an outage of minutes.
     "PREFECT_LOGGING_EXTRA_LOGGERS": "lachesis",
     "PREFECT_CLI_PROMPT": "false",
 }
 RESTART_PAUSES_S = (1.0, 5.0, 15.0)
-"""Before the server or the runner is started again; after the last one the launcher gives up."""
+"""Pauses before the server or the runner is restarted; after the last one the launcher gives up."""
 RESTART_RESET_S = 600.0
-"""Who has lived so long has all restarts again."""
+"""A process that has run this long has all its restarts again."""
 
 
 @dataclass
 class ManagedProcess:
-    """The server or the runner."""
+    """Hold the state of the server or the runner."""
 
     name: str
     command: list[str]
@@ -88,8 +89,9 @@ class ManagedProcess:
 
 
 class Launcher:
-    """Server, then runner; ended as runner, then server. One that dies is started again: runs
-    outlive the server, and those of a runner end with a checkpoint and can be resumed.
+    """Start the server and the runner, restart them if they die, and end the runner first.
+
+    Runs survive the server, and those of a dead runner end with a checkpoint and can be resumed.
     """
 
     def __init__(self, home: Path, port: int | None) -> None:
@@ -99,12 +101,12 @@ class Launcher:
         self.stop_event = threading.Event()
 
     def run(self) -> int:
-        """Until told to end, or until a part dies. Exit code 0 in the first case."""
+        """Run until SIGTERM or until a part cannot be restarted; return 0 in the first case."""
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signal_number, lambda *_: self.stop_event.set())
         try:
             with self._hold_launcher_lock():
-                # a wrong number is told before anything is started
+                # Check the settings before anything is started.
                 read_max_runs_setting(), read_monitor_interval_s()
                 try:
                     self._start_all()
@@ -125,8 +127,11 @@ class Launcher:
                     self._restart_child(child)
 
     def _restart_child(self, child: ManagedProcess) -> None:
-        """When told to end, only the server: the runner needs it to tell how its runs ended. Raises
-        ProcessExitedError when it has died too often.
+        """Restart the server or the runner; during shutdown only the server, which the runner
+        needs.
+
+        Raises:
+            ProcessExitedError: It has died too often.
         """
         if self.stop_event.is_set() and child.name == "runner":
             return
@@ -138,7 +143,7 @@ class Launcher:
         pause = RESTART_PAUSES_S[child.num_deaths]
         child.num_deaths += 1
         print(
-            f"started again in {pause:g} s: {self._describe_death(child).splitlines()[0]}",
+            f"restarting in {pause:g} s: {self._describe_death(child).splitlines()[0]}",
             file=sys.stderr,
             flush=True,
         )
@@ -148,8 +153,9 @@ class Launcher:
 
     @contextlib.contextmanager
     def _hold_launcher_lock(self) -> Iterator[None]:
-        """One launcher per home. Its children hold the lock too, so that after a kill no second
-        server opens the database.
+        """Allow one launcher per home.
+
+        Its children hold the lock too, so that after a kill no second server opens the database.
         """
         with storage_errors(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -160,12 +166,12 @@ class Launcher:
                 server_info = find_running_server()
                 if server_info is not None and psutil.pid_exists(server_info["pid"]):
                     raise RunStateError(
-                        f"it is running already: {server_info['ui_url']}, for {self.home}"
+                        f"the server is already running: {server_info['ui_url']}, for {self.home}"
                     ) from None
                 raise RunStateError(
-                    f"another launcher runs in {self.home}, or a server and runner that a killed one has left, which nobody "
-                    "starts again when they die; `lachesis doctor` says which, and `lachesis doctor --fix` ends the latter, "
-                    "each run with a checkpoint"
+                    f"another launcher runs in {self.home}, or a killed one has left a server and a "
+                    "runner; `lachesis doctor` says which, and `lachesis doctor --fix` ends the "
+                    "latter, each run with a checkpoint"
                 ) from None
             self.lock_fd = lock.fileno()
             yield
@@ -197,7 +203,7 @@ class Launcher:
         print(f"ready: {url.removesuffix('/api')}", flush=True)
 
     def _write_server_info(self) -> None:
-        """Where the server is, for the other processes of this home."""
+        """Write where the server is, for the other processes of this home."""
         url = self.api_url
         content = {
             "api_url": url,
@@ -223,7 +229,7 @@ class Launcher:
             "--port",
             str(port),
         ]
-        # Only its own pages may call it from a browser: whoever can change a deployment can run
+        # Browsers may call it from its own pages only: whoever can change a deployment can run
         # programs here.
         allowed_origins = f"http://127.0.0.1:{port},http://localhost:{port}"
         env = build_child_env(
@@ -273,7 +279,12 @@ class Launcher:
             self.children.append(child)
 
     def _start_child(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
-        """Start it and wait until it is ready. Raises ProcessExitedError or RunStateError."""
+        """Start a process and wait until it is ready.
+
+        Raises:
+            ProcessExitedError: It has died.
+            RunStateError: The launcher was asked to end.
+        """
         self._spawn(child, is_restart=is_restart)
         log = self.logs / f"{child.name}.log"
         while not child.is_ready():
@@ -297,7 +308,9 @@ class Launcher:
         return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{read_last_lines(log)}"
 
     def _end_all(self) -> None:
-        """Runner, wait, server: the runner needs the server to tell how its runs ended."""
+        """End the runner, wait, and end the server, which the runner needs to report how its runs
+        ended.
+        """
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
                 server_file(self.home).unlink()
@@ -309,8 +322,8 @@ class Launcher:
                 self._end_runs()
 
     def _wait_for_end(self, child: ManagedProcess) -> None:
-        """Kill it when its grace is over. A server that dies while the runner needs it is started
-        again here too.
+        """Kill a process when its time is over; restart the server if it dies while the runner
+        needs it.
         """
         servers = [
             other_child
@@ -325,15 +338,16 @@ class Launcher:
             for server in servers:
                 if server.process.poll() is not None and num_restarts < len(RESTART_PAUSES_S):
                     num_restarts += 1
-                    # a full disk must not keep the runner from its end
+                    # A full disk must not prevent the end of the runner.
                     with contextlib.suppress(OSError):
                         self._spawn(server, is_restart=True)
         os.killpg(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
     def _end_runs(self) -> None:
-        """What a runner that was killed, or died, has left: each run notices and ends by itself,
-        with a checkpoint, and its flow tells the server so. Whoever does not is ended.
+        """Wait for the runs of a runner that has died, and kill those that do not end.
+
+        Each run notices by itself, ends with a checkpoint, and reports its end to the server.
         """
         until = time.monotonic() + RUNS_END_TIMEOUT_S
         while (
@@ -348,7 +362,7 @@ class Launcher:
 
 
 def _choose_port() -> int:
-    """Prefect's usual port, so that the address of the UI is known; another one when it is taken."""
+    """Return Prefect's usual port, or a free one if that is in use."""
     try:
         check_port(PREFERRED_PORT)
     except PortInUseError:
@@ -357,22 +371,23 @@ def _choose_port() -> int:
 
 
 def main() -> int:
+    """Parse the arguments, run the launcher, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m deployments.up", description=__doc__)
     parser.add_argument(
-        "--port", type=int, help="of the Prefect server (default: 4200, or a free one)"
+        "--port", type=int, help="port of the Prefect server (default: 4200, or a free one)"
     )
     parser.add_argument(
         "--until-stdin-closes",
         action="store_true",
-        help="end when the process that started this one is gone",
+        help="end when the process that started the launcher is gone",
     )
     args = parser.parse_args()
-    os.umask(0o077)  # server, runner and all their children inherit it
+    os.umask(0o077)  # The server, the runner and all their children inherit it.
     launcher = Launcher(paths.home(), args.port)
     if args.until_stdin_closes:
 
         def stop_when_stdin_closes() -> None:
-            while os.read(0, 4096):  # not sys.stdin, whose lock would abort the interpreter at exit
+            while os.read(0, 4096):  # The lock of sys.stdin would abort the interpreter at exit.
                 pass
             launcher.stop_event.set()
 

@@ -1,11 +1,12 @@
-"""What Prefect executes. Lines of logs and the reasons of failures are kept by its server, so they
-go there without secrets.
+"""Define the flows that Prefect executes.
+
+Prefect's server stores log lines and reasons of failures, so they are redacted first.
 """
 
 import logging
 
 from lachesis.base.secrets import redact_log_records
 
-# without a level of its own nothing of it reaches the run's page
+# Without a level, log lines of this package would not reach the run's page.
 logging.getLogger("lachesis").setLevel(logging.INFO)
 redact_log_records()

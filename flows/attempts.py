@@ -1,4 +1,4 @@
-"""What the flow writes into the record of a run when an attempt begins and when it ends."""
+"""Record the beginning and the end of an attempt of a run."""
 
 from __future__ import annotations
 
@@ -36,20 +36,24 @@ from lachesis.supervision.group import ServiceGroup
 from tasks.report import record_final_judgement
 
 log = logging.getLogger("lachesis.flow")
-STOPPED_FROM_OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
+STOPPED_FROM_OUTSIDE = (
+    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or "
+    "a signal"
+)
 
 
 def end_stray_processes(folder: Path) -> None:
-    """Children of the environment that left its process group."""
+    """End the children of the environment that have left its process group."""
     for description in leftovers.terminate_processes(
         leftovers.find_processes(folder).get(folder, [])
     ):
-        log.info("ended what the environment had left behind: %s", description)
+        log.info("ended a process that the environment had left: %s", description)
 
 
 def begin_attempt(store: RunStore, run_id: str, *, is_new_attempt: bool) -> RunRecord:
+    """Reset the record for a new attempt and return it."""
     store.dir(run_id).stop_now_file.unlink(missing_ok=True)
-    end_stray_processes(store.dir(run_id).path)  # of a flow that was killed
+    end_stray_processes(store.dir(run_id).path)  # A killed flow may have left some.
     clocks = read_clocks()
     attempt_fields: dict[str, Any] = {
         "status": "starting",
@@ -79,6 +83,7 @@ def begin_attempt(store: RunStore, run_id: str, *, is_new_attempt: bool) -> RunR
 
 
 def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
+    """Record the exit codes of services that have ended."""
     services = store.load(run_id).services
     for name, code in group.collect_exit_codes().items():
         if name in services:
@@ -88,9 +93,9 @@ def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
 def record_end(
     store: RunStore, run_id: str, status: RunStatusName, error: BaseException | None = None
 ) -> None:
-    """Write how the run ended into its record."""
+    """Record how the run ended."""
     reason, service = None, None
-    if isinstance(error, SystemExit):  # logging to a runner that is gone ends the process
+    if isinstance(error, SystemExit):  # Logging to a runner that is gone raises it.
         reason = RUNNER_GONE
     elif error is not None:
         reason = f"{type(error).__name__}: {error}"
@@ -116,7 +121,7 @@ def record_end(
             )
             or None
         )
-    # a second signal may have come before their ends were noted
+    # A second signal may have come before the exit codes were recorded.
     services = mark_services_exited(record.services)
     changes = {
         "status": status,
@@ -130,12 +135,13 @@ def record_end(
 
 
 def make_end_fields(record: RunRecord) -> dict[str, Any]:
+    """Return the fields of the record that change at the end of an attempt."""
     return {"ended_at": now_iso(), "took_s": get_attempt_duration_s(record)}
 
 
 def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:
-    """That a stopped run could not save where it was: its trainer was killed, or there was no
-    place.
+    """Describe the steps that a stopped run could not save because its trainer was killed, or
+    return None.
     """
     trainer = record.services.get("trainer")
     if trainer is None or trainer.state == "exited (0)":

@@ -1,4 +1,4 @@
-"""The watch over what the environments of a run give while it trains."""
+"""Watch whether the environments of a run make usable groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger("lachesis.flow")
 
 
 class DeadEnvironmentDetector:
-    """Ends an attempt none of whose environments gives a group that can be trained on.
+    """End an attempt none of whose environments makes a group that can be trained on.
 
-    An environment that once gave a usable group is not called dead: what it needs, such as a
-    verifier, may be away for a while. Its process counts from 0 whenever it is started, so that is
-    remembered here, and for a resumed run read from the checkpoint.
+    An environment that has ever made a usable group is not called dead, because what it needs, such
+    as a verifier, may be unavailable for a while. Its process counts from 0 whenever it is started,
+    so this is remembered here, and for a resumed run read from the checkpoint.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class DeadEnvironmentDetector:
             store: The runs of this home.
             run_id: The run.
             plan: The plan of its attempt.
-            received: How many groups training had received of each environment when the checkpoint
-                was saved that the attempt goes on from.
+            received: How many groups training had received from each environment at the checkpoint
+                that the attempt resumes from.
         """
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
@@ -53,17 +53,15 @@ class DeadEnvironmentDetector:
         self._usable_services = {
             service for service, name in plan.environment_names.items() if received_groups.get(name)
         }
-        """Services that have given a usable group."""
+        """Services that have made a usable group."""
         self._reported_names: set[str] = set()
-        """Dead environments that the log and the record name already."""
+        """Dead environments that were already logged and recorded."""
 
     def check(self) -> None:
-        """Look at what the environments have counted, and name those that are dead.
-
-        The log and the run's record name each of them, also when the others still give groups.
+        """Find environments that are dead, and log and record each of them.
 
         Raises:
-            InvalidGroupsError: All of them are. The record then has a stop reason, so that no
+            InvalidGroupsError: All of them are dead. The record then has a stop reason, so that no
                 policy resumes the run.
         """
         self.remember_usable()
@@ -88,8 +86,10 @@ class DeadEnvironmentDetector:
         self._reported_names = names
 
     def remember_usable(self) -> None:
-        """Remember which environments have given a usable group until now. Call this before one is
-        started again, which makes its counts begin at 0."""
+        """Remember which environments have made a usable group.
+
+        Call this before one is restarted, which resets its counts.
+        """
         for service in self.plan.environment_names:
             if has_usable_groups(self._read_counts(service) or {}):
                 self._usable_services.add(service)

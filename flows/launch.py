@@ -1,4 +1,4 @@
-"""The flow `launch-training`: one flow run is one training run."""
+"""Define the flow `launch-training`: one flow run is one training run."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ from tasks.processes import (
 from tasks.report import publish_report, record_final_judgement
 
 LOCK_TIMEOUT_S = 300.0
-"""How long a resumed run waits until the services of the attempt before have ended. A trainer may
-need 180 s to save its checkpoint, and the other services are ended before and after it."""
+"""How long a resumed run waits until the services of the previous attempt have ended.
+
+A trainer may need 180 s to save its checkpoint, and the other services end before and after it.
+"""
 GRACE_WITHOUT_ENGINE_S = 5.0
 
 
 @flow(name="launch-training", retries=0)
 def launch(run_id: str, home: str) -> State[Any] | None:
-    """Start the services in order, supervise them to the end, and end them in reverse order however
-    this is left.
-    """
+    """Start the services in order, supervise them, and end them in reverse order whatever happens."""
     if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
+        os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     store = RunStore(Path(home))
     record = store.load(run_id)
     is_started_by_hand = not belongs_to_attempt(record, runtime.flow_run.id)
     if is_started_by_hand and store.dir(run_id).is_alive():
-        return Cancelled(message=f"run {run_id} lives already, as flow run {record.flow_run_id}")
+        return Cancelled(message=f"run {run_id} is alive already, as flow run {record.flow_run_id}")
     with store.dir(run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
         return _run_and_record_end(
             store,
@@ -80,15 +80,17 @@ def launch(run_id: str, home: str) -> State[Any] | None:
 def _run_and_record_end(
     store: RunStore, run_id: str, lock_fd: int, *, is_new_attempt: bool
 ) -> State[Any] | None:
-    """The run, with its end written into its record whatever it is. `again` says that Prefect has
-    started it, by a retry, a resume or by hand, and nobody has made a new attempt of it.
+    """Run the services and record how the run ended.
+
+    `is_new_attempt` is true if Prefect has started the flow, by a retry, a resume or by hand, and
+    no new attempt was made yet.
     """
     record = begin_attempt(store, run_id, is_new_attempt=is_new_attempt)
     try:
         raise_if_stop_requested(store, run_id)
         _require_validation(store, record)
         phase = _run_services(store, record, lock_fd)
-    except (SuspendRequested, Pause):  # the latter by a task of Prefect, which looks for itself
+    except (SuspendRequested, Pause):  # Tasks of Prefect raise Pause when they see a suspension.
         record_suspension(store, store.load(run_id))
         record_end(store, run_id, "stopped")
         return leave_flow_run_suspended()
@@ -100,22 +102,22 @@ def _run_and_record_end(
             record_end(store, run_id, "stopped")
             raise termination_signal from None
         record_end(store, run_id, "failed", error)
-        if (redacted_error := redact(str(error))) != str(error):  # Prefect's server keeps it
+        if (redacted_error := redact(str(error))) != str(error):  # Prefect's server stores it.
             raise RuntimeError(redacted_error) from None
         raise
     store.update(run_id, status="completed", phase=phase, **make_end_fields(store.load(run_id)))
     record_final_judgement(store, run_id)
-    # suspended since its last step: there is nothing left to resume
+    # The run may have been suspended after its last step; nothing is left to resume then.
     with contextlib.suppress(Pause):
         publish_report(store, run_id)
     return None
 
 
 def _require_validation(store: RunStore, record: RunRecord) -> None:
-    """Check that a run that asks for it has environments with a fresh successful validation.
+    """Check that a run that requires it has environments with a recent successful validation.
 
-    Every attempt is checked until the run has made a step. A checkpoint is no proof of one: a run
-    that was begun from another run's checkpoint has it from the start.
+    Every attempt is checked until the run has made a step. A checkpoint does not prove that it has:
+    a run that starts from another run's checkpoint has one from the start.
 
     Raises:
         ValidationMissingError: An environment has none.
@@ -127,8 +129,8 @@ def _require_validation(store: RunStore, record: RunRecord) -> None:
 
 
 def find_termination_signal(error: BaseException | None) -> TerminationSignal | None:
-    """The signal behind an error: one that meets Prefect between two of its own steps comes to us
-    as another error.
+    """Return the signal behind an error; if it arrives between Prefect's own steps, another error
+    is raised.
     """
     while error is not None and not isinstance(error, TerminationSignal):
         error = error.__cause__ or error.__context__
@@ -136,7 +138,7 @@ def find_termination_signal(error: BaseException | None) -> TerminationSignal | 
 
 
 def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
-    """The run from its first process to its last; how it ended."""
+    """Run the services from the first process to the last, and return how the run ended."""
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
         build_tiny_model(store.home, store.dir(record.run_id).path)
@@ -155,17 +157,19 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
             _ignore_sigterm()
             try:
                 store.update(record.run_id, status="stopping", phase="stopping")
-                # what died by itself, before the others are ended
+                # Record what ended by itself before the others are ended.
                 record_exits(store, record.run_id, group)
-            finally:  # also on a full disk
+            finally:  # A full disk must not prevent the end of the services.
                 _close_services(group, folder.stop_now_file)
                 end_stray_processes(folder.path)
             record_exits(store, record.run_id, group)
 
 
 def _ignore_sigterm() -> None:
-    """The run is being ended: a signal that asks for it once more, as the runner's after our own
-    look at the flow run's state, must not cut that short. Prefect puts its handler back by itself.
+    """Ignore further signals while the run is being ended.
+
+    The runner sends one after the flow has seen the cancellation by itself. Prefect restores its
+    own handler.
     """
     if threading.current_thread() is threading.main_thread() and callable(
         signal.getsignal(signal.SIGTERM)
@@ -174,8 +178,10 @@ def _ignore_sigterm() -> None:
 
 
 def _close_services(group: ServiceGroup, stop_now_file: Path) -> None:
-    """End the services. Without its engine the trainer can save nothing, and would ask until its
-    grace is over.
+    """End the services.
+
+    Without the engine the trainer cannot save anything and would retry until its time is over, so
+    it is killed.
     """
     kill_timer = threading.Timer(GRACE_WITHOUT_ENGINE_S, stop_now_file.touch)
     if "engine" in group.collect_exit_codes():

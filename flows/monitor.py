@@ -1,4 +1,4 @@
-"""The flow `monitor-training`: one tick over all living runs, on a schedule."""
+"""Define the flow `monitor-training`: one tick over all living runs, on a schedule."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
 TICK_RETENTION = timedelta(hours=2)
-"""A tick is of interest as long as the next ones are near; each takes some seventy kilobytes of the
-database.
-"""
+"""How long ticks are kept; each takes about 70 kB of the database."""
 MAX_DELETE_ROUNDS = 4
 
 
 @flow(name="monitor-training", retries=0)
 def monitor(home: str) -> None:
-    """Look at all living runs once, and remove the records of old ticks."""
+    """Check all living runs once, and delete old ticks."""
     if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
+        os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     watched_runs = Monitor(RunStore(Path(home))).tick()
     stalled = [watched_run.record.run_id for watched_run in watched_runs if watched_run.stall]
-    log.info("%d runs looked at; stalled: %s", len(watched_runs), ", ".join(stalled) or "none")
+    log.info("%d runs checked; stalled: %s", len(watched_runs), ", ".join(stalled) or "none")
     delete_old_ticks(runtime.deployment.id, TICK_RETENTION)
 
 
 def delete_old_ticks(deployment_id: str | None, retention: timedelta) -> int:
-    """Delete the ended ticks of this deployment that are older than `kept`; how many. A server that
-    is away keeps them.
+    """Delete the ended ticks of this deployment that are older than `retention`, and return how
+    many.
+
+    Nothing is deleted while the server does not respond.
     """
     deleted = 0
     try:

@@ -1,5 +1,7 @@
-"""The flow `validate-all-environments`: submit a validation of each environment, or of those that
-$LACHESIS_NIGHTLY_ENVIRONMENTS names (separated by spaces), on an optional schedule."""
+"""Define the flow `validate-all-environments`, which submits validations on an optional schedule.
+
+It validates each environment, or those in $LACHESIS_NIGHTLY_ENVIRONMENTS (separated by spaces).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ log = logging.getLogger("lachesis.nightly")
 
 @flow(name="validate-all-environments", retries=0)
 def validate_all(home: str) -> list[str]:
-    """The ids of the tests; each is a flow run of its own. Raises LachesisError at the end when one
-    could not be submitted.
+    """Submit a test of each environment and return the ids; each is a flow run of its own.
+
+    Raises:
+        LachesisError: A test could not be submitted; raised after the others were.
     """
     service, test_ids, problems = LachesisService(Path(home)), [], []
     chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
@@ -29,7 +33,7 @@ def validate_all(home: str) -> list[str]:
     ]:
         try:
             launch = LaunchRequest(name)
-            # the model of sums tells at least whether it works
+            # Without a taught model, the model of sums shows at least whether the environment works.
             if service.describe(launch)["problem"]:
                 launch = LaunchRequest(name, model=TINY_MODEL)
             test = service.start_test(launch, TestOptions())

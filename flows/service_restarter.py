@@ -1,6 +1,4 @@
-"""Services that died are started again while a run trains, as the table of `supervision.policy`
-says.
-"""
+"""Restart services that die during training, as `lachesis.supervision.restart_policy` defines."""
 
 from __future__ import annotations
 
@@ -28,7 +26,9 @@ POLL_S = 0.5
 
 
 class ServiceRestarter:
-    """Of one attempt. `require_wanted` raises when no service shall start any more."""
+    """Restart the services of one attempt; `raise_if_stop_requested` prevents it once a stop is
+    requested.
+    """
 
     def __init__(
         self,
@@ -43,20 +43,24 @@ class ServiceRestarter:
         self.check_stop_request = throttle(raise_if_stop_requested)
         self.restart_budget = RestartBudget()
         self.env_ids = {service: env_id for env_id, service in enumerate(plan.environment_names)}
-        """What the living API knows the environments by."""
+        """The ids under which the current API has registered the environments."""
         self.disconnected_ids: set[int] = set()
 
     def restart(self, name: str, problem: ProcessExitedError) -> None:
-        """Start a dead service again. Another death meanwhile is left to the next look where it may
-        be mended. Raises the problem when there is no restart for it.
+        """Restart a dead service.
+
+        Another death meanwhile is left to the next check if that service can be restarted.
+
+        Raises:
+            ProcessExitedError: There is no restart for the service.
         """
         pause_s = self.restart_budget.next_pause_s(name)
-        # what an earlier attempt has counted proves nothing
+        # Counts of an earlier attempt do not show that the environment works.
         since = self.store.load(self.run_id).attempt_start_unix_s
         counts = read_counts(self.store.dir(self.run_id).get_counters_file(name), since=since) or {}
         if pause_s is None or (name in self.env_ids and not counts.get("groups")):
             raise problem
-        log.warning("%s is started again in %.0f s: %s", name, pause_s, problem)
+        log.warning("%s will be restarted in %.0f s: %s", name, pause_s, problem)
         self.store.update(self.run_id, phase=f"restarting {name}")
         try:
             self._wait_before_restart(pause_s)
@@ -65,7 +69,7 @@ class ServiceRestarter:
             else:
                 old_env_id = self.env_ids[name]
                 self._start_environment(name)
-                self.disconnect(old_env_id)  # until now its share is kept for it
+                self.disconnect(old_env_id)  # Its share was kept until now.
         except ProcessExitedError as error:
             if not is_restartable(error.details.get("service")):
                 raise
@@ -73,13 +77,13 @@ class ServiceRestarter:
         self.store.update(self.run_id, phase="training")
 
     def disconnect(self, env_id: int) -> None:
-        """Tell the API, once, that this environment is gone."""
+        """Tell the API once that this environment is gone."""
         if env_id not in self.disconnected_ids:
             self.disconnected_ids.add(env_id)
             disconnect_environment(self.plan, env_id)
 
     def _restart_api(self) -> None:
-        """With new environments, as it remembers nothing."""
+        """Restart the API with new environments, because it has lost its state."""
         for environment in self.env_ids:
             if self.group.has_service(environment):
                 self.group.stop(environment)
@@ -92,10 +96,10 @@ class ServiceRestarter:
             except ProcessExitedError as error:
                 if error.details.get("service") != environment:
                     raise
-                log.warning("%s", error)  # the next look sees to it; the others start meanwhile
+                log.warning("%s", error)  # The next check handles it; the others start meanwhile.
 
     def _start_environment(self, service: str) -> None:
-        """From where training stands."""
+        """Start an environment at the position of training."""
         health, env_id = fetch_trainer_health(self.plan), count_registered_environments(self.plan)
         self.env_ids[service] = env_id
         name = self.plan.environment_names[service]
@@ -110,7 +114,7 @@ class ServiceRestarter:
         self._start_and_wait(self.plan.make_restart_spec(service, groups=groups, env_id=env_id))
 
     def _wait_before_restart(self, seconds: float) -> None:
-        """Wait, unless one of those dies that cannot be started again. Raises ProcessExitedError."""
+        """Wait, and raise ProcessExitedError if a service dies that cannot be restarted."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for name in self._list_required_services():
@@ -127,7 +131,7 @@ class ServiceRestarter:
         )
 
     def _list_required_services(self) -> list[str]:
-        """Those whose death ends the attempt."""
+        """Return the services whose death ends the attempt."""
         return [
             spec.name
             for spec in self.plan.services

@@ -1,5 +1,5 @@
-"""Whether the run of this flow is still wanted, by its record, its runner and the state of its flow
-run.
+"""Find out whether the run of this flow should end: by its record, its runner, or its Prefect
+state.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
 CHECK_INTERVAL_S = 3.0
-RUNNER_GONE = "the runner of this run was killed; `lachesis serve` starts another one, then `lachesis resume` the run"
+RUNNER_GONE = (
+    "the runner of this run was killed; start another one with `lachesis serve`, then `lachesis "
+    "resume` the run"
+)
 
 
 class StopRequested(Exception):
-    """The record or the server says that this run shall end. A cancellation normally comes as a
-    signal; after an outage, or before the runner knows of the flow's process, it may not.
+    """The record or the server says that this run should end.
+
+    A cancellation normally arrives as a signal; after an outage, or before the runner knows the
+    flow's process, it may not.
     """
 
 
 class SuspendRequested(StopRequested):
-    """Somebody has suspended the flow run: it shall end with a checkpoint and stay there to be
-    resumed.
-    """
+    """The flow run was suspended: it should end with a checkpoint and wait to be resumed."""
 
 
 def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
-    """Check that nobody has asked for the end of the run: no service starts after that.
+    """Check that no end of the run was requested; after that no service may start.
 
     Raises:
-        StopRequested: Somebody has; a suspension is a `SuspendRequested`.
+        StopRequested: An end was requested; a suspension raises `SuspendRequested`.
         ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
     """
     record = store.load(run_id)
@@ -63,7 +66,7 @@ def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
 
 
 def _check_flow_run_state(flow_run_id: str | None) -> None:
-    """Check the state of the flow run. An outage of the server is no reason to stop training."""
+    """Check the state of the flow run; an outage of the server does not stop training."""
     if flow_run_id is None:
         return
     try:
@@ -74,19 +77,22 @@ def _check_flow_run_state(flow_run_id: str | None) -> None:
             remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         return
-    # suspended, or suspended and resumed since the last look
+    # The run was suspended, or suspended and resumed, since the last check.
     if state == "PAUSED" or state in WAITING_STATES:
         raise SuspendRequested(SUSPENDED)
     if state in ("CANCELLING", "CANCELLED"):
         raise StopRequested(str(state).lower())
     if state in ("CRASHED", "FAILED"):
         raise ProcessExitedError(
-            f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` goes on"
+            f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` "
+            "continues the run"
         )
 
 
 def throttle(check: Callable[[], None]) -> Callable[[], None]:
-    """Return a check that may be called often: it runs `check` once in `WATCH_S` seconds."""
+    """Return a function that may be called often and runs `check` at most every `CHECK_INTERVAL_S`
+    seconds.
+    """
     checked_at = time.monotonic()
 
     def check_throttled() -> None:
@@ -99,18 +105,17 @@ def throttle(check: Callable[[], None]) -> Callable[[], None]:
 
 
 def leave_flow_run_suspended() -> State[Any]:
-    """Leave the flow run as it is, suspended or waiting for its next process, by raising Prefect's
-    `Pause`.
+    """Leave the flow run suspended, or waiting for its next process, by raising Prefect's `Pause`.
 
     Returns:
-        The state in which it ends, when it was cancelled while its services were being ended.
+        The final state, if it was cancelled while its services were being ended.
     """
     flow_run_id = runtime.flow_run.id or "none"
     try:
         api = PrefectApi()
         flow_run = api.read_flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
-        if state == "PAUSED":  # a task of Prefect may have seen it before our own look
+        if state == "PAUSED":  # A task of Prefect may have seen the suspension first.
             remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         state = "PAUSED"

@@ -1,4 +1,6 @@
-"""One training run inside its flow: start the services, supervise them, evaluate on held-out items."""
+"""Run one training run inside its flow: start the services, supervise them, evaluate held-out
+items.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,12 @@ from tasks.report import ProgressArtifact
 log = logging.getLogger("lachesis.flow")
 POLL_S = 0.5
 DRAIN_TIMEOUT_S = 120.0
-"""How long the trainer may wait for a batch after the environment has ended well: what it needs is
-queued by then.
+"""How long the trainer may wait for a batch after the environment has ended; its groups are queued.
 """
 
 
 class TrainingRun:
-    """The steps of one run, in order."""
+    """Perform the steps of one run in order."""
 
     def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
@@ -77,9 +78,11 @@ class TrainingRun:
         )
 
     def start(self) -> None:
-        """Each service needs those before it, except that the API needs no engine, and that the
-        first environment, which the API lets in once the trainer is there, may be imported
-        meanwhile: these start two at a time.
+        """Start the services and wait until they are ready.
+
+        Each service needs those before it, with two exceptions: the API needs no engine, and the
+        first environment, which is admitted once the trainer is ready, may be imported meanwhile.
+        These start two at a time.
         """
         starting_specs: list[ServiceSpec] = []
         first_environment = next(iter(self.env_ids))
@@ -102,8 +105,11 @@ class TrainingRun:
             self._raise_if_stop_requested()
 
     def supervise(self) -> str:
-        """Until the trainer has made its last step; how it ended. Raises when a service dies too
-        early or when told to stop.
+        """Supervise the services until the trainer has made its last step, and return how it ended.
+
+        Raises:
+            ProcessExitedError: A service has died and cannot be restarted.
+            StopRequested: The run should end.
         """
         progress = ProgressArtifact(self.run_id, self.flow_run_id)
         total, checked_at = self.plan.config.env.total_steps, time.monotonic()
@@ -136,24 +142,26 @@ class TrainingRun:
         raise_if_stop_requested(self.store, self.run_id)
 
     def _check_budget(self) -> None:
-        """The time of the run, which only this process sees pass when the trainer hangs. Tokens and
-        money are counted by the trainer, and all three by the monitor, which looks seldom, and not
-        at all without a server.
+        """Check the run's duration, which only this process measures when the trainer hangs.
+
+        The trainer counts tokens and money. The monitor checks all three, but less often, and not
+        without a server.
         """
         self._stop_if(
             find_exceeded_budget(self.plan.config.limits, compute_budget_usage(self.record, {}))
         )
 
     def _stop_if(self, reason: str | None) -> None:
-        """Raises StopRequested for a reason that is one."""
+        """Raise StopRequested if there is a reason."""
         if reason:
             self.store.update(self.run_id, stop_reason=reason)
             raise StopRequested(reason)
 
     def _handle_exits(self) -> bool:
-        """True when the trainer has ended after its last step. An environment that has made its
-        last rollout may end first. Any other death ends the attempt, or the service is started
-        again.
+        """Return True if the trainer has ended after its last step.
+
+        An environment that has made its last rollout may end first. After any other death the
+        service is restarted, or the attempt ends.
         """
         exit_codes = self.group.collect_exit_codes()
         for name in sorted(
@@ -166,13 +174,14 @@ class TrainingRun:
                     return True
                 newest = Checkpoints(self.folder.checkpoints).find_newest()
                 raise ProcessExitedError(
-                    f"the trainer was told to end, by somebody else, after step {newest.step if newest else 0} of "
-                    f"{self.plan.config.env.total_steps}; `lachesis resume {self.run_id}` goes on"
+                    "the trainer was stopped by another program after step "
+                    f"{newest.step if newest else 0} of {self.plan.config.env.total_steps}; "
+                    f"`lachesis resume {self.run_id}` continues"
                 )
             if not (name in self.env_ids and code == 0):
                 self._restart(name, make_exit_error(self.plan.get_service(name), code))
                 return False
-            # it has no more items; the others need not wait for its share
+            # It has no more items, so the others need not wait for its share.
             if len(self.env_ids) > 1:
                 self.restarter.disconnect(self.env_ids[name])
         return False
@@ -182,12 +191,12 @@ class TrainingRun:
         return newest is not None and newest.final
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
-        """Raises the problem when it ends the attempt."""
+        """Restart a service, or raise the problem if it ends the attempt."""
         self.dead_environment_detector.remember_usable()
         try:
             self.restarter.restart(name, problem)
         except ProcessExitedError:
-            if not self._is_finished():  # the trainer may have made its last step meanwhile
+            if not self._is_finished():  # The trainer may have made its last step meanwhile.
                 raise
 
     def _record_trainer_info(self, health: dict[str, Any]) -> None:
@@ -198,10 +207,12 @@ class TrainingRun:
             self.record = self.store.update(self.run_id, **trainer_info)
 
     def evaluate_held_out(self) -> None:
-        """Evaluate both models on held-out items, at once.
+        """Evaluate both models on held-out items concurrently.
 
-        A failed evaluation is told, and the run stays completed. Raises what `require_wanted`
-        raises when the run itself shall end.
+        A failed evaluation is logged, and the run still completes.
+
+        Raises:
+            StopRequested: The run should end.
         """
         if not self.plan.evaluations or not self.group.is_running("trainer"):
             return
@@ -209,7 +220,7 @@ class TrainingRun:
         for environment in self.env_ids:
             self.group.stop(environment)
         for spec in self.plan.evaluations.values():
-            with contextlib.suppress(ProcessExitedError):  # what could not be started is told below
+            with contextlib.suppress(ProcessExitedError):  # A failed start is reported below.
                 self.group.start(spec)
         required_services = [
             spec.name for spec in self.plan.services if spec.name in ("engine", "trainer")
@@ -232,8 +243,8 @@ class TrainingRun:
                     evaluation={**recorded, when: {**recorded.get(when, {}), **named_results}},
                 )
             except LachesisError as error:
-                # the error may be the end of the run, and no evaluation's
+                # The error may be caused by the end of the run.
                 self._raise_if_stop_requested()
                 log.warning("no evaluation %s training: %s", evaluation_name, error)
-                if self.group.is_running(spec.name):  # it hangs, or prints without end
+                if self.group.is_running(spec.name):  # It hangs or prints endlessly.
                     self.group.stop(spec.name)

@@ -1,7 +1,7 @@
-"""The flow `validate-environment`: does an environment work, and can a model learn from it?
+"""Define the flow `validate-environment`: does an environment work, and can a model learn from it?
 
-Stages, each a task: import, config, dataset, model-free check; then per model, all at the same
-time, inference and scoring.
+Its stages, each a task, are import, config, dataset and model-free check; then for all models
+concurrently inference and scoring.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ SUSPENDED_ERROR = "it was suspended in Prefect, which ends a test; start it agai
     task_runner=ThreadPoolTaskRunner(max_workers=MAX_MODELS),  # type: ignore[arg-type]
 )
 def validate(test_id: str, home: str) -> State[Any] | None:
-    """Go through the stages. What is wrong with the environment or a model is told in the result;
-    the flow fails when nothing of the environment works.
-    """
+    """Run the stages; the result says what is wrong, and the flow fails if nothing works."""
     if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)  # Ctrl-C in the terminal of the runner must reach the runner alone
+        os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     tests = InferenceTestStore(Path(home))
     with tests.get_run_dir(test_id).hold_alive_lock() as lock_fd:
         record = _TestRecorder(
@@ -77,7 +75,7 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             for group in context.open_groups:
                 group.close()
             _end_stray_processes(tests.dir(test_id))
-            if isinstance(error, Pause):  # it has no checkpoint to go on from
+            if isinstance(error, Pause):  # A test has no checkpoint to continue from.
                 tests.fail(test_id, SUSPENDED_ERROR)
                 return Cancelled(message=SUSPENDED_ERROR)
             tests.fail(
@@ -98,7 +96,7 @@ def validate(test_id: str, home: str) -> State[Any] | None:
 
 
 def _end_stray_processes(folder: Path) -> None:
-    """Children of the environment that left its process group, and may hold its key."""
+    """End children of the environment that have left its process group and may hold its key."""
     leftovers.terminate_processes(
         [
             process
@@ -109,7 +107,7 @@ def _end_stray_processes(folder: Path) -> None:
 
 
 class _TestRecorder:
-    """The test's file, brought up to date after each stage."""
+    """Update the test's record after each stage."""
 
     def __init__(self, tests: InferenceTestStore, test: InferenceTest) -> None:
         self.tests, self.test = tests, test
@@ -141,9 +139,7 @@ def _run_validation(record: _TestRecorder, context: InferenceTestContext) -> Jso
 def _run_model_free_stages(
     record: _TestRecorder, context: InferenceTestContext
 ) -> tuple[Json, str | None]:
-    """What the check without a model found, and the name and reason of the stage that failed, if
-    one did.
-    """
+    """Return the result of the check without a model, and the name and reason of a failed stage."""
     folder = context.tests.dir(record.test.test_id)
     line: Json = {}
     with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
@@ -175,7 +171,7 @@ def _run_model_free_stages(
 def _test_models(
     record: _TestRecorder, context: InferenceTestContext, model_free: Json
 ) -> list[Json]:
-    """Every model's entry; they are asked at the same time."""
+    """Return the entries of all models, which are tested concurrently."""
     models, started = record.test.request.models, time.monotonic()
     wandb_run_names = [make_wandb_run_name(record.test) for _ in models]
     futures = run_model_inference.map(unmapped(context), models, wandb_run_names)
@@ -200,7 +196,7 @@ def _make_model_entry(
     error: str | None,
     model_free: Json,
 ) -> Json:
-    """The contract's entry of one model, judged."""
+    """Return the judged entry of one model."""
     request, started = record.test.request, time.monotonic()
     output, counts = (
         context.tests.get_output_file(record.test, model),
@@ -218,9 +214,9 @@ def _make_model_entry(
         if verdict is None and read_failure_kind(
             context.tests.get_counters_file(record.test, model)
         ) not in ("transport", "endpoint"):
-            # more than the end of its process says
+            # The counts say more than the end of the process.
             errors = "; ".join((counts or {}).get("errors") or {})
-            # what the endpoint did wrong says nothing of the environment
+            # A fault of the endpoint says nothing about the environment.
             verdict = judge_learnability(InferenceCounts(), error=errors or error)
     forecast = _make_forecast(record.test, context, output, counts) if verdict else None
     result = make_model_result(
@@ -233,7 +229,7 @@ def _make_model_entry(
         forecast=forecast,
     )
     if not error and result["steps_tested"] + (counts or {}).get("empty", 0) < request.num_steps:
-        shortfall = f"{result['steps_tested']} groups came of those asked for"
+        shortfall = f"only {result['steps_tested']} of the requested groups were made"
         result["error"] = (
             "; ".join([shortfall, *(counts or {}).get("errors", {})])
             + f", see {result['log_file']}"

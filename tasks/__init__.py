@@ -1,0 +1,1 @@
+"""Define the Prefect tasks that flows are made of."""

@@ -1,4 +1,4 @@
-"""How fast an earlier run of the same kind was."""
+"""Find how fast an earlier run of the same kind was."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_RUNS_READ = 20
 
 
 def find_earlier_step_time(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
-    """Median seconds per training step of the newest run of this environment's code on the same
-    model, profile and batch size.
+    """Return the median seconds per step of the newest run of the same code, model, profile and
+    batch size.
     """
     store = RunStore(home)
     run_kind = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
@@ -28,7 +28,7 @@ def find_earlier_step_time(home: Path, fingerprint: str, planned: PlannedRun) ->
         try:
             steps = MetricsFile(store.dir(record.run_id).metrics).read()
         except OSError:
-            continue  # one damaged run must not keep another one from being validated
+            continue  # A damaged run must not prevent the validation of another one.
         step_times_s = [step["time/step"] for step in steps if step.get("time/step")]
         if len(step_times_s) >= MIN_TIMED_STEPS:
             return float(statistics.median(step_times_s))

@@ -1,6 +1,4 @@
-"""One model of an inference test: serve it when it is local, run the environment's `process`
-command against it, and judge.
-"""
+"""Test one model: serve it if it is local, run the environment's `process` command, and judge."""
 
 from __future__ import annotations
 
@@ -30,16 +28,17 @@ from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
 MODEL_TIMEOUT_S = 600.0
-"""From the moment that the model can be asked."""
+"""Time limit from the moment that the model can be called."""
 RETRY_PAUSES_S = (2.0, 10.0)
-"""Pauses before an endpoint that could not be reached is asked again."""
+"""Pauses before an endpoint that could not be reached is called again."""
 
 
 @dataclass(frozen=True)
 class InferenceTestContext:
-    """What the tasks of one test share. `lock` is held while one of its processes lives; `open` are
-    the groups of processes that the flow closes when it is told to end, as a signal reaches only
-    its main thread.
+    """Hold what the tasks of one test share.
+
+    `lock_fd` is open while a process of the test is alive; `open_groups` are closed by the flow
+    when it is asked to end, because a signal reaches only its main thread.
     """
 
     tests: InferenceTestStore
@@ -50,9 +49,7 @@ class InferenceTestContext:
 
 
 def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
-    """Only an endpoint that could not be reached is asked again; what an environment does wrong it
-    does again.
-    """
+    """Retry only if the endpoint could not be reached; an environment's fault would happen again."""
     return isinstance(state.result(raise_on_failure=False), ServerDownError)
 
 
@@ -64,12 +61,15 @@ def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
     retry_condition_fn=_should_retry,
 )
 def run_model_inference(context: InferenceTestContext, model: str, wandb_run: str) -> None:
-    """The model's answers are in its files when this ends. Raises ServerDownError when the endpoint
-    could not be reached, or another LachesisError.
+    """Write the model's answers to its files.
+
+    Raises:
+        ServerDownError: The endpoint could not be reached.
+        LachesisError: The test failed for another reason.
     """
     files = context.tests.get_output_files(context.test, model)
     for old in files:
-        # of an earlier attempt: Atropos would write beside it, under another name
+        # Beside files of an earlier attempt Atropos would write under another name.
         old.unlink(missing_ok=True)
     try:
         with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
@@ -88,7 +88,11 @@ def run_model_inference(context: InferenceTestContext, model: str, wandb_run: st
 
 @task(task_run_name="scoring {model}", cache_policy=NO_CACHE)
 def score_model(context: InferenceTestContext, model: str, model_free: Json) -> Verdict:
-    """The verdict on the model's answers. Raises StageError when not one score can be used."""
+    """Return the verdict on the model's answers.
+
+    Raises:
+        StageError: No score can be used.
+    """
     output = context.tests.get_output_file(context.test, model)
     counts = collect_inference_counts(
         output, read_counts(context.tests.get_counters_file(context.test, model))
@@ -100,18 +104,22 @@ def score_model(context: InferenceTestContext, model: str, model_free: Json) -> 
 
 
 def make_wandb_run_name(test: InferenceTest) -> str:
+    """Return the name of a test's W&B run."""
     return f"test_inference_RSIAgent_{test.request.environment}_{secrets.token_hex(4)}"
 
 
 def read_failure_kind(counters_file: Path) -> str | None:
-    """Whose fault the end of a test was: transport, endpoint or environment."""
+    """Return whose fault the end of a test was: transport, endpoint or environment."""
     failure = (read_counts(counters_file) or {}).get("failure")
     return failure.get("kind") if isinstance(failure, dict) else None
 
 
 def build_missing_model(context: InferenceTestContext) -> None:
-    """Make this project's tiny model if it is asked for and not there yet. An environment asked at
-    an endpoint takes its tokenizer. Raises LachesisError, which says nothing of the environment.
+    """Build the tiny model if it is needed and does not exist; tests at an endpoint need its
+    tokenizer.
+
+    Raises:
+        LachesisError: It cannot be built, which says nothing about the environment.
     """
     names = [model.removeprefix(EMBEDDED) for model in context.test.request.models]
     for name in (context.config.openai.model_name, *names):
@@ -122,8 +130,10 @@ def build_missing_model(context: InferenceTestContext) -> None:
 def _prepare_endpoint(
     group: ServiceGroup, context: InferenceTestContext, model: str
 ) -> tuple[RunConfig, Json, dict[str, str]]:
-    """Return where the model answers, and what its client needs in its environment. A local model
-    is served here, and a proxy to the endpoint of another one, as long as the group lasts.
+    """Return where the model responds, and what its client needs in its environment.
+
+    A local model is served here, and for another one a proxy to the endpoint, as long as the group
+    lasts.
     """
     config = context.config
     if not model.startswith(EMBEDDED):
@@ -170,5 +180,5 @@ def _run_process_command(
     for path, text in files.items():
         write_private(path, text)
     group.start(service)
-    # no task: its error, with the end of a log, would stand in Prefect's database
+    # This is not a task, because its error with the end of a log would be in Prefect's database.
     wait_until_ended(group, service, needs=[])

@@ -1,4 +1,4 @@
-"""Tasks around one service: start it, wait until it is healthy, run it to its end."""
+"""Start a service, wait until it is ready, or run it to its end, each as a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("lachesis.flow")
 
 @task(task_run_name="start {spec.name}", cache_policy=NO_CACHE)
 def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> int:
-    """Start the service; its process id."""
+    """Start the service and return its process id."""
     pid = group.start(spec)
     store.update_service(
         run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting"
@@ -38,9 +38,7 @@ def wait_for_service(
     needs: list[str] | None = None,
     on_poll: Callable[[], None] | None = None,
 ) -> float:
-    """Seconds until the service was healthy; fails at once when it dies, or one that it needs
-    (default: any), and when `look`, which is called meanwhile, raises.
-    """
+    """Wait until the service is ready, and return the seconds it took; see `wait_until_healthy`."""
     waited_s = wait_until_healthy(group, spec, needs, on_poll=on_poll)
     log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited_s, spec.log)
     store.update_service(run_id, spec.name, state="running")
@@ -54,12 +52,12 @@ def wait_for_end(
     needs: list[str],
     on_poll: Callable[[], None] | None = None,
 ) -> None:
-    """As `await_end`; a task, so that it is seen."""
+    """Wait until a process has ended; a task, so that Prefect shows it. See `wait_until_ended`."""
     wait_until_ended(group, spec, needs, on_poll=on_poll)
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:
-    """Whether `model` is this project's tiny one and still has to be built."""
+    """Return whether `model` is this project's tiny model and still has to be built."""
     return (
         Path(model) == build.get_tiny_model_path(build.TinyModelRecipe(), home)
         and not Path(model).is_dir()
@@ -67,8 +65,9 @@ def is_missing_tiny_model(model: str, home: Path) -> bool:
 
 
 def build_tiny_model(home: Path, folder: Path) -> None:
-    """Build it in a child, as this process shall not load torch; another one that builds it is
-    waited for.
+    """Build the tiny model in a child, because this process must not load torch.
+
+    If another process is building it, wait for that.
     """
     spec = ServiceSpec(
         "model",
@@ -78,6 +77,6 @@ def build_tiny_model(home: Path, folder: Path) -> None:
         env={"LACHESIS_HOME": str(home)},
         timeout_s=600.0,
     )
-    with ServiceGroup() as group:  # of its own: in a group of services nothing may end
+    with ServiceGroup() as group:  # A separate group, because no service of a run may end.
         group.start(spec)
         wait_for_end(group, spec, needs=[])

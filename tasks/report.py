@@ -1,5 +1,6 @@
-"""What a run publishes on its page in the Prefect UI. A server that does not answer costs a few
-seconds, never the run.
+"""Publish progress and reports of a run in the Prefect UI.
+
+A server that does not respond costs a few seconds and never the run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressArtifact:
-    """The progress artifact of one run, at most one update every few seconds."""
+    """Publish the progress of one run, at most once every few seconds."""
 
     INTERVAL_S = 5.0
 
@@ -34,6 +35,7 @@ class ProgressArtifact:
         self._published_at = 0.0
 
     def publish(self, step: int, total: int, *, force: bool = False) -> None:
+        """Publish the progress, unless it was published just before."""
         if self.flow_run_id is None or (
             time.monotonic() - self._published_at < self.INTERVAL_S and not force
         ):
@@ -51,14 +53,14 @@ class ProgressArtifact:
                 artifact_id=self._artifact_id,
             )
         except ServerDownError as error:
-            log.warning("no progress published: %s", error)
+            log.warning("the progress was not published: %s", error)
 
 
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish_validation(
     tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None
 ) -> None:
-    """Verdict, table of models, and what was said, as artifacts of the validation's page."""
+    """Publish the verdict, the table of models, and the answers as artifacts of the validation."""
     if flow_run_id is None:
         return
     samples = {
@@ -78,14 +80,14 @@ def publish_validation(
 
 
 def record_final_judgement(store: RunStore, run_id: str) -> None:
-    """Write the judgement of a run that has just ended into its record; no server is needed for it."""
+    """Write the judgement of a run that has just ended into its record; no server is needed."""
     judge_ended_run(store, store.load(run_id))
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE)
 def publish_report(store: RunStore, run_id: str) -> None:
-    """The report of a run that has ended."""
+    """Publish the report of a run that has ended."""
     try:
         Monitor(store).publish_final_report(run_id)
     except ServerDownError as error:
-        log.warning("no report published: %s", error)
+        log.warning("the report was not published: %s", error)

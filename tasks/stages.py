@@ -1,6 +1,4 @@
-"""The stages of a validation that need no model, each a task that fails by its name. One child goes
-through them.
-"""
+"""Run the stages of a validation without a model as tasks; one child runs all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +16,11 @@ log = logging.getLogger("lachesis.validation")
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
 def run_stage(child: StageChild, stage: str) -> Json:
-    """What the stage found. Raises StageError."""
+    """Return the result of a stage.
+
+    Raises:
+        StageError: The stage failed.
+    """
     line = child.wait_for_stage(stage)
     log.info("%s: %s", stage, json.dumps(line.get("detail")))
     return line

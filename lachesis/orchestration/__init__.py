@@ -1,1 +1,1 @@
-"""Everything that asks Prefect: submit, resume, suspend, notify and show."""
+"""Communicate with Prefect: submit, resume, suspend, notify and show."""

@@ -1,5 +1,6 @@
-"""Markdown and tables for the Prefect UI. What came from a model or an environment is shown as text
-and cannot become markup.
+"""Render Markdown and tables for the Prefect UI.
+
+Text from a model or an environment is escaped, so that it cannot become markup.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_CELL_CHARS = 600
 
 
 def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]) -> str:
-    """Verdict, stages, models, forecast, and completions with their scores."""
+    """Return the report of a validation: verdict, stages, models, forecast, and scored completions."""
     summary = (test.result or {}).get("summary", {})
     word = summary.get("verdict") or (
         "works" if summary.get("environment_working") else "could not be tested"
@@ -43,7 +44,7 @@ def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]
             lines.append(f"- {escape_cell(model_result['name'])}: {escape_cell(sentence)}")
     lines += render_forecast(summary.get("forecast"))
     for model, groups in samples.items():
-        lines += ["", f"## What {escape_cell(model)} said", ""]
+        lines += ["", f"## Answers of {escape_cell(model)}", ""]
         for group in groups:
             lines.append(f"**{escape_cell(str(group.get('prompt')))}**\n")
             pairs = zip(group["responses"], group["scores"], strict=False)
@@ -73,7 +74,7 @@ _MODEL_COLUMNS = (
 
 
 def make_model_rows(test: InferenceTest) -> list[Json]:
-    """One row per model."""
+    """Return one table row per model."""
     rows = []
     for model_result in (test.result or {}).get("models_tested", []):
         verdict = model_result.get("verdict") or {}
@@ -100,6 +101,7 @@ def make_model_rows(test: InferenceTest) -> list[Json]:
 
 
 def render_forecast(forecast: Json | None) -> list[str]:
+    """Return the lines of a forecast's table."""
     if not forecast:
         return []
     rows = [[name, *(f"{forecast[key][end]:,.{digits}f}" for end in ("low", "expected", "high"))]
@@ -122,7 +124,7 @@ def _make_stage_row(stage: Json) -> list[str]:
 
 
 def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A Markdown table; nothing inside a cell can leave it."""
+    """Return a Markdown table with escaped cells."""
     if not rows:
         return []
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -132,7 +134,7 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
 
 
 def escape_cell(text: Any) -> str:
-    """Text for one line of Markdown: short, without markup of its own."""
+    """Return text for one line of Markdown: short and without markup."""
     plain = " ".join(str(text).split())
     short = plain if len(plain) <= MAX_CELL_CHARS else f"{plain[:MAX_CELL_CHARS]}…"
     escaped = html.escape(short, quote=False)
@@ -152,9 +154,11 @@ def _format_number(value: Any) -> str:
 
 
 def render_curve(values: Sequence[float | None], width: int = 640, height: int = 140) -> str:
-    """A line over equal steps as a Markdown image, or "" for fewer than two values. Drawn here, as
-    a picture of a plotting library takes a hundred times longer, and a look at all runs draws one
-    for each.
+    """Return a curve over equal steps as a Markdown image, or an empty text for fewer than two
+    values.
+
+    The SVG is written here because a plotting library would take a hundred times longer, and each
+    tick of the monitor draws a curve per run.
     """
     indexed_values = [(index, value) for index, value in enumerate(values) if value is not None]
     if len(indexed_values) < 2:

@@ -1,7 +1,8 @@
-"""What a launch takes from this machine: its base model, and examples to imitate first.
+"""Find what a launch needs on this machine: its base model, and examples for supervised
+fine-tuning.
 
-On the embedded profile the default is a tiny model that was taught the form of the environment's
-answers: of `arithmetic` the one that knows sums, of another environment the newest that `lachesis
+On the embedded profile the default is a tiny model that was taught the format of the environment's
+answers: for `arithmetic` the one that knows sums, for another environment the newest that `lachesis
 model build --for ENVIRONMENT` has made.
 """
 
@@ -24,13 +25,13 @@ from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.inference_tests import EMBEDDED
 
 TINY_MODEL = "tiny"
-"""The name of the tiny model that knows sums, where a model is named."""
+"""The name by which users select the tiny model that knows sums."""
 TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What somebody wants to train or to test."""
+    """Describe what a user wants to train or to test."""
 
     environment: str
     profile: str = "embedded"
@@ -39,27 +40,25 @@ class LaunchRequest:
     seed: int | None = None
     require_validation: bool = False
     start_from: str | None = None
-    """RUN or RUN@STEP, the checkpoint that the run begins from; see `lachesis.runs.fork`."""
+    """RUN or RUN@STEP, the checkpoint that the run starts from; see `lachesis.runs.fork`."""
     by_owner: bool = False
-    """Whether the owner of this machine asks, who may also set the fields that are locked for
-    agents.
-    """
+    """Whether the owner of this machine launches, who may set fields that are locked for agents."""
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
-        """Return the fields of the environment as whoever asks may edit them."""
+        """Return the environment's fields as this user may edit them."""
         return ConfigFields(self.profile, schema, is_owner=self.by_owner)
 
 
 def find_base_model(
     launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path
 ) -> str | None:
-    """Return the base model of a launch, or None where the profile's own is taken.
+    """Return the base model of a launch, or None for the profile's own.
 
     Args:
-        launch: What somebody wants.
-        others: The names of the environments beside the first one.
-        origin: The checkpoint that it begins from, whose base model is the default.
-        home: Where models are kept.
+        launch: What the user wants.
+        others: The names of the further environments.
+        origin: The checkpoint that it starts from, whose base model is the default.
+        home: The home folder, where models are kept.
     """
     if launch.model is not None:
         return resolve_model(launch.model, home)
@@ -73,10 +72,13 @@ def find_base_model(
 
 
 def resolve_model(name: str, home: Path) -> str:
-    """Return the folder, or the name on the Hub, of the model that somebody named.
+    """Return the folder or the name on the Hub of a model that a user named.
 
-    `embedded:` before a name is left out: it is served by the engine of this machine in any case.
-    Raises ModelNotFoundError for a folder that holds no model.
+    The prefix `embedded:` is removed, because the engine of this machine serves the model in any
+    case.
+
+    Raises:
+        ModelNotFoundError: The folder is not a model.
     """
     name = name.removeprefix(EMBEDDED)
     if name == TINY_MODEL:
@@ -84,13 +86,13 @@ def resolve_model(name: str, home: Path) -> str:
     try:
         folder = Path(name).expanduser()
     except RuntimeError as error:
-        raise ModelNotFoundError(f"{shorten(name)} names no folder: {error}") from error
+        raise ModelNotFoundError(f"{shorten(name)} is not a folder: {error}") from error
     if folder == get_default_tiny_model_path(home):
-        return name  # built by whoever needs it first
+        return name  # It is built when it is first needed.
     if not folder.exists() and not name.startswith(("/", ".", "~")):
         return name
     if not (folder / "config.json").is_file():
-        problem = f"{shorten(str(folder))} holds no model (no config.json there)"
+        problem = f"{shorten(str(folder))} is not a model (it has no config.json)"
         raise ModelNotFoundError(f"{problem}; `lachesis model build` makes a tiny one")
     return str(folder.resolve())
 
@@ -103,7 +105,7 @@ def get_default_tiny_model_path(home: Path) -> Path:
 def find_taught_model(environments: Sequence[str], home: Path) -> Path | None:
     """Return the newest model that was taught on exactly these environments, or None.
 
-    Of `arithmetic` it is always None: the model that knows sums is its default.
+    For `arithmetic` it is always None, because the model that knows sums is the default.
     """
     if _suits_tiny_model(environments):
         return None
@@ -123,10 +125,9 @@ def _suits_tiny_model(environments: Sequence[str]) -> bool:
 
 
 def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> str | None:
-    """Return why nobody should train this launch's model, or None.
+    """Return why this launch's model should not be trained, or None.
 
-    The default model would stay at reward 0 to the last step where it was not taught the form of
-    the answers.
+    The default model would stay at reward 0 unless it was taught the format of the answers.
     """
     environments = list(config.build_environment_configs())
     if launch.profile != "embedded" or launch.model or launch.start_from:
@@ -137,16 +138,15 @@ def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> 
     options = [part for word in words for part in ("--for", word)]
     build_command = shlex.join(["lachesis", "model", "build", *options])
     return (
-        f"no model is named, and the tiny model knows sums only: it would stay at reward 0 on {' and '.join(environments)}. "
-        f"`{build_command}` teaches a tiny model, which is the default from then on; --model FOLDER_OR_NAME (`model` of "
-        f"rl_select_environment) takes any other one, and --model {TINY_MODEL} the model of sums all the same"
+        "no model is named, and the tiny model knows sums only: it would stay at reward 0 on "
+        f"{' and '.join(environments)}. `{build_command}` teaches a tiny model, which is then the "
+        "default; --model FOLDER_OR_NAME (`model` of rl_select_environment) selects any other one, "
+        f"and --model {TINY_MODEL} the model of sums anyway"
     )
 
 
 def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
-    """Say which model is taken where nobody named one; None for the model of sums and for a model
-    that was named.
-    """
+    """Say which taught model is used by default; None for the model of sums and for a named model."""
     folder = Path(model)
     if (
         launch.profile != "embedded"
@@ -155,23 +155,25 @@ def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
         or folder.name.count("-") < 2
     ):
         return None
-    return f"nobody named a model, so the one taught on {folder.name[5 : -tiny_model_build.DIGEST_DIGITS - 1]} is taken: {model}"
+    taught_on = folder.name[5 : -tiny_model_build.DIGEST_DIGITS - 1]
+    return f"no model is named, so the one taught on {taught_on} is used: {model}"
 
 
 def require_loadable_model(model: str, home: Path, *, profile: str = "embedded") -> None:
     """Raise ModelNotFoundError for a model that cannot be loaded here; the tiny one is built when
-    it is needed.
+    needed.
 
-    Where training happens elsewhere only its tokenizer is loaded here.
+    If training happens elsewhere, only the tokenizer is loaded here.
     """
     if Path(model) != get_default_tiny_model_path(home):
         require_model(model, needs_weights=profile == "embedded")
 
 
 def resolve_tested_model(name: str, home: Path) -> str:
-    """Return the name by which a test knows a model.
+    """Return the name of a model in a test.
 
-    Raises ModelNotFoundError for one of this machine that cannot be loaded.
+    Raises:
+        ModelNotFoundError: A model of this machine cannot be loaded.
     """
     if not name.startswith(EMBEDDED):
         return name
@@ -181,9 +183,10 @@ def resolve_tested_model(name: str, home: Path) -> str:
 
 
 def resolve_examples_file(text: str) -> Path:
-    """Return the whole path of a file of examples, because the trainer runs in another folder.
+    """Return the absolute path of a file of examples, because the trainer runs in another folder.
 
-    Raises FieldValueError when it cannot be read.
+    Raises:
+        FieldValueError: The file cannot be read.
     """
     try:
         file = Path(text).expanduser().resolve()
@@ -192,5 +195,6 @@ def resolve_examples_file(text: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FieldValueError(
-            f"tinker.supervised_file is {shorten(repr(text))}: {reason}; allowed: a JSONL file that can be read, or null"
+            f"tinker.supervised_file is {shorten(repr(text))}: {reason}; allowed: a readable JSONL "
+            "file, or null"
         ) from error

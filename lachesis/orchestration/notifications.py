@@ -1,8 +1,8 @@
-"""Notices: automations of the Prefect server that call a web address when a run fails, stalls, is
-stopped, or finishes.
+"""Call a web address when a run fails, stalls, is stopped, or completes.
 
-They live in the server, fire without any process of ours, and can be seen and changed on its page
-"Automations". The call's body is JSON with `event`, `run`, `message` and `page`.
+Notifications are automations of the Prefect server: they need no process of ours, and can be seen
+and changed on its page "Automations". The body of a call is JSON with `event`, `run`, `message` and
+`page`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EVENT_BODY = (
 
 
 def make_automation_templates() -> list[Json]:
-    """The automations, without their action."""
+    """Return the automations without their action."""
 
     def make_template(
         name: str, description: str, expect: list[str], match: str, related: Json, payload: str
@@ -69,7 +69,7 @@ def make_automation_templates() -> list[Json]:
         ),
         make_template(
             "run stopped",
-            "A training run was stopped: by somebody, a budget or a policy.",
+            "A training run was stopped: by a user, a budget or a policy.",
             stopped,
             flow_run_pattern,
             TRAINING_FLOW_FILTER,
@@ -85,7 +85,7 @@ def make_automation_templates() -> list[Json]:
         ),
         make_template(
             "run stalled",
-            "A part of a run stands still.",
+            "A part of a run has stalled.",
             ["lachesis.run.stalled"],
             run_pattern,
             {},
@@ -93,7 +93,7 @@ def make_automation_templates() -> list[Json]:
         ),
         make_template(
             "run broken",
-            "A run learns nothing.",
+            "Learning is judged broken.",
             ["lachesis.run.broken"],
             run_pattern,
             {},
@@ -103,12 +103,16 @@ def make_automation_templates() -> list[Json]:
 
 
 def set_notifications(url: str) -> list[str]:
-    """Make the automations call this address, whether they are there already or not; their names.
-    Raises ConfigError, or ServerDownError.
+    """Let the automations call this URL, and return their names; existing ones are replaced.
+
+    Raises:
+        ConfigError: The text is not a URL.
+        ServerDownError: The server does not respond.
     """
     if not _is_web_address(url):
         raise ConfigError(
-            f"{shorten(url)!r} is no web address; allowed: http://… or https://…, without spaces and braces"
+            f"{shorten(url)!r} is not a web address; allowed: http://… or https://…, without "
+            "spaces and braces"
         )
     names = []
     with PrefectApi().reuse_connection() as api:
@@ -129,14 +133,18 @@ def _is_web_address(url: str) -> bool:
             and bool(parts.hostname)
             and (parts.port is None or parts.port > 0)
         )
-    except ValueError:  # a port or an IPv6 address that is none
+    except ValueError:  # The port or the IPv6 address is invalid.
         return False
-    # braces would be a template of the server
+    # The server would interpret braces as a template.
     return is_http_url and re.search(r"[\s{}]", url) is None
 
 
 def remove_notifications() -> list[str]:
-    """Delete the automations; the names of those that were there. Raises ServerDownError."""
+    """Delete the automations, and return the names of those that existed.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
     with PrefectApi().reuse_connection() as api:
         return [
             template["name"]

@@ -1,7 +1,7 @@
-"""The few calls to a Prefect server that this project needs, by plain HTTP with a short time limit.
+"""Call a Prefect server by plain HTTP with short time limits.
 
-Prefect's own client is not used here: importing it takes two seconds, and during an outage of the
-server it blocks for minutes, in which a flow could not look after its services.
+Prefect's own client is not used: importing it takes two seconds, and during an outage of the server
+it blocks for minutes, in which a flow could not watch its services.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ from lachesis.base.json_text import Json
 from lachesis.base.tls import get_tls_context
 
 CONNECT_TIMEOUT_S = 1.0
-"""A server that is down refuses at once; one that is busy accepts and is slow."""
+"""A server that is down refuses a connection at once; one that is busy accepts it and is slow."""
 READ_TIMEOUT_S = 2.5
-"""For a question about runs, which can be answered from the records as well."""
+"""Time limit for questions about runs, which the records can answer too."""
 TIMEOUT_S = 8.0
-"""For all else; three of these stay below the 30 s that clients wait.
-While several runs start on two cores, the server takes seconds to answer."""
+"""Time limit for other calls; three of them stay below the 30 s that clients wait.
+
+While several runs start on two cores, the server takes seconds to respond.
+"""
 BUSY_RETRY_PAUSES_S = (0.1, 0.3, 0.9)
-"""SQLite takes one writer; a server that meets another one answers 503."""
+"""Pauses before a busy server is called again; SQLite allows one writer, else it responds with 503.
+"""
 MAX_DELETED_RUNS = 50
 """The server's own limit for one call."""
 MISSING = object()
-"""The answer to a question about something that the server does not know."""
+"""Returned for an object that the server does not know."""
 
 
 def read_server_info(home: Path | None = None) -> Json | None:
-    """What the launcher of this home has written: `api_url`, `ui_url`, `keys`, `max_runs`, `pids`;
-    None when there is none, or nothing that could be one.
+    """Return what the launcher of this home has written, or None.
+
+    The keys are `api_url`, `ui_url`, `keys`, `max_runs` and `pids`.
     """
     try:
         server_info = json.loads(server_file(home).read_text())
@@ -59,16 +63,12 @@ def read_server_info(home: Path | None = None) -> Json | None:
 
 
 def server_file(home: Path | None = None) -> Path:
-    """Written by the launcher: where its Prefect server listens, its process ids, and which keys it
-    holds.
-    """
+    """Return the file in which the launcher describes its Prefect server."""
     return (home or paths.home()) / "server.json"
 
 
 def find_api_url(home: Path | None = None) -> str | None:
-    """`$PREFECT_API_URL`, else the address of the launcher that runs in this home; None when there
-    is neither.
-    """
+    """Return `$PREFECT_API_URL`, else the URL of this home's running launcher, else None."""
     configured_url = os.environ.get("PREFECT_API_URL")
     if configured_url:
         return configured_url.rstrip("/")
@@ -77,8 +77,9 @@ def find_api_url(home: Path | None = None) -> str | None:
 
 
 def read_auth_string() -> str | None:
-    """NAME:PASSWORD of the server, from $PREFECT_API_AUTH_STRING or the setting of the server
-    itself; None when it asks for none.
+    """Return NAME:PASSWORD of the server, or None if it requires none.
+
+    It comes from $PREFECT_API_AUTH_STRING or the setting of the server itself.
     """
     return (
         os.environ.get("PREFECT_API_AUTH_STRING")
@@ -88,14 +89,14 @@ def read_auth_string() -> str | None:
 
 
 class PrefectApi:
-    """One server. Every method raises ServerDownError when it does not answer in time."""
+    """Call one server; every method raises ServerDownError if it does not respond in time."""
 
     def __init__(self, url: str | None = None) -> None:
         server_url = url or find_api_url()
         if server_url is None:
             raise ServerDownError(
-                "no Prefect server is known: start one with `lachesis serve` and wait until it says `ready`, or set "
-                "PREFECT_API_URL"
+                "no Prefect server is known: start one with `lachesis serve` and wait until it "
+                "prints `ready`, or set PREFECT_API_URL"
             )
         self.url = server_url
         user, _, password = (read_auth_string() or "").partition(":")
@@ -104,7 +105,7 @@ class PrefectApi:
 
     @contextlib.contextmanager
     def reuse_connection(self) -> Iterator[Self]:
-        """One connection for many calls; a new one for each costs five times as much."""
+        """Use one connection for many calls; a new one for each takes five times as long."""
         with httpx.Client(trust_env=False, verify=get_tls_context()) as self._client:
             try:
                 yield self
@@ -112,10 +113,11 @@ class PrefectApi:
                 self._client = None
 
     def require_healthy(self) -> None:
-        """Raises ServerDownError unless the server answers."""
+        """Raise ServerDownError unless the server responds."""
         self._request("GET", "/health", timeout_s=READ_TIMEOUT_S)
 
     def is_healthy(self) -> bool:
+        """Return whether the server responds."""
         try:
             self.require_healthy()
         except ServerDownError:
@@ -123,14 +125,14 @@ class PrefectApi:
         return True
 
     def read_deployment(self, flow: str, name: str) -> Json | None:
-        """The deployment, or None when it is not registered."""
+        """Return the deployment, or None if it is not registered."""
         deployment = self._request("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
         return None if deployment is MISSING else deployment
 
     def create_flow_run(
         self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
     ) -> Json:
-        """Schedule a flow run for now; the same `key` gives the same run."""
+        """Schedule a flow run for now; the same `key` returns the same run."""
         body = {
             "name": name,
             "parameters": parameters,
@@ -142,21 +144,22 @@ class PrefectApi:
         try:
             return self._request("POST", path, body) or {}
         except ServerDownError:
-            # it may have been accepted all the same; the key makes asking again harmless
+            # The call may have succeeded; because of the key it can be repeated safely.
             return self._request("POST", path, body) or {}
 
     def read_flow_run(self, flow_run_id: str) -> Json | None:
+        """Return a flow run, or None if the server does not know it."""
         flow_run = self._request(
             "GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S
         )
         return None if flow_run is MISSING else flow_run
 
     def read_flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
-        """Those that the server knows, by id."""
+        """Return the flow runs that the server knows, by id."""
         flow_runs: dict[str, Json] = {}
-        # it refuses all of them for one that is none
+        # One invalid id would make the server refuse the whole call.
         valid_ids = [flow_run_id for flow_run_id in flow_run_ids if _is_uuid(flow_run_id)]
-        for start in range(0, len(valid_ids), 200):  # the server's own limit for one answer
+        for start in range(0, len(valid_ids), 200):  # This is the server's own limit.
             body = {"flow_runs": {"id": {"any_": valid_ids[start : start + 200]}}}
             for flow_run in (
                 self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S) or []
@@ -175,7 +178,7 @@ class PrefectApi:
         )
 
     def suspend(self, flow_run_id: str, message: str) -> None:
-        """Write that the flow run is suspended, without a time limit, whatever its state is."""
+        """Mark the flow run as suspended without a time limit, whatever its state is."""
         details = {"pause_reschedule": True}
         state = {
             "type": "PAUSED",
@@ -187,7 +190,7 @@ class PrefectApi:
         self._request("POST", f"/flow_runs/{flow_run_id}/set_state", body)
 
     def resume(self, flow_run_id: str) -> bool:
-        """Schedule a suspended flow run again; False when it is not suspended any more."""
+        """Schedule a suspended flow run again; return False if it is no longer suspended."""
         result = self._request("POST", f"/flow_runs/{flow_run_id}/resume")
         return (result or {}).get("status") == "ACCEPT"
 
@@ -201,8 +204,9 @@ class PrefectApi:
         description: str,
         artifact_id: str | None = None,
     ) -> str:
-        """Change the artifact in place, `known` or the newest of that key and flow run, or make it.
-        Its id.
+        """Change an artifact in place, or create it, and return its id.
+
+        The artifact is `artifact_id`, or the newest of that key and flow run.
         """
         encoded_data = json.dumps(data) if kind == "table" else data
         artifact_id = artifact_id or self._find_newest_artifact(key, flow_run_id)
@@ -213,8 +217,10 @@ class PrefectApi:
         )
 
     def _find_newest_artifact(self, key: str, flow_run_id: str | None) -> str | None:
-        """By a filter: the route for the latest of a key answers with the id of the key's history,
-        which cannot be changed.
+        """Return the id of the newest artifact by a filter.
+
+        The route for the latest of a key returns the id of the key's history, which cannot be
+        changed.
         """
         artifact_filter: Json = {"key": {"any_": [key]}}
         if flow_run_id is not None:
@@ -229,8 +235,10 @@ class PrefectApi:
     def create_artifact(
         self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = ""
     ) -> str:
-        """Its id. `data` of a table is a list of rows, of progress a number from 0 to 100. Without
-        a flow run it stands alone.
+        """Create an artifact and return its id.
+
+        `data` of a table is a list of rows, of progress a number from 0 to 100. The artifact may
+        have no flow run.
         """
         body = {
             "key": key,
@@ -242,8 +250,8 @@ class PrefectApi:
         return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
     def update_artifact(self, artifact_id: str, data: Any) -> bool:
-        """Change it in place, which keeps the database as large as it is. False when the server
-        does not know it (any more).
+        """Change an artifact in place, which does not enlarge the database; return False if it is
+        unknown.
         """
         return (
             self._request("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True)
@@ -251,7 +259,7 @@ class PrefectApi:
         )
 
     def emit_event(self, event: str, resource: Json, *, related: list[Json], payload: Json) -> None:
-        """Tell the server that something happened, which automations can wait for."""
+        """Send an event, which automations can react to."""
         body = {
             "id": str(uuid.uuid4()),
             "occurred": datetime.now(UTC).isoformat(),
@@ -263,7 +271,9 @@ class PrefectApi:
         self._request("POST", "/events", [body])
 
     def upsert_webhook_block(self, name: str, url: str) -> str:
-        """The id of the block document of that name, which calls this address by POST with JSON."""
+        """Create or change the webhook block of this name, and return its id; it posts JSON to the
+        URL.
+        """
         block_document = self._request(
             "GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True
         )
@@ -287,7 +297,9 @@ class PrefectApi:
         return str(self._request("POST", "/block_documents/", body)["id"])
 
     def upsert_automation(self, automation: Json) -> None:
-        """Make the automation, or replace the one of that name; names are not unique in the server."""
+        """Create the automation, or replace the one of the same name; the server allows equal
+        names.
+        """
         automation_ids = self._find_automation_ids(automation["name"])
         if automation_ids:
             self._request("PUT", f"/automations/{automation_ids[0]}", automation)
@@ -295,7 +307,7 @@ class PrefectApi:
             self._request("POST", "/automations/", automation)
 
     def delete_automations(self, name: str) -> int:
-        """How many there were of that name."""
+        """Delete the automations of this name, and return how many there were."""
         automation_ids = self._find_automation_ids(name)
         for automation_id in automation_ids:
             self._request("DELETE", f"/automations/{automation_id}")
@@ -308,9 +320,7 @@ class PrefectApi:
         return [str(automation["id"]) for automation in automations or []]
 
     def delete_flow_runs(self, deployment_id: str, *, before: str) -> int:
-        """Delete the ended flow runs of a deployment that ended before that time, at most fifty;
-        how many there were.
-        """
+        """Delete up to fifty flow runs of a deployment that ended before a time; return how many."""
         ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
         flow_run_filter = {
             "deployment_id": {"any_": [deployment_id]},
@@ -342,29 +352,32 @@ class PrefectApi:
                 time.sleep(pause_s)
         except httpx.ReadTimeout as error:
             raise ServerDownError(
-                f"the Prefect server at {self.url} accepts calls and has not answered in {timeout_s or TIMEOUT_S:g} s; it is "
-                "busy, or hangs: try again, or start it anew with `lachesis serve`"
+                f"the Prefect server at {self.url} accepts calls but has not responded within "
+                f"{timeout_s or TIMEOUT_S:g} s; it is busy or hangs: try again, or restart it with "
+                "`lachesis serve`"
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerDownError(
-                f"the Prefect server at {self.url} does not answer ({type(error).__name__}); start it with `lachesis serve`"
+                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); start "
+                "it with `lachesis serve`"
             ) from error
         if response.status_code == 404 and missing_ok:
             return MISSING
         if response.status_code == 401:
             raise ServerDownError(
-                f"the Prefect server at {self.url} asks for a name and a password: set PREFECT_API_AUTH_STRING to "
-                "NAME:PASSWORD, as it was given to `lachesis serve`"
+                f"the Prefect server at {self.url} requires a name and a password: set "
+                "PREFECT_API_AUTH_STRING to the NAME:PASSWORD that was given to `lachesis serve`"
             )
         if response.status_code >= 400:
             raise ServerDownError(
-                f"the Prefect server answered {path} with HTTP {response.status_code}: {response.text[:500]}"
+                f"the Prefect server responded to {path} with HTTP {response.status_code}: "
+                f"{response.text[:500]}"
             )
         try:
             return response.json() if response.content else None
         except ValueError as error:
             raise ServerDownError(
-                f"what answers at {self.url} is no Prefect server: {response.text[:100]!r}"
+                f"the server at {self.url} is not a Prefect server: {response.text[:100]!r}"
             ) from error
 
     def _send_request(

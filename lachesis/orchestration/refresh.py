@@ -1,4 +1,4 @@
-"""Bring the records of runs and tests up to date with what Prefect says of their flow runs."""
+"""Update the records of runs and tests with the states of their flow runs in Prefect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lachesis.runs.store import RunStore
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
 SUBMIT_TIMEOUT_S = 120.0
-"""Longer than any submission takes."""
+"""No submission takes longer."""
 _STATUS_BY_STATE: dict[str, RunStatusName] = {
     "SCHEDULED": "pending",
     "PENDING": "pending",
@@ -41,11 +41,14 @@ _STATUS_BY_STATE: dict[str, RunStatusName] = {
     "FAILED": "failed",
     "CRASHED": "failed",
 }
-"""Prefect's state types. RUNNING is not here: the record tells starting from running."""
+"""The run status for each of Prefect's state types except RUNNING, for which the record knows more.
+"""
 
 
 def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
-    """The test, ended as failed when its flow run was never submitted or ended without a word."""
+    """Return the test, marked as failed if it was never submitted or its flow run ended without a
+    result.
+    """
     flow_run_id = tests.read_flow_run_id(test.test_id)
     if test.has_ended or flow_run_id is None:
         is_overdue = seconds_between(test.created_at) > SUBMIT_TIMEOUT_S
@@ -56,7 +59,7 @@ def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTes
     try:
         state = (PrefectApi().read_flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
     except ServerDownError:
-        return test  # the test writes its own end
+        return test  # The test's flow records its end by itself.
     if state["type"] not in ("FAILED", "CRASHED", "CANCELLED"):
         return test
     reason = f"its flow run ended as {state['type'].lower()}: {state.get('message') or 'no reason given'}"
@@ -64,13 +67,15 @@ def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTes
 
 
 def refresh_run(store: RunStore, record: RunRecord) -> RunRecord:
-    """The record with its status as the server has it."""
+    """Return the record with the status that the server reports."""
     return refresh_runs(store, [record])[0][0]
 
 
 def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRecord], str | None]:
-    """The records with their statuses as the server has them, and what is wrong when it does not
-    answer: then what lives of each run is looked at instead.
+    """Return the records with the statuses that the server reports, and a warning or None.
+
+    If the server does not respond, the warning says so, and the processes of each run are checked
+    instead.
     """
     records = [
         _refresh_or_keep(record, lambda record: _end_if_never_submitted(store, record))
@@ -100,8 +105,9 @@ def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRec
 
 
 def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord]) -> RunRecord:
-    """What is observed, or the record as it is when its folder is gone or cannot be written: one
-    damaged run must not hide the others.
+    """Return the refreshed record, or the record itself if its folder is gone or not writable.
+
+    One damaged run must not hide the others.
     """
     try:
         return refresh(record)
@@ -111,7 +117,9 @@ def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord
 
 
 def _end_if_never_submitted(store: RunStore, record: RunRecord) -> RunRecord:
-    """A run whose starter was killed before it could submit it would be pending for ever."""
+    """Mark a run as failed whose starter was killed before submitting it; else it would stay
+    pending.
+    """
     if (
         record.has_ended
         or record.flow_run_id
@@ -135,7 +143,7 @@ def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:
         store,
         record,
         "failed",
-        record.error or "its flow is gone, and the Prefect server does not answer",
+        record.error or "its flow is gone, and the Prefect server does not respond",
     )
 
 
@@ -145,17 +153,17 @@ def _refresh_from_server(
     if record.has_ended or record.flow_run_id is None:
         return _requeue_if_resumed(store, record, flow_run)
     if flow_run is None and url != record.prefect_api_url:
-        return record  # another server
+        return record  # The run belongs to another server.
     alive = store.dir(record.run_id).is_alive()
     if flow_run is None and alive:
-        return record  # the server has lost its database; the run trains on
+        return record  # The server has lost its database, but the run is alive.
     state = (flow_run or {}).get("state") or {
         "type": "CRASHED",
-        "message": "the server does not know this flow run any more",
+        "message": "the server no longer knows this flow run",
     }
     status = _STATUS_BY_STATE.get(state["type"])
     if status in ("failed", "stopped", "completed"):
-        if alive:  # its services are still being ended
+        if alive:  # Its services are still being ended.
             return record.model_copy(update={"status": "stopping"})
         if state["type"] == "PAUSED":
             return _end_suspended(store, record)

@@ -31,12 +31,14 @@ TEST_FLOW = "validate-environment"
 MONITOR_FLOW = "monitor-training"
 NIGHTLY_FLOW = "validate-all-environments"
 READY_LINE = "runner is ready"
-"""What the runner prints when it takes runs."""
+"""The line that the runner prints when it accepts runs."""
 
 
 def get_deployment_name(home: Path) -> str:
-    """`local`; at a server of the user's own, which other homes may share, one name per home. A
-    flow has it from its runner, which tells it the address of its own server too.
+    """Return the name of this home's deployments.
+
+    It is `local`; at a server that other homes may share it contains a hash of the home. A flow
+    gets the name from its runner.
     """
     configured_name = os.environ.get("LACHESIS_DEPLOYMENT")
     if configured_name or not os.environ.get("PREFECT_API_URL"):
@@ -45,9 +47,7 @@ def get_deployment_name(home: Path) -> str:
 
 
 def find_running_server() -> dict[str, Any] | None:
-    """What the launcher of this home has written about itself, or None when its server does not
-    answer.
-    """
+    """Return what the launcher of this home has written, or None if its server does not respond."""
     server_info = read_server_info()
     return (
         server_info
@@ -57,32 +57,42 @@ def find_running_server() -> dict[str, Any] | None:
 
 
 def read_max_runs_setting() -> int:
-    """Training runs at once on this host, from $LACHESIS_MAX_RUNS; more of them wait in the queue.
-    Raises ConfigError.
+    """Return the maximum number of concurrent training runs from $LACHESIS_MAX_RUNS.
+
+    Raises:
+        ConfigError: The value is not allowed.
     """
     return int(read_env_number("LACHESIS_MAX_RUNS", 4, min_value=1))
 
 
 def read_monitor_interval_s() -> float:
-    """Seconds between two looks at all living runs, from $LACHESIS_MONITOR_INTERVAL_S. Raises
-    ConfigError.
+    """Return the seconds between two ticks of the monitor from $LACHESIS_MONITOR_INTERVAL_S.
+
+    Raises:
+        ConfigError: The value is not allowed.
     """
     return read_env_number("LACHESIS_MONITOR_INTERVAL_S", 60, min_value=15)
 
 
 def get_max_runs() -> int:
-    """Training runs at once, as the launcher of this home was told."""
+    """Return the maximum number of concurrent training runs of this home's launcher."""
     server_info = read_server_info()
     return read_max_runs_setting() if server_info is None else int(server_info["max_runs"])
 
 
 def require_server(home: Path) -> None:
-    """Raise ServerDownError unless the Prefect server answers and has the deployments of this home."""
+    """Raise ServerDownError unless the Prefect server responds and has the deployments of this
+    home.
+    """
     find_deployment(TRAINING_FLOW, home)
 
 
 def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
-    """Return the server and the deployment of this home for a flow. Raises ServerDownError."""
+    """Return the server and this home's deployment of a flow.
+
+    Raises:
+        ServerDownError: The server does not respond, or has no such deployment.
+    """
     api, name = PrefectApi(), f"{flow}/{get_deployment_name(home)}"
     deployment = api.read_deployment(flow, get_deployment_name(home))
     if deployment is None:
@@ -93,7 +103,9 @@ def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
 
 
 def find_server_problem(home: Path) -> str | None:
-    """What is missing for a run to start: the server, or a runner of this home."""
+    """Return what is missing for a run to start: the server or a runner of this home; None if
+    nothing is.
+    """
     try:
         api = PrefectApi()
         api.require_healthy()
@@ -101,26 +113,32 @@ def find_server_problem(home: Path) -> str | None:
             read_server_info() is None
             or api.read_deployment(TRAINING_FLOW, get_deployment_name(home)) is None
         ):
-            return f"the Prefect server at {api.url} answers, but no runner of {home} is there; start it with `lachesis serve`"
+            return (
+                f"the Prefect server at {api.url} responds, but there is no runner of {home}; start "
+                "it with `lachesis serve`"
+            )
     except ServerDownError as error:
         return str(error)
     return None
 
 
 def read_key_names() -> dict[str, str] | None:
-    """The names of the keys that the launcher of this home holds, as a mapping for `check_profile`;
-    None when none runs. Its children train, so a key in the environment of a command is of no use.
+    """Return the names of the launcher's keys as a mapping for `check_profile`, or None if none
+    runs.
+
+    Runs are its children, so a key in the environment of a command is of no use.
     """
     server_info = read_server_info()
     return None if server_info is None else dict.fromkeys(server_info["keys"], "set")
 
 
 def make_serve_command(*options: str) -> list[str]:
+    """Return the command that starts the launcher."""
     return [sys.executable, "-m", "deployments.up", *options]
 
 
 class LauncherProcess:
-    """A launcher of our own for as long as the block lasts; also when this process is killed."""
+    """Run a launcher during a block; it ends even if this process is killed."""
 
     def __init__(self, timeout_s: float = 180.0) -> None:
         self.timeout_s = timeout_s

@@ -1,6 +1,4 @@
-"""Start and stop runs as Prefect flow runs, and find the server or start one. The only place that
-knows the deployment.
-"""
+"""Submit, cancel and find runs and tests as Prefect flow runs."""
 
 from __future__ import annotations
 
@@ -35,7 +33,11 @@ STOPPED_BY_USER = "stopped by its user"
 
 
 def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
-    """Schedule the run; the same run and attempt is scheduled once. Raises ServerDownError."""
+    """Schedule the run; the same run and attempt is scheduled only once.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
     url, flow_run_id = schedule_flow_run(
         TRAINING_FLOW,
         store.home,
@@ -50,8 +52,11 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
 def schedule_flow_run(
     flow: str, home: Path, *, name: str, parameters: dict[str, Any], tags: list[str], key: str
 ) -> tuple[str, str]:
-    """Schedule a run of a deployment of this home; the server's address and the flow run's id.
-    Raises ServerDownError.
+    """Schedule a run of one of this home's deployments; return the server's URL and the flow run's
+    id.
+
+    Raises:
+        ServerDownError: The server does not respond.
     """
     api, deployment = find_deployment(flow, home)
     return api.url, str(
@@ -62,7 +67,11 @@ def schedule_flow_run(
 
 
 def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
-    """Schedule the inference test. Raises ServerDownError."""
+    """Schedule the inference test.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
     _, flow_run_id = schedule_flow_run(
         TEST_FLOW,
         tests.home,
@@ -75,8 +84,10 @@ def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
 
 
 def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
-    """Where a pending run stands while the host runs as many as it may: `place` (1 is next),
-    `running` and `limit`; None when nothing is in its way.
+    """Return the position of a pending run while this host runs its maximum, or None if nothing
+    delays it.
+
+    The keys are `place` (1 is next), `running` and `limit`.
     """
     records = store.all()
     limit = get_max_runs()
@@ -85,16 +96,18 @@ def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
     waiting_ids = [record.run_id for record in sorted(pending, key=lambda record: record.queued_at)]
     if run_id not in waiting_ids:
         return None
-    place = waiting_ids.index(run_id) + 1 - max(0, limit - running)  # the first ones start at once
+    # The first runs in the queue start at once while the limit is not reached.
+    place = waiting_ids.index(run_id) + 1 - max(0, limit - running)
     return {"place": place, "running": running, "limit": limit} if place > 0 else None
 
 
 def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
-    """Ask the flow to save a checkpoint and end. Without the server the flow's process is told
-    directly, which ends it the same way. The first reason stays.
+    """Ask the flow to save a checkpoint and end; an earlier reason is kept.
+
+    Without the server, a signal to the flow's process has the same effect.
     """
     if record.flow_run_id is None:
-        store.update(record.run_id, stop_reason=reason)  # it may be on its way to the server
+        store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
         store.mark_ended(record.run_id, "stopped")
         return
     if record.stop_reason is None or is_suspended(record):
@@ -107,14 +120,15 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
             (process for process in holders if process.pid == record.flow_pid), None
         )
         if flow_process is None:
-            store.update(record.run_id, stop_reason=record.stop_reason)  # nobody was asked
+            store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
             raise
         with contextlib.suppress(psutil.Error):
             flow_process.terminate()
 
 
 def cancel_suspended_run(store: RunStore, record: RunRecord) -> None:
-    """Cancel the flow run of an ended run if it is suspended, so that nobody resumes it in Prefect.
+    """Cancel the flow run of an ended run if it is suspended, so that it cannot be resumed in
+    Prefect.
 
     Raises:
         ServerDownError: The run stays suspended.
@@ -125,7 +139,7 @@ def cancel_suspended_run(store: RunStore, record: RunRecord) -> None:
 
 
 def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
-    """Wait until no service of the run exists and the flow has told the server how it ended."""
+    """Wait until no service of the run exists and the flow has reported its end to the server."""
 
     def is_gone() -> bool:
         if store.dir(record.run_id).is_alive():
@@ -142,7 +156,7 @@ def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0)
 
 
 def get_run_url(record: RunRecord) -> str | None:
-    """The run's page, at the server that runs now or else the one that ran it."""
+    """Return the URL of the run's page, at the current server or else the one that ran it."""
     url = find_api_url() or record.prefect_api_url
     if not url or not record.flow_run_id:
         return None

@@ -1,7 +1,7 @@
-"""Runs that were suspended on their page in Prefect.
+"""Handle runs that were suspended on their page in Prefect.
 
-A suspended run is stopped with a checkpoint. Its flow run stays suspended, and is the one that goes
-on when somebody resumes it, on that page or by `lachesis resume`; so two of them give one attempt.
+A suspended run is stopped with a checkpoint. Its flow run stays suspended, and continues when it is
+resumed on that page or by `lachesis resume`; doing both makes one attempt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SUSPENDED = "suspended in Prefect"
 """The stop reason of a run whose flow run waits to be resumed."""
 WAITING_STATES = frozenset({"SCHEDULED", "PENDING"})
 """Types of the states in which a flow run waits for its process."""
-_SUSPENDED_MESSAGE = "training stops with a checkpoint; Resume goes on from it"
+_SUSPENDED_MESSAGE = "training stops with a checkpoint; Resume continues from it"
 
 
 def is_suspended(record: RunRecord) -> bool:
@@ -24,12 +24,12 @@ def is_suspended(record: RunRecord) -> bool:
 
 
 def describe_suspension(run_id: str) -> str:
-    """Return what the record of a suspended run gives as the reason of its end."""
-    return f"{SUSPENDED}; Resume on its page, or `lachesis resume {run_id}`, goes on with it"
+    """Return the reason for the end in the record of a suspended run."""
+    return f"{SUSPENDED}; Resume on its page, or `lachesis resume {run_id}`, continues it"
 
 
 def record_suspension(store: RunStore, record: RunRecord) -> RunRecord:
-    """Write into the record that this attempt was suspended, unless it had a reason to end before."""
+    """Record that this attempt was suspended, unless it had another reason to end."""
     if record.stop_reason is not None:
         return record
     changes = {"stop_reason": SUSPENDED, "resume_wanted": False}
@@ -37,27 +37,25 @@ def record_suspension(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def record_not_resumable(store: RunStore, record: RunRecord, reason: str) -> RunRecord:
-    """Write into the record of a suspended run that its flow run cannot be resumed any more, and
-    why.
-    """
+    """Record why the flow run of a suspended run can no longer be resumed."""
     suspension_text = describe_suspension(record.run_id)
     error = (record.error or suspension_text).replace(suspension_text, reason)
     return store.update(record.run_id, if_attempt=record.attempt, stop_reason=reason, error=error)
 
 
 def remove_pause_timeout(api: PrefectApi, flow_run_id: str) -> bool:
-    """Let a flow run that is paused now stay suspended until somebody resumes it.
+    """Let a paused flow run stay suspended until it is resumed.
 
-    The dialog in Prefect gives every suspension a time limit, 5 minutes if nobody changes it, after
-    which the flow run fails and cannot be resumed. A pause without `pause_reschedule` expects a
-    process that waits, which there is none of. The state is read here, at the last moment, because
-    a resume since an earlier look must not be overwritten.
+    The dialog in Prefect gives every suspension a time limit, 5 minutes by default, after which the
+    flow run fails and cannot be resumed. A pause without `pause_reschedule` expects a waiting
+    process, which does not exist. The state is read here, at the last moment, so that a resume
+    meanwhile is not overwritten.
 
     Returns:
         Whether it is paused.
 
     Raises:
-        ServerDownError: The server does not answer.
+        ServerDownError: The server does not respond.
     """
     state = (api.read_flow_run(flow_run_id) or {}).get("state") or {}
     if state.get("type") != "PAUSED":
@@ -69,13 +67,13 @@ def remove_pause_timeout(api: PrefectApi, flow_run_id: str) -> bool:
 
 
 def find_flow_run_to_resume(record: RunRecord) -> Json | None:
-    """Return the run's flow run when a resume goes on with it, or None when it needs a new one.
+    """Return the run's flow run if a resume continues it, or None if a new one is needed.
 
-    A flow run that was stopped first and suspended then is cancelled: Prefect's runner may be at
-    its cancellation still, and would end the process of whoever resumes it.
+    A flow run that was stopped first and suspended then is cancelled: Prefect's runner may still be
+    working on its cancellation, and would end the process of the resumed run.
 
     Raises:
-        ServerDownError: It cannot be asked about.
+        ServerDownError: The server does not respond.
     """
     api = PrefectApi()
     flow_run = api.read_flow_run(record.flow_run_id) if record.flow_run_id else None
@@ -88,9 +86,13 @@ def find_flow_run_to_resume(record: RunRecord) -> Json | None:
 
 
 def resume_flow_run(flow_run: Json) -> bool:
-    """Resume a suspended flow run. Return False when Prefect refuses. Raises ServerDownError."""
+    """Resume a suspended flow run; return False if Prefect refuses.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
     if flow_run["state"]["type"] != "PAUSED":
-        return True  # somebody else has resumed it
+        return True  # Another caller has resumed it.
     api = PrefectApi()
     remove_pause_timeout(api, str(flow_run["id"]))
     if api.resume(str(flow_run["id"])):

@@ -1,1 +1,1 @@
-"""Whether a model can learn from an environment, and what training will cost."""
+"""Decide whether a model can learn from an environment, and forecast what training will cost."""

@@ -1,13 +1,14 @@
-"""`lachesis env check`: everything about an environment that can be known in half a minute, without
-a Prefect server.
+"""Run `lachesis env check`: everything about an environment that can be known in half a minute.
 
-import, config, dataset, model-free check
-               as in a validation; see `lachesis.env_process.stages`
-rollout        a group of answers of a local model, scored
-tokens         what would be trained on: lengths, masks, log-probabilities
-round trip     the prompt's ids are those of its text
-stop tokens    answers end with one, and no turn ends twice
-truncation     the limit of tokens does not cut the answers
+It needs no Prefect server. The checks are:
+
+    import, config, dataset, model-free check
+                   as in a validation; see `lachesis.env_process.stages`
+    rollout        a group of answers of a local model, scored
+    tokens         what would be trained on: lengths, masks, log-probabilities
+    round trip     the prompt's ids are those of its text
+    stop tokens    answers end with one, and no turn ends twice
+    truncation     the token limit does not truncate the answers
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ ROLLOUT_TIMEOUT_S = 120.0
 MAX_TRUNCATED_SHARE = 0.5
 PASSED_MESSAGES = {
     "dataset": "{items} items tried, {distinct} different",
-    "model-free check": "{gold_right} of {items} right answers score as right, {corrupt_wrong} spoilt ones as less",
+    "model-free check": "{gold_right} of {items} right answers score as right, {corrupt_wrong} "
+    "corrupted ones lower",
 }
 Status = Literal["passed", "warned", "failed", "not offered"]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check and what came of it."""
+    """Hold the result of one check."""
 
     name: str
     status: Status
@@ -62,8 +64,13 @@ def run_environment_checks(
     folder: Path,
     on_result: ResultCallback = lambda line: None,
 ) -> list[CheckResult]:
-    """Go through all checks, until one fails after which the others make no sense. Each is told as
-    soon as it is known. `folder` is empty, and holds the logs afterwards.
+    """Run all checks, until one fails that makes the others meaningless.
+
+    Args:
+        environment: The environment.
+        config: The configuration that it runs with.
+        folder: An empty folder, which holds the logs afterwards.
+        on_result: Called with each result as soon as it is known.
     """
     results: list[CheckResult] = []
 
@@ -112,9 +119,7 @@ def _check_stage(child: StageChild, name: str) -> CheckResult:
 def _sample_group(
     environment: Environment, config: RunConfig, folder: Path
 ) -> tuple[list[Json], Json]:
-    """One group of the model's answers, as the environment would send it, and what was counted
-    meanwhile.
-    """
+    """Return a group of the model's answers as the environment would send it, and the counts."""
     output = folder / "rollout.jsonl"
     request = InferenceRequest(
         environment=environment.name,
@@ -158,7 +163,7 @@ def _check_rollouts(
             CheckResult(
                 "rollout",
                 "failed",
-                f"no group came: {errors or 'the environment left it out'}",
+                f"no group was made: {errors or 'the environment dropped it'}",
                 seconds,
             )
         ]
@@ -187,7 +192,7 @@ def _format_errors(counts: Json) -> str:
 
 
 def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
-    """What the trainer refuses, and what it would learn nothing from."""
+    """Find what the trainer would refuse, and what it could not learn from."""
     logprobs_G = group.get("inference_logprobs")
     if not logprobs_G:
         logprobs_G = [[0.0] * len(tokens) for tokens in group["tokens"]]
@@ -209,7 +214,7 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
                     "failed",
                     f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token",
                 )
-            # nothing comes before the first token
+            # The first token is not predicted.
             if position and mask != -100 and not logprob <= 0.01:
                 return CheckResult(
                     "tokens",
@@ -221,15 +226,21 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
         return CheckResult(
             "tokens", "failed", "every token is masked with -100: nothing would be trained on"
         )
-    message = f"{num_trained} of {sum(map(len, group['tokens']))} would be trained on: those that the model has said"
+    message = (
+        f"{num_trained} of {sum(map(len, group['tokens']))} would be trained on: those that the "
+        "model has generated"
+    )
     if not group.get("inference_logprobs"):
-        remark = "the group has no inference_logprobs, so that the trainer asks the model for them; node.logprobs has the true ones"
+        remark = (
+            "the group has no inference_logprobs, so the trainer must compute them; node.logprobs "
+            "has the exact ones"
+        )
         return CheckResult("tokens", "warned", f"{message}; {remark}")
     return CheckResult("tokens", "passed", message)
 
 
 def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
-    """The first prompt's ids, against those of its text."""
+    """Compare the first prompt's ids with those of its text."""
     masks = group["masks"][0]
     prompt = group["tokens"][0][
         : next((position for position, mask in enumerate(masks) if mask != -100), len(masks))
@@ -239,7 +250,8 @@ def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
         return CheckResult(
             "round trip",
             "warned",
-            f"the prompt has {len(prompt)} ids; its text, tokenised again, has {len(reencoded)}, or others",
+            f"the prompt has {len(prompt)} ids; its text, tokenized again, has {len(reencoded)}, or "
+            "different ones",
         )
     return CheckResult(
         "round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text"
@@ -255,12 +267,16 @@ def _check_stop_tokens(group: Mapping[str, Any], eos_id: int | None) -> CheckRes
             tokens, tokens[1:], masks, masks[1:], strict=False
         )
     )
-    message = f"{num_ended} of {len(group['masks'])} answers end with the end-of-turn token, which is trained on"
+    message = (
+        f"{num_ended} of {len(group['masks'])} answers end with the end-of-turn token, which is "
+        "trained on"
+    )
     if num_doubled:
         return CheckResult(
             "stop tokens",
             "warned",
-            f"{message}; {num_doubled} turns end twice, which the trainer mends (take ConversationEnv)",
+            f"{message}; {num_doubled} turns end twice, which the trainer repairs (ConversationEnv "
+            "avoids it)",
         )
     return CheckResult("stop tokens", "passed" if num_ended else "warned", message)
 
@@ -274,7 +290,7 @@ def _check_truncation(counts: Json) -> CheckResult:
         int(counts.get("truncated", 0)),
         int(counts.get("completions", 0)),
     )
-    message = f"{num_truncated} of {num_completions} answers were cut off at their limit of tokens"
+    message = f"{num_truncated} of {num_completions} answers were truncated at the token limit"
     return CheckResult(
         "truncation",
         "warned"

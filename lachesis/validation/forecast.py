@@ -1,18 +1,16 @@
-"""What a whole run will take: tokens, time and money as ranges, from what an inference test
-measured; and what it took.
+"""Forecast the tokens, time and money of a whole run from the measurements of an inference test.
 
     tokens  = tokens per rollout x planned rollouts (training steps x rollouts per step)
-    trained = prompt and completion of every rollout in a group with a signal; at most, of all rollouts
+    trained = prompt and completion of every rollout in a group with a signal; at most, of all
     money   = tokens x price per token of the base model
-    time    = measured seconds per training step of an earlier run of the same kind, when there is one; else the measured
-              seconds of sampling, group after group
+    time    = measured seconds per training step of an earlier run of the same kind, if there is
+              one; else the measured seconds of sampling, group after group
 
-A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side:
-a test has few groups, and lengths drift while a model learns.
-
-Held-out evaluations are sampled and not trained on: their tokens are answers per evaluation x
-evaluations x tokens per answer. They are part of it where the environment says how many answers an
-evaluation has. They take no time of a step.
+A range is the mean plus and minus two standard errors over the groups, at least 20 % to each side,
+because a test has few groups and lengths change while a model learns. Held-out evaluations are
+sampled and not trained on: their tokens are answers per evaluation x evaluations x tokens per
+answer. They are included if the environment says how many answers an evaluation has, and take no
+time of a step.
 """
 
 from __future__ import annotations
@@ -28,23 +26,26 @@ from lachesis.config.prices import Prices, TokenCounts
 MIN_RELATIVE_WIDTH = 0.2
 MIN_COMPARED_STEPS = 5
 MAX_SAMPLING_SPEEDUP = 8.0
-"""A run samples many groups at once; a test one after the other. The lower end of a guessed time
-assumes this speed-up.
+"""The lower end of an estimated time assumes this speed-up, because a run samples many groups at
+once.
 """
 TRAINING_TIME_FACTOR = 2.0
-"""The upper end of a guessed time assumes that training takes as long as the sampling of the test.
+"""The upper end of an estimated time assumes that training takes as long as sampling in the test.
 """
 
 
 class Range(BaseModel):
+    """Hold the low, expected and high value of a quantity."""
+
     low: float
     expected: float
     high: float
 
 
 class GroupUsage(BaseModel):
-    """Of one group: rollouts, prompt and sampled tokens, and seconds of sampling. `copies` is how
-    many completions were drawn from each prompt that was sent.
+    """Hold the usage of one group: rollouts, prompt and sampled tokens, and seconds of sampling.
+
+    `completions_per_prompt` is how many completions were sampled from each prompt that was sent.
     """
 
     rollouts: int
@@ -56,7 +57,7 @@ class GroupUsage(BaseModel):
 
 
 class PlannedRun(BaseModel):
-    """What a run would make: its training steps, and the rollouts of each."""
+    """Describe a planned run: its training steps, and the rollouts of each."""
 
     total_steps: int
     batch_size: int
@@ -64,22 +65,23 @@ class PlannedRun(BaseModel):
     base_model: str
     profile: str
     evaluations: int = 0
-    """Held-out evaluations, those before and after training included."""
+    """Number of held-out evaluations, including those before and after training."""
     evaluation_answers: int | None = None
-    """Answers of one evaluation; null when it is not known."""
+    """Number of answers of one evaluation; null if it is not known."""
 
     @property
     def num_evaluation_answers(self) -> int:
-        """The answers of all evaluations, as far as they are known."""
+        """Return the number of answers of all evaluations, as far as it is known."""
         return self.evaluations * (self.evaluation_answers or 0)
 
     @property
     def num_rollouts(self) -> int:
+        """Return the number of rollouts of all steps."""
         return self.total_steps * self.batch_size
 
 
 class Forecast(BaseModel):
-    """Of a whole run. Money is in US dollars; null when the base model has no price."""
+    """Forecast a whole run; money is in US dollars, and null if the base model has no price."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -92,17 +94,19 @@ class Forecast(BaseModel):
     hours: Range
     cost_usd: Range | None
     basis: str
-    """What it was made from."""
+    """What the forecast is based on."""
 
 
 class ActualUsage(BaseModel):
-    """What a run took until now. `ratio` is actual ÷ expected, scaled to the steps that were made."""
+    """Hold what a run has used until now; `ratio` is actual ÷ expected, scaled to the finished
+    steps.
+    """
 
     tokens: TokenCounts
     hours: float
-    """From the start of the first process to the end of the last one."""
+    """Hours from the start of the first process to the end of the last one."""
     training_hours: float
-    """Of these, the training steps; the forecast is about them."""
+    """Hours of the training steps, which the forecast is about."""
     cost_usd: float | None
     ratio: dict[str, float] = {}
 
@@ -114,7 +118,14 @@ def make_forecast(
     *,
     step_seconds: float | None = None,
 ) -> Forecast | None:
-    """None without a measured group. `step_seconds` is the pace of an earlier run of the same kind."""
+    """Return the forecast, or None without a measured group.
+
+    Args:
+        groups: What the groups of a test have used.
+        planned: The planned run.
+        prices: The prices of the base model, if they are known.
+        step_seconds: The seconds per step of an earlier run of the same kind, if there is one.
+    """
     measured_groups = [group for group in groups if group.rollouts]
     if not measured_groups:
         return None
@@ -178,7 +189,7 @@ def make_forecast(
         if prices
         else None,
         basis=f"{measured_text}, {pace_text}{_describe_missing_evaluations(planned)}"
-        + (f", prices of {prices.dated}" if prices else ", no price known for the base model"),
+        + (f", prices of {prices.dated}" if prices else ", no known price of the base model"),
     )
 
 
@@ -190,8 +201,9 @@ def compare_with_forecast(
     training_hours: float,
     cost_usd: float | None,
 ) -> dict[str, float]:
-    """What `steps` training steps took, divided by the same share of the forecast. Nothing for a
-    few steps, of which the first one waits for the environment.
+    """Return the usage of `steps` training steps divided by the same share of the forecast.
+
+    Empty for few steps, because the first one waits for the environment.
     """
     if steps < MIN_COMPARED_STEPS:
         return {}
@@ -207,8 +219,8 @@ def compare_with_forecast(
 
 
 def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
-    """The same forecast for a run with other numbers of steps and rollouts, and other groups, whose
-    rollouts share a prompt.
+    """Return the forecast for a run with other numbers of steps and rollouts and another group
+    size.
     """
     old_tokens = forecast.tokens_per_rollout
     prefill = old_tokens.prefill * (
@@ -237,7 +249,7 @@ def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
 
 
 def _describe_missing_evaluations(planned: PlannedRun) -> str:
-    """Return what a forecast leaves out, in words."""
+    """Describe what a forecast leaves out."""
     unknown = planned.evaluations and planned.evaluation_answers is None
     return (
         f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
@@ -274,7 +286,7 @@ def _compute_prompt_sharing(group: GroupUsage, planned: PlannedRun) -> float:
 
 
 def _compute_relative_width(values: Sequence[float]) -> float:
-    """Two standard errors of the mean over the mean, at least LEAST_WIDTH."""
+    """Return two standard errors of the mean divided by the mean, at least MIN_RELATIVE_WIDTH."""
     mean = statistics.fmean(values)
     if len(values) < 2 or mean <= 0:
         return 2 * MIN_RELATIVE_WIDTH
@@ -286,7 +298,7 @@ def _compute_relative_width(values: Sequence[float]) -> float:
 def _add_evaluation_tokens(
     tokens: TokenCounts, per_answer: TokenCounts, answers: int
 ) -> TokenCounts:
-    """Add what evaluations take, which train on nothing."""
+    """Add the tokens of evaluations, which train on nothing."""
     prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
     return tokens.model_copy(
         update={

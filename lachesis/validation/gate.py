@@ -1,6 +1,4 @@
-"""Whether an environment, as its code and fields are now, has a fresh validation that says it can
-be learned from.
-"""
+"""Require a recent successful validation of an environment with its current code and fields."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ MAX_VALIDATION_AGE_S = 7 * 86400.0
 
 
 def make_planned_run(config: RunConfig) -> PlannedRun:
-    """The run that this configuration makes, as far as a forecast needs it."""
+    """Return the planned run of this configuration, as a forecast needs it."""
     return PlannedRun(
         total_steps=config.env.total_steps,
         batch_size=config.env.batch_size,
@@ -32,8 +30,8 @@ def make_planned_run(config: RunConfig) -> PlannedRun:
 
 
 def _count_evaluations(config: RunConfig) -> int:
-    """Return how often the run evaluates: at step 0, at each multiple of `steps_per_eval`, and
-    before and after training.
+    """Return how often the run evaluates: each multiple of `steps_per_eval`, before and after
+    training.
     """
     every, steps, final = (
         config.env.steps_per_eval,
@@ -43,16 +41,25 @@ def _count_evaluations(config: RunConfig) -> int:
     scheduled = steps // every + 1 if every > 0 else 0
     if not final:
         return scheduled
-    # the last one is the one after training
+    # A scheduled evaluation of the last step is the one after training.
     return scheduled + 2 - int(every > 0 and steps % every == 0)
 
 
 def require_validation(
     tests: InferenceTestStore, config: RunConfig, files: Mapping[str, str]
 ) -> list[InferenceTest]:
-    """For each environment of the run, whose files are given by name, the newest test that allows
-    it: of the same code and the same values of the environment's own fields, at most seven days
-    old, with the verdict `learnable`. Raises ValidationMissingError that says what is missing.
+    """Return the newest test that allows each environment of the run.
+
+    Such a test has the same code and the same values of the environment's own fields, is at most
+    seven days old, and has the verdict `learnable`.
+
+    Args:
+        tests: The tests of this home.
+        config: The configuration of the run.
+        files: The files of the run's environments by name.
+
+    Raises:
+        ValidationMissingError: There is no such test; the message says why.
     """
     return [
         _find_valid_test(tests, part, files[name])
@@ -76,10 +83,10 @@ def _find_valid_test(
         if reason is None:
             return test
         reasons.append(f"test {test.test_id} {reason}")
-    first_reason = reasons[0] if reasons else "it was never validated"
+    first_reason = reasons[0] if reasons else "it has never been validated"
     raise ValidationMissingError(
-        f"{config.environment} has no fresh successful validation: {first_reason}; `lachesis test`, with this "
-        "environment and these values, or rl_test_inference makes one",
+        f"{config.environment} has no recent successful validation: {first_reason}; run `lachesis "
+        "test` or rl_test_inference with this environment and these values",
         environment=config.environment,
         fingerprint=code_fingerprint,
     )
@@ -88,13 +95,13 @@ def _find_valid_test(
 def _find_objection(
     test: InferenceTest, code_fingerprint: str, own_values: dict[str, object]
 ) -> str | None:
-    """Why this test does not allow the run, or None when it does."""
+    """Return why this test does not allow the run, or None."""
     if test.status != "completed":
         return f"is {test.status}" + (
             f": {(test.error or '').splitlines()[0][:200]}" if test.error else ""
         )
     if test.verdict is None:
-        return "has no verdict, as no model could be asked"
+        return "has no verdict, because no model responded"
     if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
     changed = sorted(
@@ -127,9 +134,7 @@ def _summarize_evidence(test: InferenceTest) -> str:
 def find_forecast(
     tests: InferenceTestStore, config: RunConfig, code_fingerprint: str
 ) -> Forecast | None:
-    """What the newest test of this code on the run's model expects of such a run, scaled to its
-    steps and rollouts.
-    """
+    """Return the forecast of the newest test of this code on the run's model, scaled to the run."""
     planned_run = make_planned_run(config)
     for test in tests.all():
         saved_forecast = ((test.result or {}).get("summary") or {}).get("forecast")

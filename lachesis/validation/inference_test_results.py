@@ -23,9 +23,7 @@ def make_model_result(
     output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
     forecast: Forecast | None = None,
 ) -> Json:  # fmt: skip
-    """What one model's file says, in the keys of the contract, with the verdict and the forecast
-    beside them.
-    """
+    """Return the result of one model, with its verdict and forecast."""
     lines = read_groups(output)
     model_labels = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
     title, scale = model_labels.get(
@@ -70,7 +68,7 @@ def make_model_result(
 
 
 def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:
-    """What one model's test has counted."""
+    """Return what the test of one model has counted."""
     counts = environment_counts or {}
     scores = [
         [float(score) for score in line["scores"] if is_score(score)]
@@ -87,7 +85,7 @@ def collect_inference_counts(output: Path, environment_counts: Json | None) -> I
 
 
 def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupUsage]:
-    """What each group took, for a forecast."""
+    """Return what each group has used, for a forecast."""
     scores = [line["scores"] for line in read_groups(output)]
     usages = []
     for index, group_counts in enumerate((environment_counts or {}).get("per_group") or []):
@@ -112,12 +110,12 @@ def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupU
 
 
 def read_samples(file: Path) -> list[Json]:
-    """What was asked and said in the first groups: `prompt`, `responses`, `scores`."""
+    """Return the first groups that were sampled: `prompt`, `responses` and `scores`."""
     return [group for group in read_groups(file) if isinstance(group.get("responses"), list)]
 
 
 def make_test_result(record: InferenceTest, models: list[Json], folder: Path) -> Json:
-    """The contract's answer for all models."""
+    """Return the result of the test over all models."""
     request = record.request
     succeeded = [result for result in models if result["steps_tested"] and "error" not in result]
     best_result = max(succeeded, key=lambda result: result["accuracy"], default=None)

@@ -1,8 +1,7 @@
-"""Inference tests on disk: a model answers a few items of an environment, and the environment
-scores the answers.
+"""Store inference tests: a model answers a few items of an environment, which scores the answers.
 
-inference_tests/{test_id}/test.json  config.yaml  stages.jsonl  test_{env}_{model}.jsonl  test_{env}_{model}.log
-    and beside them per model  .tally.json (what was counted)  .samples.jsonl (what was said)
+    inference_tests/{test_id}/test.json  config.yaml  stages.jsonl
+        test_{env}_{model}.jsonl  .log  .tally.json (counts)  .samples.jsonl (texts)
 
 A score above 0 is correct. A step is one group; it succeeds with at least one correct completion.
 Accuracies have three digits.
@@ -37,11 +36,12 @@ DEFAULT_MODELS = (
 
 
 class TestOptions(BaseModel):
-    """What may be chosen of a test. Without `models` the launch's own is tested, or at a paid
-    profile the default three.
+    """Hold the options of a test.
+
+    Without `models` the launch's own model is tested, or for a paid profile the default three.
     """
 
-    __test__ = False  # no test class of pytest
+    __test__ = False  # pytest must not collect this class.
 
     num_steps: int = 3
     group_size: int = 16
@@ -52,8 +52,9 @@ class TestOptions(BaseModel):
 
 
 class InferenceRequest(TestOptions):
-    """What is asked of which models. `embedded:NAME_OR_FOLDER` is served on this machine, any other
-    name by the endpoint.
+    """Say which models are tested on which environment.
+
+    `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint.
     """
 
     environment: str
@@ -62,29 +63,30 @@ class InferenceRequest(TestOptions):
 
 
 class Stage(BaseModel):
-    """One step of a test and how it ended."""
+    """Hold one stage of a test and how it ended."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     name: str
-    """import, config, dataset, model-free check, or inference and scoring with the model's name."""
+    """The stage: import, config, dataset, model-free check, or inference and scoring with the
+    model's name."""
     status: Literal["running", "passed", "failed", "not offered"]
     seconds: float = 0.0
     message: str | None = None
 
 
 class InferenceTest(BaseModel):
-    """One test; `result` is the contract's answer once it has ended."""
+    """Hold one test and, once it has ended, its `result`."""
 
     test_id: str
     request: InferenceRequest
     class_name: str = ""
     fingerprint: str = ""
-    """Of the environment's code as it was tested."""
+    """Hash of the environment's code when it was tested."""
     own_values: Json = {}
-    """The values of the environment's own fields, which are part of what was tested."""
+    """The values of the environment's own fields in the test."""
     planned: PlannedRun | None = None
-    """The run that this test was made for."""
+    """The run that this test is for."""
     stages: list[Stage] = []
     status: Literal["pending", "running", "completed", "failed"] = "pending"
     error: str | None = None
@@ -94,13 +96,12 @@ class InferenceTest(BaseModel):
 
     @property
     def has_ended(self) -> bool:
+        """Return whether the test has completed or failed."""
         return self.status in ("completed", "failed")
 
     @property
     def verdict(self) -> str | None:
-        """The word for the environment as a whole; None before the end, and with prompts of
-        somebody's own.
-        """
+        """Return the verdict on the environment; None before the end, and for a user's own prompts."""
         summary = (self.result or {}).get("summary")
         word = summary.get("verdict") if isinstance(summary, dict) else None
         return word if isinstance(word, str) else None
@@ -119,17 +120,22 @@ OUTPUT_SUFFIXES = (
 
 
 class InferenceTestStore:
-    """All tests under one home."""
+    """Manage all tests of one home."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or paths.home()
         self.root = self.home / "inference_tests"
 
     def dir(self, test_id: str) -> Path:
+        """Return the folder of a test."""
         return self.root / test_id
 
     def create(self, request: InferenceRequest, config_yaml: str, **fields: Any) -> InferenceTest:
-        """Raises StorageError."""
+        """Create a test.
+
+        Raises:
+            StorageError: The disk refused a write.
+        """
         record = InferenceTest(test_id=secrets.token_hex(4), request=request, **fields)
         with storage_errors(self.root):
             self.dir(record.test_id).mkdir(parents=True, mode=0o700)
@@ -142,25 +148,33 @@ class InferenceTestStore:
         shutil.rmtree(self.dir(test_id), ignore_errors=True)
 
     def save_flow_run_id(self, test_id: str, flow_run_id: str) -> None:
-        """Beside the record, which belongs to the flow from here on."""
+        """Store the id of the flow run beside the record, which only the flow writes from now on."""
         write_private(self.dir(test_id) / "flow_run_id", flow_run_id)
 
     def read_flow_run_id(self, test_id: str) -> str | None:
+        """Return the id of the test's flow run, if it was submitted."""
         try:
             return (self.dir(test_id) / "flow_run_id").read_text()
         except OSError:
             return None
 
     def save(self, record: InferenceTest) -> None:
+        """Replace the record of a test."""
         write_private(self.dir(record.test_id) / "test.json", record.model_dump_json(indent=2))
 
     def load(self, test_id: str) -> InferenceTest:
-        """Raises UnknownTestError, or StorageError for a damaged record."""
+        """Return the record of a test.
+
+        Raises:
+            UnknownTestError: There is no such test.
+            StorageError: Its record is damaged.
+        """
         file = self.dir(test_id) / "test.json"
         if not re.fullmatch(r"[0-9a-f]{8}", test_id) or not file.is_file():
             test_ids = sorted(path.parent.name for path in self.root.glob("*/test.json"))
             raise UnknownTestError(
-                f"there is no inference test {test_id[:40]!r}; known: {', '.join(test_ids[:10]) or 'none'}",
+                f"there is no inference test {test_id[:40]!r}; existing tests: "
+                f"{', '.join(test_ids[:10]) or 'none'}",
                 available=test_ids,
             )
         with storage_errors(file):
@@ -170,7 +184,7 @@ class InferenceTestStore:
                 raise StorageError(f"{file} is damaged ({error.errors()[0]['msg']})") from error
 
     def all(self) -> list[InferenceTest]:
-        """Every readable test, the newest first."""
+        """Return every readable test, the newest first."""
         tests = []
         for file in self.root.glob("*/test.json"):
             with contextlib.suppress(OSError, ValidationError):
@@ -178,9 +192,7 @@ class InferenceTestStore:
         return sorted(tests, key=lambda test: test.created_at, reverse=True)
 
     def load_and_fail_if_dead(self, test_id: str) -> InferenceTest:
-        """The test; ended as failed when its flow is gone, which the file that a living one holds
-        tells.
-        """
+        """Return the test, and mark it as failed if its flow is gone, which its lock file shows."""
         test = self.load(test_id)
         if test.status == "running" and not self.get_run_dir(test_id).is_alive():
             return self.fail(
@@ -189,11 +201,13 @@ class InferenceTestStore:
         return test
 
     def get_run_dir(self, test_id: str) -> RunDir:
-        """Held while the test's flow or one of its processes lives."""
+        """Return the folder with the lock that is held while the test's flow or a process of it is
+        alive.
+        """
         return RunDir(self.root, test_id)
 
     def fail(self, test_id: str, reason: str) -> InferenceTest:
-        """The test, ended with this reason if it has not ended meanwhile."""
+        """Mark a test as failed unless it has ended meanwhile, and return it."""
         fresh = self.load(test_id)
         if fresh.has_ended:
             return fresh
@@ -204,8 +218,9 @@ class InferenceTestStore:
         return failed
 
     def get_output_file(self, record: InferenceTest, model: str) -> Path:
-        """Where this model's groups go; its other files lie beside it. A model that would have the
-        file of an earlier one has its number in the name.
+        """Return the file of this model's groups; its other files are in the same folder.
+
+        A model that would have the same file as an earlier one has its number in the name.
         """
         model_names = [
             re.sub(r"[^A-Za-z0-9._-]", "_", shorten_model_name(model_name))
@@ -219,7 +234,7 @@ class InferenceTestStore:
         )
 
     def get_output_files(self, record: InferenceTest, model: str) -> list[Path]:
-        """Every file that a test of this model writes."""
+        """Return every file that a test of this model writes."""
         output = self.get_output_file(record, model)
         stems = (
             [output, get_environment_groups_file(output)] if record.request.prompts else [output]
@@ -227,31 +242,34 @@ class InferenceTestStore:
         return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUT_SUFFIXES]
 
     def get_counters_file(self, record: InferenceTest, model: str) -> Path:
+        """Return the file of the counts of this model's test."""
         return self.get_output_file(record, model).with_suffix(".tally.json")
 
     def get_samples_file(self, record: InferenceTest, model: str) -> Path:
+        """Return the file of this model's sampled texts."""
         return self.get_output_file(record, model).with_suffix(".samples.jsonl")
 
     def count_finished_groups(self, record: InferenceTest) -> int:
-        """Groups that all models have answered until now."""
+        """Return how many groups all models have answered until now."""
         return sum(
             len(read_groups(self.get_output_file(record, model))) for model in record.request.models
         )
 
 
 def shorten_model_name(model: str) -> str:
-    """The model's name; of a folder its last part."""
+    """Return the model's name, or the last part of its folder."""
     name = model.removeprefix(EMBEDDED)
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def read_groups(output: Path) -> list[Json]:
-    """The whole groups of a file that may still be written."""
+    """Return the complete groups of a file that may still be written."""
     return [group for group in read_json_lines(output) if isinstance(group.get("scores"), list)]
 
 
 def get_environment_groups_file(output: Path) -> Path:
-    """Where the environment's own groups go while somebody's prompts are answered: `output` is for
-    the answers to these.
+    """Return the file of the environment's own groups in a test of a user's prompts.
+
+    `output` holds the answers to the prompts.
     """
     return output.with_name(f"groups_{output.name}")

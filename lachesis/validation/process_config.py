@@ -21,9 +21,10 @@ def make_process_config(
     *,
     use_wandb: bool = False,
 ) -> str:
-    """Return the YAML of the environment's `process` command for one model. `endpoint` holds the
-    fields of Atropos' server section. With `use_wandb` the environment logs to W&B, which is
-    offline in a test.
+    """Return the YAML of the environment's `process` command for one model.
+
+    `endpoint` has the fields of Atropos' server section. With `use_wandb` the environment logs to
+    W&B, which is offline in a test.
     """
     content = yaml.safe_load(config.to_yaml())
     groups = get_environment_groups_file(output) if request.prompts else output
@@ -42,11 +43,11 @@ def make_process_config(
 
 
 def make_remote_server_section(model: str, base_url: str) -> Json:
-    """Return the server section for a model that answers at this address by OpenAI's protocol."""
+    """Return the server section for a model behind a URL with OpenAI's protocol."""
     return {
         "model_name": model,
         "base_url": base_url,
-        "api_key": "x",  # the environment's process puts its token here
+        "api_key": "x",  # The environment's process replaces it by its token.
         "server_type": "openai",
         "health_check": False,
         "timeout": 600,

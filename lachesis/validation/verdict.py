@@ -1,10 +1,9 @@
-"""Whether an environment can be learned from with a model: one word, with its evidence. Pure
-functions on what a test has seen.
+"""Judge whether a model can learn from an environment; pure functions on what a test has counted.
 
     learnable   rewards differ inside enough groups, so there is a gradient
-    too easy    nearly every group is solved as a whole
-    too hard    nearly every group fails as a whole
-    broken      scores say nothing about answers, or many rollouts have none
+    too easy    nearly every group is solved completely
+    too hard    nearly every group fails completely
+    broken      scores do not depend on answers, or many rollouts have none
 
 A group whose rewards are all equal has no advantage, and so no gradient (Shao et al. 2024,
 arXiv:2402.03300, eq. 3).
@@ -23,58 +22,55 @@ from lachesis.env_process.counters import EMPTY_GROUP_MESSAGE
 
 VerdictWord = Literal["learnable", "too easy", "too hard", "broken"]
 MAX_INVALID_SHARE = 0.2
-"""Above this share of rollouts without a usable score the rest says little."""
+"""Above this share of rollouts without a usable score the environment is broken."""
 MIN_SIGNAL_SHARE = 0.2
 """Below this share of groups with a signal, training mostly waits."""
 MAX_TRUNCATED_SHARE = 0.5
 MIN_GROUPS = 8
 SCORE_TOLERANCE = 1e-6
-"""Scores that differ by less, relative to themselves, are the same number rounded differently."""
+"""Scores with a smaller relative difference are the same number rounded differently."""
 WORDS_BEST_FIRST: tuple[VerdictWord, ...] = ("learnable", "too easy", "too hard", "broken")
 
 
 class InferenceCounts(BaseModel):
-    """What a test has counted. `scores_P` holds one list of scores per group."""
+    """Hold what a test has counted; `scores_P` has one list of scores per group."""
 
     scores_P: list[list[float]] = []
     empty: int = 0
-    """Groups that the environment left out itself, without an error, as many do with equal rewards.
+    """Number of groups that the environment dropped without an error, as many do with equal
+    rewards.
     """
     invalid: int = 0
-    """Rollouts without a usable score: the environment raised, or gave a score that is no finite
-    number.
+    """Number of rollouts without a usable score: the environment raised, or its score is not a
+    finite number.
     """
     completions: int = 0
     truncated: int = 0
-    """Completions that were cut off at their limit of tokens."""
+    """Number of completions that the token limit has truncated."""
     errors: dict[str, int] = {}
-    """What the environment raised or gave instead of scores, and how often."""
+    """What the environment raised or returned instead of scores, and how often."""
 
 
 class Verdict(BaseModel):
-    """`evidence` holds the sentences that led to the word, the strongest first. Shares are from 0
-    to 1.
-    """
+    """Hold a verdict with its evidence, the strongest sentence first; shares are from 0 to 1."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     word: VerdictWord
-    """learnable, too easy, too hard or broken."""
+    """The verdict: learnable, too easy, too hard or broken."""
     evidence: list[str]
     groups: int
     reward_mean: float | None
     reward_std: float | None
-    """Over all rollouts."""
+    """Standard deviation of the rewards of all rollouts."""
     reward_spread: float | None
-    """Mean of the groups' own standard deviations: what is left after the difficulty of items is
-    taken out.
-    """
+    """Mean standard deviation inside groups, which does not contain the difficulty of the items."""
     zero_signal_share: float | None
-    """Share of groups whose rewards are all equal, or that the environment left out."""
+    """Share of groups whose rewards are all equal, or that the environment dropped."""
     truncation_rate: float | None
     invalid_rate: float
     intervals: dict[str, tuple[float, float]] = {}
-    """The 95 % interval of each share, by its name; none for a share of nothing."""
+    """The 95 % interval of each share by its name; a share of no items has none."""
 
 
 def judge_learnability(
@@ -83,8 +79,12 @@ def judge_learnability(
     error: str | None = None,
     model_free: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on one model. `error` is why the test could not be made; `model_free` the result
-    of the check without a model, if the environment offers one.
+    """Return the verdict on one model.
+
+    Args:
+        inference_counts: What the test has counted.
+        error: Why the test could not be made, if so.
+        model_free: The result of the check without a model, if the environment supports it.
     """
     scores = [score for group in inference_counts.scores_P for score in group]
     groups = [group for group in inference_counts.scores_P if group]
@@ -128,7 +128,7 @@ def _find_faults(
     error: str | None,
     model_free: Mapping[str, Any],
 ) -> list[str]:
-    """Why nothing could be learned whatever the model does."""
+    """Return why nothing could be learned whatever the model does."""
     faults = list(model_free.get("faults", []))
     if error:
         faults.append(error)
@@ -140,18 +140,20 @@ def _find_faults(
             ]
         )
         faults.append(
-            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score{f': {frequent_errors}' if frequent_errors else ''}"
+            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score"
+            f"{f': {frequent_errors}' if frequent_errors else ''}"
         )
     if not groups and not faults:
         faults.append(
-            f"no group came in {inference_counts.empty} tries: {EMPTY_GROUP_MESSAGE}"
+            f"no group was made in {inference_counts.empty} tries: {EMPTY_GROUP_MESSAGE}"
             if inference_counts.empty
             else "no group came"
         )
     values = {score for group in groups for score in group}
     if len(values) == 1 and 0 < (single_score := values.pop()) < 1 and rollouts > 1:
         faults.append(
-            f"every one of {rollouts} rollouts got the score {single_score:g}, whatever it said: the verifier does not tell"
+            f"all {rollouts} rollouts got the score {single_score:g}: the verifier does not "
+            "distinguish answers"
         )
     return faults
 
@@ -174,34 +176,40 @@ def _choose_word(
 def _collect_remarks(
     inference_counts: InferenceCounts, groups: Sequence[list[float]], rollouts: int
 ) -> list[str]:
-    """What is worth knowing beside the word."""
+    """Return further observations for the reader."""
     remarks = []
     if (
         inference_counts.completions
         and inference_counts.truncated / inference_counts.completions >= MAX_TRUNCATED_SHARE
     ):
         remarks.append(
-            f"{inference_counts.truncated} of {inference_counts.completions} completions were cut off at their limit of tokens; raise it"
+            f"{inference_counts.truncated} of {inference_counts.completions} completions were "
+            "truncated at the token limit; raise it"
         )
     if inference_counts.invalid:
         remarks.append(
-            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score: {'; '.join(list(inference_counts.errors)[:3])}"
+            f"{inference_counts.invalid} of {rollouts} rollouts have no usable score: "
+            f"{'; '.join(list(inference_counts.errors)[:3])}"
         )
     if inference_counts.empty:
         remarks.append(
-            f"{inference_counts.empty} groups were left out by the environment itself; they count as groups without a signal"
+            f"{inference_counts.empty} groups were dropped by the environment itself; they count as "
+            "groups without a signal"
         )
     if rollouts > 1 and len({score for group in groups for score in group}) == 1:
         remarks.append(
-            f"every one of the {rollouts} scores is {groups[0][0]:g}; look whether the verifier tells answers apart"
+            f"all {rollouts} scores are {groups[0][0]:g}; check whether the verifier distinguishes "
+            "answers"
         )
     if len(groups) < MIN_GROUPS:
-        remarks.append(f"from {len(groups)} groups only; more of them make it surer")
+        remarks.append(f"based on {len(groups)} groups only; more groups make it more certain")
     return remarks
 
 
 def choose_best_word(words: Sequence[str]) -> VerdictWord:
-    """Of several models the most hopeful one: an environment that one model can learn is sound."""
+    """Return the best verdict of several models: one that can learn shows that the environment
+    works.
+    """
     return next((word for word in WORDS_BEST_FIRST if word in words), "broken")
 
 

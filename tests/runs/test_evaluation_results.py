@@ -309,7 +309,9 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     )
     look = SimpleNamespace(run_dir=folder, trainer_health=None, process_states={})
     health = RunHealth(word="healthy", evidence=["it learns"])
-    seen = SimpleNamespace(record=record, observation=look, health=health, stall=None, budget_shares={})
+    seen = SimpleNamespace(
+        record=record, observation=look, health=health, stall=None, budget_shares={}
+    )
     artifact = artifact_content.render_report(seen, steps)  # type: ignore[arg-type]
     assert "## Held-out results" in artifact
     assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
