@@ -31,7 +31,7 @@ from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.secrets import build_child_env
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import list_all_keys
-from lachesis.orchestration.prefect_api import PrefectApi, read_auth_string, server_file
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import (
     READY_LINE,
     find_running_server,
@@ -39,6 +39,7 @@ from lachesis.orchestration.server import (
     read_max_runs_setting,
     read_monitor_interval_s,
 )
+from lachesis.orchestration.server_info import read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
 from lachesis.supervision.process import check_port, reserve_free_ports

@@ -1,5 +1,6 @@
-"""The use cases behind the command line and every other surface. Everything that lasts is on disk
-or in Prefect.
+"""Provide the operations behind the command line and every other interface.
+
+All lasting state is on disk or in Prefect.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ __all__ = ["LachesisService", "LaunchRequest"]
 
 
 class LachesisService:
-    """One home folder. Every method raises LachesisError and nothing else that a user could cause."""
+    """The operations on one home folder. Its methods raise only LachesisError for errors that a
+    user can cause.
+    """
 
     def __init__(
         self, home: Path | None = None, *, schema_timeout_s: float = discovery.SCHEMA_TIMEOUT_S
@@ -200,8 +203,8 @@ class LachesisService:
             raise
 
     def build_tiny_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
-        """Make the tiny model, if this configuration needs it, while somebody watches; else the run
-        does it.
+        """Build the tiny model, if this configuration needs it, with progress; otherwise the run
+        builds it.
         """
         if Path(config.openai.model_name) == launch_inputs.get_default_tiny_model_path(
             self.store.home
@@ -268,15 +271,20 @@ class LachesisService:
         return inference_test
 
     def get_test(self, test_id: str) -> InferenceTest:
-        """The test as it is now."""
+        """Return the current state of the test."""
         return refresh.refresh_test(self.tests, self.tests.load_and_fail_if_dead(test_id))
 
     # --- runs again
 
     def resume(self, run_id: str, limits: Json | None = None) -> RunRecord:
-        """Continue an ended run from its newest complete checkpoint; a run that lives is returned
-        as it is. `limits` are new values of its budgets, without which one that is used up would
-        end it again at once.
+        """Resume an ended run from its newest complete checkpoint; a run that has not ended is
+        returned.
+
+        Args:
+            run_id: The run.
+            limits: New values of its budgets. Without them, a budget that is used up would end the
+                run
+            again at once, so such a run is refused.
         """
         record = self.get_run(run_id)
         if not record.has_ended:
@@ -284,7 +292,7 @@ class LachesisService:
         return resume_ended_run(self.store, record, limits)
 
     def read_editable_values(self, record: RunRecord) -> Json:
-        """The fields of the run that its profile lets be edited, with their values."""
+        """Return the values of the run's editable fields."""
         config = RunConfig.from_yaml(self.store.dir(record.run_id).config)
         return get_editable_values(config)
 
@@ -295,8 +303,8 @@ class LachesisService:
         return self.list_runs_with_warning()[0]
 
     def list_runs_with_warning(self) -> tuple[list[RunRecord], str | None]:
-        """All runs, the newest first, and what keeps their statuses from being up to date, if
-        anything does.
+        """Return all runs, newest first, and what prevents their statuses from being up to date, or
+        None.
         """
         records, unreadable = self.store.scan()
         observed_records, warning = refresh.refresh_runs(self.store, records)
@@ -311,7 +319,9 @@ class LachesisService:
     def get_status(
         self, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
     ) -> RunStatus:
-        """How the run is doing; `words` are the next steps of the asking surface."""
+        """Return the status of the run. `next_step_templates` are the next steps of the user
+        interface.
+        """
         observed_records, warning = refresh.refresh_runs(self.store, [self.store.load(run_id)])
         record = refresh_health(self.store, observed_records[0])
         return build_run_status(
@@ -327,16 +337,18 @@ class LachesisService:
         )
 
     def read_metrics(self, run_id: str) -> list[Json]:
-        """Every step of the run."""
+        """Return the metrics of every step of the run."""
         self.store.load(run_id)
         return MetricsFile(self.store.dir(run_id).metrics).read()
 
     def stop(self, run_id: str, *, now: bool = False) -> Json:
-        """Ask the run to save a checkpoint and end; returns at once. With `now` its processes are
-        given no time, which also ends a stop that takes too long.
+        """Ask the run to save a checkpoint and end, and return at once.
+
+        With `now`, its processes are ended without a checkpoint, which also ends a stop that takes
+        too long.
         """
         record = self.get_run(run_id)
-        # or the monitor would resume it
+        # otherwise the monitor would resume it
         if record.resume_wanted or (record.status == "failed" and not record.stop_reason):
             self.store.update(
                 run_id,
@@ -346,7 +358,7 @@ class LachesisService:
         if record.has_ended:
             submit.cancel_suspended_run(self.store, record)
             return {
-                "message": f"run {run_id} is not running, and stays so",
+                "message": f"run {run_id} is not running and will not be resumed",
                 "run_id": run_id,
                 "status": record.status,
             }
@@ -362,8 +374,8 @@ class LachesisService:
     def get_results(
         self, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
     ) -> RunResults:
-        """Final metrics, a history of ten samples, held-out evaluation and the weights under typed
-        names.
+        """Return the results of the run. `next_step_templates` are the next steps of the user
+        interface.
         """
         record = refresh_health(self.store, self.get_run(run_id))
         return build_run_results(
@@ -374,7 +386,11 @@ class LachesisService:
         )
 
     def write_report(self, run_id: str, target: Path | None = None) -> list[Path]:
-        """Write the run's report; the HTML file first, then its pictures. Raises StorageError."""
+        """Write the run's report, and return the HTML file and then its charts.
+
+        Raises:
+            StorageError: A file cannot be written.
+        """
         from lachesis.reporting.html import write_report
 
         run_dir, record = self.store.dir(run_id), refresh_health(self.store, self.get_run(run_id))
@@ -383,8 +399,11 @@ class LachesisService:
         )
 
     def read_log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
-        """The file, its last lines, and the position to read on from. `service` is a short name, as
-        in a status. Raises ConfigError for one that the run has not.
+        """Return a log file of the run, its last lines, and the position at which to continue
+        reading.
+
+        Raises:
+            ConfigError: The run has no such process.
         """
         log_files = find_log_files(self.store.load(run_id), self.store.dir(run_id))
         if service not in log_files:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.orchestration.prefect_api import server_file
+from lachesis.orchestration.server_info import server_file
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.endpoint import Endpoint, serving

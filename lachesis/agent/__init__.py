@@ -1,1 +1,1 @@
-"""The tools for agents, over MCP, HTTP and Hermes."""
+"""Offer the `rl_*` tools to agents over MCP, HTTP and Hermes."""

@@ -1,4 +1,4 @@
-"""The bearer token of the HTTP surfaces for agents: one per home."""
+"""Read the bearer token that protects the HTTP interfaces for agents; each home has one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from lachesis.base.files import read_or_create_secret, storage_errors
 
 
 def load_or_create_token() -> str:
-    """`$LACHESIS_TOKEN`, else that of this home, which is made at the first call. Raises
-    StorageError.
+    """Return `$LACHESIS_TOKEN`, or else the token of this home, which is created on first use.
+
+    Raises:
+        StorageError: The token file cannot be read or written.
     """
     configured_token = os.environ.get("LACHESIS_TOKEN")
     if configured_token:

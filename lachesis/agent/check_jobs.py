@@ -1,7 +1,11 @@
-"""A check of an environment for an agent. It takes longer than a call may, so it goes on in a
-process of its own, and each call waits for it a while.
+"""Run a check of an environment in a background process, because it takes longer than a call may.
 
-checks/{check_id}/check.json  log.txt, and what `lachesis.validation.check` writes there
+Each call waits for the result for a limited time. The files are::
+
+    checks/{check_id}/check.json
+    checks/{check_id}/log.txt
+
+and whatever `lachesis.validation.check` writes there.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ PROGRESS_INTERVAL_S = 2.0
 
 
 class CheckJob(BaseModel):
-    """What is known of one check; its process writes this after each line."""
+    """The state of one check. Its process writes this file after each finished line."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -44,7 +48,7 @@ class CheckJob(BaseModel):
     environment: str
     environment_file: str
     fingerprint: str
-    """Of the code that is checked."""
+    """Fingerprint of the code that is checked."""
     install: bool = False
     model: str | None = None
     status: Literal["running", "completed", "failed"] = "running"
@@ -54,8 +58,13 @@ class CheckJob(BaseModel):
 
 
 def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -> CheckJob:
-    """Start the check, unless the same one of the same code is going on. With `new`, a file of that
-    name is written first.
+    """Start the check, unless the same check of the same code is already running.
+
+    Args:
+        name: The environment.
+        new: Whether to create a file of that name from the template first.
+        install: Whether to install the requirements of the file first.
+        model: A folder with the model that answers; by default the tiny model.
     """
     if new:
         scaffold.write_scaffold(name, _find_environments_folder())
@@ -90,18 +99,21 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(lock,),  # while it lives, the check does
-            start_new_session=True,  # the agent may go
+            pass_fds=(lock,),  # the lock is held as long as the process is alive
+            start_new_session=True,  # the check continues when the agent's process ends
         )
-    # else it would stay as a zombie
+    # reap the process, which would remain a zombie otherwise
     threading.Thread(target=process.wait, name="check", daemon=True).start()
     _remove_old_jobs()
     return job
 
 
 def refresh_check_job(check_id: str) -> CheckJob:
-    """The check as it is now; one whose process is gone has failed. Raises UnknownTestError or
-    StorageError.
+    """Return the current state of a check; one whose process is gone has failed.
+
+    Raises:
+        UnknownTestError: There is no such check.
+        StorageError: Its file is damaged.
     """
     alive = RunDir(_get_jobs_folder(), check_id).is_alive() if check_id.isalnum() else False
     job = _load_job(check_id)
@@ -114,7 +126,7 @@ def refresh_check_job(check_id: str) -> CheckJob:
 
 
 def wait_for_check_job(check_id: str, report_progress: ReportProgress) -> schemas.EnvironmentCheck:
-    """What the check has found, after so many seconds at most."""
+    """Return what the check has found, after waiting at most `MAX_TEST_WAIT_S` seconds."""
     started_at, reported_s = time.monotonic(), 0.0
     while (job := refresh_check_job(check_id)).status == "running" and (
         elapsed_s := time.monotonic() - started_at
@@ -130,14 +142,14 @@ def _build_answer(job: CheckJob) -> schemas.EnvironmentCheck:
     repeat_call = f'rl_check_environment(check_id="{job.check_id}")'
     failures = [f"{line.name}: {line.message}" for line in job.lines if line.status == "failed"]
     if job.status == "running":
-        message, steps = f"the check goes on; {repeat_call} waits for it", [repeat_call]
+        message, steps = f"the check is still running; {repeat_call} waits for it", [repeat_call]
     elif job.error or failures:
         message, steps = (
             "; ".join(filter(None, [job.error, *failures])),
-            ["mend the file, then rl_check_environment() again"],
+            ["fix the file, then call rl_check_environment() again"],
         )
     else:
-        message = f"{job.environment} is sound"
+        message = f"{job.environment} passed every check"
         steps = [f'rl_select_environment(name="{job.environment}")', "rl_test_inference()"]
     return schemas.EnvironmentCheck(
         check_id=job.check_id,
@@ -153,14 +165,12 @@ def _build_answer(job: CheckJob) -> schemas.EnvironmentCheck:
 
 
 def _find_environments_folder() -> Path:
-    """Where a new file is written: the last folder of LACHESIS_ENVIRONMENTS, else the checkout's
+    """Return the folder for new files: the last one of LACHESIS_ENVIRONMENTS, else the checkout's
     own.
     """
     folders = [folder for folder in paths.environment_dirs() if folder.is_dir()]
     if not folders:
-        raise ConfigError(
-            "there is no folder of environments; allowed: LACHESIS_ENVIRONMENTS names one"
-        )
+        raise ConfigError("there is no folder of environments; set LACHESIS_ENVIRONMENTS to one")
     return folders[-1]
 
 
@@ -196,7 +206,7 @@ def _load_newest_jobs() -> list[CheckJob]:
         try:
             jobs.append(CheckJob.model_validate_json(file.read_bytes()))
         except (ValidationError, OSError):
-            continue  # its own reader is told
+            continue  # whoever asks for that check gets the error
     return jobs
 
 
@@ -209,7 +219,7 @@ def _remove_old_jobs() -> None:
 
 
 def main() -> None:
-    """The process of one check."""
+    """Run one check; this is the entry point of its process."""
     job = _load_job(sys.argv[1])
 
     def record_line(line: checking.CheckResult) -> None:

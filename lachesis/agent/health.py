@@ -1,4 +1,4 @@
-"""Check that the parts a training run needs are there, for an agent that asks."""
+"""Check that everything a training run needs is available, for an agent that asks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from lachesis.base.errors import (
 )
 from lachesis.config.profiles import list_missing_keys, load_profile_values
 from lachesis.orchestration import server
-from lachesis.orchestration.prefect_api import find_api_url
+from lachesis.orchestration.server_info import find_api_url
 
 
 def check_health(session: AgentSession) -> schemas.ServiceHealth:
-    """Whether the parts that a run needs are there. Never raises for a part that is missing."""
+    """Return whether the parts that a run needs are available; a missing part is reported, not
+    raised.
+    """
     server_problem = server.find_server_problem(session.service.store.home)
     problems = [server_problem] if server_problem else []
     state = SessionState()

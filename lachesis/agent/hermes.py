@@ -1,5 +1,7 @@
-"""The table of tools as a plugin of Hermes Agent: it loads this module by the entry point group
-`hermes_agent.plugins` and calls `register(ctx)`. The tools stand in the toolset `rl`.
+"""Offer the tools as a plugin of Hermes Agent.
+
+Hermes loads this module through the entry point group `hermes_agent.plugins` and calls
+`register(ctx)`. The tools form the toolset `rl`.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ TOOLSET = "rl"
 
 
 def register(ctx: Any) -> None:
-    """Register every tool, and the skill where Hermes takes skills. The profile's keys are named
-    for display; what hides the tools is `check_rl_api_keys` alone, so the keyless profile needs
-    none.
+    """Register every tool, and the skill if this version of Hermes accepts skills.
+
+    The profile's keys are listed for display only. `check_rl_api_keys` alone decides whether the
+    tools are visible, so the embedded profile needs no keys.
     """
     profile = PROFILES.get(get_default_profile())
     for tool in TOOLS.values():
@@ -43,7 +46,7 @@ def register(ctx: Any) -> None:
 
 
 def make_handler(tool: AgentTool) -> Callable[..., str]:
-    """A function of Hermes' form: a dict of arguments in, a JSON text out; it never raises."""
+    """Return a handler as Hermes calls it: it takes a dict, returns JSON text, and never raises."""
 
     def handle(args: dict[str, Any] | None = None, **context: Any) -> str:
         return tool.run_as_text(choose_session_name(context), args)
@@ -52,7 +55,9 @@ def make_handler(tool: AgentTool) -> Callable[..., str]:
 
 
 def choose_session_name(context: dict[str, Any]) -> str:
-    """`$LACHESIS_SESSION`, else Hermes' own session, else one for all."""
+    """Return `$LACHESIS_SESSION`, or else a name made from Hermes' session; "hermes" without
+    either.
+    """
     configured_name = os.environ.get("LACHESIS_SESSION")
     if configured_name:
         return configured_name

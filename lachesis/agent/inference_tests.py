@@ -1,4 +1,4 @@
-"""Run the inference test of an agent's draft, and wait for its result as long as a call may take."""
+"""Run the inference test of an agent's draft, waiting for its result as long as a call may take."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def run_inference_test(
     report_progress: ReportProgress,
     wait_s: float = MAX_TEST_WAIT_S,
 ) -> schemas.TestReport:
-    """Test the draft's environment; takes at most about `wait_s` seconds. The same call again
-    goes on waiting.
+    """Test the draft's environment and return a report after at most about `wait_s` seconds.
+
+    The same call again continues to wait for the same test.
     """
     deadline = time.monotonic() + wait_s
     with session.session_file.change() as state:
@@ -63,12 +64,17 @@ def wait_for_test(
     report_progress: ReportProgress,
     deadline: float | None = None,
 ) -> schemas.TestReport:
-    """The result of a test, waited for until that time of the monotonic clock, by default as
-    long as a call may take.
+    """Return the result of a test, after waiting for it.
+
+    Args:
+        session: The session that asks.
+        test_id: The test.
+        report_progress: Called about once a second while waiting.
+        deadline: Monotonic time until which to wait; by default `MAX_TEST_WAIT_S` seconds from now.
     """
     started_at, reported_s = time.monotonic(), 0.0
     deadline = deadline or started_at + MAX_TEST_WAIT_S
-    session.service.get_test(test_id)  # one that is dead is told at once
+    session.service.get_test(test_id)  # a test whose process died is reported at once
     while (
         not (test := session.service.tests.load_and_fail_if_dead(test_id)).has_ended
         and (now := time.monotonic()) < deadline
@@ -104,7 +110,7 @@ def _format_test_report(session: AgentSession, test: InferenceTest) -> schemas.T
     message = (
         None
         if test.has_ended
-        else f"the test goes on; {repeat_call} waits for it and gives its result"
+        else f"the test is still running; {repeat_call} waits for it and returns its result"
     )
     environment_fields = {
         "environment": test.request.environment,

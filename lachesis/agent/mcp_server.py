@@ -1,8 +1,8 @@
-"""The table of tools as an MCP server, over stdio or streamable HTTP.
+"""Serve the tools as an MCP server, over stdio or streamable HTTP.
 
-A start or a stop on a profile that may cost money is a preview until it is called with
-`confirm=true`; the other transports serve programs and agents that were written before and have
-their own ways to ask.
+Over MCP, starting or stopping a run on a profile that may cost money is a preview until the call
+has `confirm=true`. The other interfaces have no such step, because programs and agents that were
+written earlier call them directly.
 """
 
 from __future__ import annotations
@@ -36,19 +36,24 @@ SESSION_HEADER = "x-lachesis-session"
 CONFIRM_SCHEMA = {
     "type": "boolean",
     "default": False,
-    "description": "On a profile that may cost money nothing happens without it; the answer is then a preview",
+    "description": "On a profile that may cost money, nothing is done without it and the answer is a preview",
 }
 MAX_WAITING_CALLS = 100
-"""Calls that may wait for an inference test at once, while others are answered."""
+"""Maximum number of calls that wait for an inference test at once, while other calls are answered.
+"""
 INSTRUCTIONS = (
     "Train language models by reinforcement: list environments, select one, edit the draft, test, start, check, get results. "
-    "A start returns at once and training goes on alone; do not poll. The resource lachesis://skill has exact calls."
+    "A start returns at once and training continues by itself; do not poll. The resource lachesis://skill has exact calls."
 )
 
 
 def create_server(session_name: str) -> Server[Any]:
-    """The server. `session` names the agent's state, unless an HTTP request names another one in
-    X-Lachesis-Session.
+    """Return the MCP server.
+
+    Args:
+        session_name: The session of a client, unless its HTTP request names another one in the
+            header
+        X-Lachesis-Session.
     """
 
     wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
@@ -164,8 +169,10 @@ def _describe_tool(tool: AgentTool) -> types.Tool:
 
 
 def _split_confirmation(tool: AgentTool, arguments: Json) -> tuple[Json, bool]:
-    """The tool's own arguments, and whether a paid call is only to be previewed. Raises
-    ArgumentsError.
+    """Return the tool's own arguments, and whether the call is only to be previewed.
+
+    Raises:
+        ArgumentsError: `confirm` is not a boolean.
     """
     if tool.preview is None:
         return arguments, False
@@ -186,7 +193,7 @@ def _make_result(answer: Json, error: LachesisError | None) -> types.CallToolRes
 
 
 def serve_stdio(session_name: str) -> None:
-    """Serve until stdin closes. A signal ends the process at once: there is nothing to lose."""
+    """Serve until stdin is closed. A signal ends the process at once, because no state can be lost."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     anyio.run(_run_stdio_server, session_name)
@@ -197,7 +204,7 @@ async def _run_stdio_server(session_name: str) -> None:
 
     server = create_server(session_name)
     async with stdio_server() as (read, write):
-        # a stray print would stand between the messages
+        # anything printed to stdout would corrupt the message stream
         with contextlib.redirect_stdout(sys.stderr):
             await server.run(read, write, server.create_initialization_options())
 
@@ -205,14 +212,14 @@ async def _run_stdio_server(session_name: str) -> None:
 def create_app(
     session_name: str, *, host: str, token: str, allowed_hosts: Iterable[str] = ()
 ) -> ASGIApp:
-    """The ASGI application; the server is at /mcp."""
+    """Return the ASGI application that serves MCP at /mcp."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     app = create_server(session_name).streamable_http_app(
         streamable_http_path="/mcp",
         stateless_http=True,
-        json_response=False,  # with it progress notifications would be lost
-        # the guard does it
+        json_response=False,  # JSON responses cannot carry progress notifications
+        # HttpGuard checks the Host header
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return HttpGuard(app, host=host, token=token, allowed_hosts=allowed_hosts)

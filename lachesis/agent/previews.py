@@ -12,7 +12,7 @@ from lachesis.runs.checkpoints import Checkpoints
 
 
 def preview_start(session: AgentSession, start_from: str | None = None) -> schemas.StartAnswer:
-    """What a start would do now. Nothing is written or submitted."""
+    """Return what a start would do now; nothing is written or submitted."""
     draft = session.require_draft(session.session_file.read()).model_copy(
         update={"start_from": start_from}
     )
@@ -37,13 +37,13 @@ def preview_start(session: AgentSession, start_from: str | None = None) -> schem
 
 
 def preview_resume(session: AgentSession, run_id: str) -> schemas.StartAnswer:
-    """What continuing the run would mean. Nothing is changed."""
+    """Return what resuming the run would do; nothing is changed."""
     record = session.service.get_run(run_id)
     newest_checkpoint = Checkpoints(session.service.store.dir(run_id).checkpoints).find_newest()
     effect = (
-        f"go on from its checkpoint of step {newest_checkpoint.step}"
+        f"continue from its checkpoint of step {newest_checkpoint.step}"
         if newest_checkpoint
-        else "begin again, as it has no checkpoint,"
+        else "start again from the beginning, because it has no checkpoint,"
     )
     return schemas.StartAnswer(
         message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile {record.profile}",

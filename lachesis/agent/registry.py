@@ -1,5 +1,6 @@
-"""What a tool is: a function whose signature gives the schemas of its arguments and of its answer,
-in one table.
+"""Define what a tool is, and the table of all tools.
+
+A tool is a function whose signature defines the JSON schemas of its arguments and of its answer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_NESTING = 30
 
 @dataclass(frozen=True)
 class ToolHints:
-    """What a client may show or assume of a tool; the names are those of MCP's annotations."""
+    """What a client may show or assume about a tool, under the names of MCP's annotations."""
 
     read_only: bool = False
     destructive: bool = False
@@ -38,7 +39,7 @@ class ToolHints:
 
 @dataclass(frozen=True)
 class CallContext:
-    """Whose call it is, and where its progress goes."""
+    """The session that a call belongs to, and the receiver of its progress."""
 
     session: AgentSession
     report_progress: ReportProgress = lambda done, total, text: None
@@ -46,8 +47,9 @@ class CallContext:
 
 @dataclass(frozen=True)
 class AgentTool:
-    """One tool. `preview`, where there is one, tells what a call would do on a profile that may
-    cost money.
+    """One tool.
+
+    `preview`, if present, returns what a call would do on a profile that may cost money.
     """
 
     function: Callable[..., ResponseModel]
@@ -68,7 +70,7 @@ class AgentTool:
 
     @functools.cached_property
     def arguments(self) -> type[BaseModel]:
-        """The model that a call's arguments are checked with."""
+        """The pydantic model that validates a call's arguments."""
         type_hints = get_type_hints(self.function, include_extras=True)
         fields: Json = {
             name: (
@@ -95,11 +97,15 @@ class AgentTool:
     def run(
         self, context: CallContext, arguments: Json | None, *, preview: bool = False
     ) -> ResponseModel:
-        """The answer, or with `preview` what a paid call would do. Raises LachesisError."""
+        """Return the answer of a call, or with `preview` what a paid call would do.
+
+        Raises:
+            LachesisError: The arguments are invalid, or the tool fails.
+        """
         raw_arguments = {} if arguments is None else arguments
         if not isinstance(raw_arguments, dict) or not _is_storable_json(raw_arguments):
             raise ArgumentsError(
-                f"{self.name}: the arguments are no JSON object of valid Unicode text, or nested too deeply"
+                f"{self.name}: the arguments are not a JSON object of valid Unicode text, or are nested too deeply"
             )
         try:
             validated_arguments = self.arguments.model_validate(raw_arguments)
@@ -120,13 +126,13 @@ class AgentTool:
     def run_safely(
         self, context: CallContext, arguments: Json | None, *, preview: bool = False
     ) -> tuple[Json, LachesisError | None]:
-        """The answer as JSON and None, or an error as JSON and that error. Never raises."""
+        """Return the answer as JSON and None, or an error as JSON and the error; never raise."""
         return run_catching_errors(
             lambda: self.run(context, arguments, preview=preview).to_payload()
         )
 
     def run_as_text(self, session_name: str, arguments: Json | None) -> str:
-        """As `call`, as JSON text for a named session. Never raises."""
+        """Return the answer or the error for a named session as JSON text; never raise."""
         return to_compact_json(
             run_catching_errors(
                 lambda: self.run(CallContext(AgentSession(session_name)), arguments).to_payload()
@@ -135,7 +141,9 @@ class AgentTool:
 
 
 def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
-    """What `answer()` gives and None, or its error as JSON and that error, whatever it raises."""
+    """Return what `make_answer()` returns and None, or its error as JSON and the error; never
+    raise.
+    """
     try:
         return make_answer(), None
     except LachesisError as error:
@@ -146,14 +154,16 @@ def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisEr
     except Exception as error:
         log.exception("a tool failed")
         internal_error = LachesisError(
-            f"a fault of Lachesis: {type(error).__name__}: {error}; its log has the traceback"
+            f"an error in Lachesis: {type(error).__name__}: {error}; its log has the traceback"
         )
         return error_to_payload(internal_error), internal_error
 
 
 def _is_storable_json(value: Any, depth: int = 0) -> bool:
-    """Whether every text in it can be written and be part of a path, as JSON may hold half of a
-    surrogate pair, or NUL; and that it is not nested beyond reason.
+    """Return whether the value can be stored and is not nested too deeply.
+
+    JSON text may contain half of a surrogate pair, which UTF-8 cannot encode, or NUL, which a path
+    cannot contain.
     """
     if isinstance(value, str):
         return "\0" not in value and not any(
@@ -178,8 +188,8 @@ JsonTextFunction = Callable[..., Coroutine[Any, Any, str]]
 def tool(
     hints: ToolHints, preview: Callable[..., ResponseModel | None] | None = None
 ) -> Callable[[Callable[..., ResponseModel]], JsonTextFunction]:
-    """Put a function into the table; what is left in its place is the async function that gives
-    JSON text.
+    """Add a function to the table of tools, and replace it by an async function that returns JSON
+    text.
     """
 
     def register(function: Callable[..., ResponseModel]) -> JsonTextFunction:

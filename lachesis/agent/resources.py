@@ -1,4 +1,4 @@
-"""What an agent may read besides the tools' answers: run logs, configurations, the skill."""
+"""Offer what an agent may read apart from tool answers: run logs, configurations, and the skill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LISTED_RUNS = 10
 
 @dataclass(frozen=True)
 class Resource:
-    """One text and where it is."""
+    """One readable text and its URI."""
 
     uri: str
     name: str
@@ -28,7 +28,7 @@ class Resource:
 
 
 def get_skill_path() -> Path:
-    """The skill that teaches an agent these tools; it lies in the checkout."""
+    """Return the path of the skill that teaches an agent these tools; it is part of the checkout."""
     return paths.checkout_dir() / "skills" / "rl-training" / "SKILL.md"
 
 
@@ -36,7 +36,7 @@ STATIC_RESOURCES = (
     Resource(
         f"{SCHEME}skill",
         "skill",
-        "When to use which tool, exact calls, what to do when a run is sick",
+        "When to use which tool, exact calls, and what to do when a run has a problem",
         "text/markdown",
     ),
     Resource(
@@ -63,7 +63,7 @@ RESOURCE_TEMPLATES = (
 
 
 def list_resources(session: AgentSession) -> list[Resource]:
-    """The fixed ones, and configuration and trainer log of the newest runs."""
+    """Return the fixed resources, and the configuration and trainer log of the newest runs."""
     resources = [
         resource for resource in STATIC_RESOURCES if resource.name != "skill" or has_skill()
     ]
@@ -90,14 +90,18 @@ def list_resources(session: AgentSession) -> list[Resource]:
 
 
 def has_skill() -> bool:
-    """Whether the skill is at hand; it is not in the installed package."""
+    """Return whether the skill is available; the installed package does not contain it."""
     with contextlib.suppress(LachesisError):  # no checkout
         return get_skill_path().is_file()
     return False
 
 
 def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
-    """The text and its type. Raises LachesisError, UnknownRunError among them."""
+    """Return the text of a resource and its media type.
+
+    Raises:
+        LachesisError: There is no such resource, or it cannot be read.
+    """
     path = uri.removeprefix(SCHEME)
     if path == "skill":
         return get_skill_path().read_text(encoding="utf-8"), "text/markdown"
@@ -113,7 +117,7 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
         raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")
     if match[2] is not None:
         file, text, _ = session.service.read_log(match[1], match[2], LOG_LINES)
-        return text or f"{file} is empty or not there yet", "text/plain"
+        return text or f"{file} is empty or does not exist yet", "text/plain"
     session.service.store.load(match[1])
     config = session.service.store.dir(match[1]).config
     if not config.is_file():

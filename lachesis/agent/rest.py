@@ -1,8 +1,8 @@
-"""The tools as plain HTTP routes. Success is 200 with JSON; anything else is an error, with `error`
-and `code` in its JSON.
+"""Serve the tools as plain HTTP routes.
 
-A session is named by the header X-Lachesis-Session; without it all clients share one. The limit of
-status reports is the client's own here, so the service does not count a second time.
+Success is status 200 with JSON; any other status has a JSON body with `error` and `code`. The
+header X-Lachesis-Session names a session; clients without it share one. The limit on status reports
+is left to the client here, so the service does not apply its own.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ _STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
 
 
 class ErrorBody(ResponseModel):
-    """What every status but 200 has as its body."""
+    """The body of every status other than 200."""
 
     error: str
     code: str
 
 
 class ServiceInfo(ResponseModel):
-    """What the address by itself answers, without a token."""
+    """The answer at the root address, which needs no token."""
 
     name: str
     version: str
     docs: str
-    """The path of the page that describes the routes."""
+    """Path of the page that describes the routes."""
     health: str
-    """The path of the health check, which needs the token where there is one."""
+    """Path of the health check, which needs the token if the server has one."""
 
 
 class SelectBody(BaseModel):
-    """Where to train, and which model."""
+    """Where to train, and which model to use."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -102,7 +102,7 @@ ERRORS: dict[int | str, Json] = {
     for status, text in (
         (400, "a configuration that cannot work"),
         (401, "no bearer token, where one is needed"),
-        (403, "a locked field, or a foreign Host or Origin"),
+        (403, "a locked field, or a Host or Origin that is not allowed"),
         (404, "no such environment, field, model or run"),
         (
             409,
@@ -130,12 +130,12 @@ def _make_context(
 
 RequestContext = Annotated[CallContext, Depends(_make_context)]
 PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
-"""What describes the routes and tells nothing else; a browser cannot send a token before it has the
-page.
+"""Paths that describe the routes and reveal nothing else. They need no token, because a browser
+cannot send one before it has loaded the page.
 """
 MAX_WAITING_CALLS = 100
-"""Calls that may wait for an inference test at once; they are threads of their own, so that others
-are answered meanwhile.
+"""Maximum number of calls that wait for an inference test at once. They run in threads of their
+own, so that other calls are answered meanwhile.
 """
 EditBody = TOOLS["rl_edit_config"].arguments
 StartBody = TOOLS["rl_start_training"].arguments
@@ -147,7 +147,7 @@ RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
 def create_app(
     *, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()
 ) -> ASGIApp:
-    """The ASGI application."""
+    """Return the ASGI application."""
     return HttpGuard(
         create_routes(),
         host=host,
@@ -158,14 +158,16 @@ def create_app(
 
 
 def create_routes() -> FastAPI:
-    """The routes without the guard before them. The page at /docs loads nothing from elsewhere."""
+    """Return the routes without the guard in front of them. The page at /docs loads nothing from
+    other hosts.
+    """
     wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
     app: FastAPI = FastAPIOffline(
         title="Lachesis",
         version=__version__,
         description=__doc__,
         responses=ERRORS,
-        # for the page: the guard has asked for the token already
+        # shows the token field on the page; HttpGuard has already checked the token
         dependencies=[Security(HTTPBearer(auto_error=False))],
     )
 
@@ -190,9 +192,7 @@ def create_routes() -> FastAPI:
         )
         is_json = "json" in request.headers.get("content-type", "json")
         hint = "" if is_json else "; send Content-Type: application/json"
-        return _make_error_response(
-            ArgumentsError(f"the request is not of the right form: {problems}{hint}")
-        )
+        return _make_error_response(ArgumentsError(f"the request is invalid: {problems}{hint}"))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -1,19 +1,19 @@
-"""What an answer looks like, short enough to be sent to an agent in each conversation."""
+"""Shorten the JSON schema of an answer, because it is sent to an agent in each conversation."""
 
 from __future__ import annotations
 
 from lachesis.base.json_text import Json
 
 MAX_DEPTH = 2
-"""Objects are outlined so deep; below, a value has only its type."""
+"""Depth to which objects are outlined; below it, a value has only its type."""
 
 
 def outline_schema(schema: Json) -> Json:
-    """Return a JSON schema that says less of the same answers.
+    """Return a shorter JSON schema of the same answers.
 
-    It keeps the keys of the answer with their descriptions, and the keys of the objects in it with
-    their types. Every answer that fits `schema` fits the outline too. The whole schema is in
-    `/openapi.json` of `lachesis api`.
+    It keeps the keys of the answer with their descriptions, and the keys of nested objects with
+    their types. Every answer that is valid under `schema` is valid under the outline. The full
+    schema is in `/openapi.json` of `lachesis api`.
 
     Args:
         schema: A JSON schema as pydantic makes it, with its models under `$defs`.

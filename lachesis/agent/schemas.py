@@ -1,4 +1,4 @@
-"""What the tools answer, as types: they make the JSON schemas that agents are shown."""
+"""Define the answers of the tools as types, from which the JSON schemas for agents are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EnvironmentEntry(ResponseModel):
     class_name: str
     file_path: str
     description: str
-    """The first line of the environment's docstring."""
+    """First line of the environment's docstring."""
 
 
 class EnvironmentList(ResponseModel):
@@ -25,23 +25,23 @@ class EnvironmentList(ResponseModel):
     count: int
     tips: list[str]
     problems: dict[str, str] | None = None
-    """Files that could not be read as Python, with the reason."""
+    """Files that are not valid Python, with the error."""
     clashes: dict[str, str] | None = None
-    """Environments that go by another name than their own because it was taken, with the reason."""
+    """Environments that were renamed because their name was taken, with the reason."""
 
 
 class FieldView(ResponseModel):
     name: str
     section: str
-    """env, tinker or openai."""
+    """Section of the configuration: env, tinker or openai."""
     type: str
     default: Any
-    """Of the class; the profile may set another value."""
+    """Default of the class; the profile may set another value."""
     allowed: str | None = None
-    """Type and limits in words, where there are limits."""
+    """Allowed type and range in words, if the range is limited."""
     description: str
     current_value: Any
-    """What a run would have if it were started now."""
+    """The value that a run would have if it were started now."""
 
 
 class LockedFieldView(ResponseModel):
@@ -49,13 +49,13 @@ class LockedFieldView(ResponseModel):
     section: str
     type: str
     default: Any
-    """Of the class; the profile may set another value."""
+    """Default of the class; the profile may set another value."""
     description: str
     current_value: Any
-    """What a run would have if it were started now."""
+    """The value that a run would have if it were started now."""
     locked_value: Any
     reason: str
-    """Why it is locked."""
+    """Why the field is locked."""
 
 
 class SelectAnswer(ResponseModel):
@@ -64,10 +64,10 @@ class SelectAnswer(ResponseModel):
     file_path: str
     profile: str
     config: Json
-    """The fields that can be edited, with their values."""
+    """The editable fields with their values."""
     warning: str | None = None
     session: str
-    """The name under which this choice is kept."""
+    """The name under which this selection is kept."""
 
 
 class CurrentConfig(ResponseModel):
@@ -88,21 +88,23 @@ class EditAnswer(ResponseModel):
     field: str
     value: Any
     config: Json
-    """The fields that can be edited, with their values."""
+    """The editable fields with their values."""
     problem: str | None = None
-    """Why a run could not start with these values together; edit another field to mend it."""
+    """Why a run could not start with these values together; edit another field to fix it."""
 
 
 class PlannedService(ResponseModel):
     name: str
     port: int | None
-    """Free now; chosen again at the start. Null when it does not listen."""
+    """A port that is free now; it is chosen again at the start. Null if the service does not
+    listen.
+    """
     command: list[str]
     log: str
 
 
 class StartAnswer(ResponseModel):
-    """A run that was started, or what a start would do (`dry_run`, or a preview that waits for
+    """A run that was started, or what a start would do (`dry_run`, or a preview that needs
     `confirm`).
     """
 
@@ -118,13 +120,12 @@ class StartAnswer(ResponseModel):
     logs: dict[str, str] | None = None
     ui_url: str | None = None
     queue: QueuePlace | None = None
-    """While the run waits for a free place on this host."""
+    """Present while the run waits for a free place on this host."""
     duplicate: bool | None = None
-    """True when this is the run of an earlier, equal call."""
+    """True if this is the run of an earlier, equal call."""
     dry_run: bool | None = None
     confirmation_required: bool | None = None
-    """True when nothing was started because the profile may cost money; call again with
-    confirm=true.
+    """True if nothing was started because the profile may cost money; call again with confirm=true.
     """
     profile: str | None = None
     base_model: str | None = None
@@ -138,8 +139,8 @@ class StartAnswer(ResponseModel):
 
 
 class RateLimitedStatus(RunStatus):
-    """How a run is doing. When it was asked too soon, `rate_limited` is true and this is the last
-    report.
+    """The status of a run. If it was asked for too soon, `rate_limited` is true and this is the
+    last report.
     """
 
     rate_limited: bool | None = None
@@ -153,7 +154,7 @@ class StopAnswer(ResponseModel):
     run_id: str
     status: str
     confirmation_required: bool | None = None
-    """True when nothing was done yet; call again with confirm=true."""
+    """True if nothing was done yet; call again with confirm=true."""
 
 
 class TestedStep(ResponseModel):
@@ -167,7 +168,7 @@ class TestedStep(ResponseModel):
 class ScoredResponse(ResponseModel):
     text: str | None
     score: float | None
-    """Null when the verifier had nothing to compare with."""
+    """Null if the verifier had nothing to compare with."""
 
 
 class AnsweredPrompt(ResponseModel):
@@ -193,18 +194,20 @@ class TestedModel(ResponseModel):
     step_success_rate: float
     """Share of the steps with at least one correct completion, from 0 to 1."""
     accuracy_interval: Json | None = None
-    """Number of items and 95 % interval of the accuracy: `items`, `low`, `high`. Items are steps,
-    as answers to one item are not independent.
+    """Number of items and 95 % interval of the accuracy: `items`, `low`, `high`. The items are the
+    groups, because answers to the same item are not independent.
     """
     step_success_interval: Json | None = None
-    """The same of `step_success_rate`."""
+    """The same for `step_success_rate`."""
     prompts: list[AnsweredPrompt] | None = None
     verdict: Verdict | None = None
-    """Whether this model can learn from the environment, with the evidence; absent with prompts."""
+    """Whether this model can learn from the environment, with the evidence; absent if prompts were
+    given.
+    """
     forecast: Forecast | None = None
-    """What a run with the draft's values would take, by what was measured with this model."""
+    """What a run with the draft's values would take, from measurements with this model."""
     error: str | None = None
-    """Why this model's test is not complete."""
+    """Why the test of this model is incomplete."""
 
 
 class TestConfig(ResponseModel):
@@ -223,15 +226,15 @@ class TestSummary(ResponseModel):
     environment_working: bool
     output_directory: str
     verdict: str | None = None
-    """Of the most hopeful model: learnable, too easy, too hard or broken."""
+    """The verdict of the best model: learnable, too easy, too hard or broken."""
     forecast: Forecast | None = None
-    """With the best model."""
+    """The forecast for the best model."""
 
 
 class TestReport(ResponseModel):
-    """An inference test, or how far it is."""
+    """The result of an inference test, or its progress."""
 
-    __test__ = False  # no test class of pytest
+    __test__ = False  # tells pytest that this is not a test class
 
     test_id: str
     status: str
@@ -244,7 +247,7 @@ class TestReport(ResponseModel):
     summary: TestSummary | None = None
     error: str | None = None
     stages: list[Stage]
-    """import, config, dataset, model-free check, then inference and scoring per model."""
+    """import, config, dataset and model-free check, then inference and scoring per model."""
     groups_done: int
     groups_total: int
     next_steps: list[str]
@@ -253,19 +256,19 @@ class TestReport(ResponseModel):
 class CheckLine(ResponseModel):
     name: str
     status: str
-    """passed, warned, failed, or not offered."""
+    """passed, warned, failed or not supported."""
     message: str
     seconds: float
 
 
 class EnvironmentCheck(ResponseModel):
-    """What a check of an environment has found, or how far it is."""
+    """The result of an environment check, or its progress."""
 
     check_id: str
     status: str
-    """running, completed, or failed where the check itself could not go on."""
+    """running or completed; failed if the check itself could not continue."""
     ok: bool | None = None
-    """Whether nothing has failed; null while it goes on."""
+    """Whether nothing has failed; null while the check is running."""
     message: str
     environment: str
     environment_file: str
@@ -284,20 +287,20 @@ class RunEntry(ResponseModel):
     wandb_run_name: str
     profile: str
     created_at: str
-    """UTC, ISO 8601."""
+    """Time of creation in UTC, ISO 8601."""
     learning: str
     """The word of the judgement: too early, healthy, not learning, suspect, broken or unknown."""
     evidence: str | None
-    """The first evidence for that word."""
+    """The first evidence for that judgement."""
 
 
 class RunList(ResponseModel):
     runs: list[RunEntry]
-    """The newest first."""
+    """The runs, newest first."""
     count: int
-    """All there are, also those beyond `limit`."""
+    """Number of all runs, including those beyond `limit`."""
     warning: str | None = None
-    """What keeps the statuses from being up to date."""
+    """What prevents the statuses from being up to date."""
 
 
 class ServiceHealth(ResponseModel):

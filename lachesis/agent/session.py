@@ -1,5 +1,5 @@
-"""What one agent does: it selects an environment, edits a draft, starts it, and looks at its runs.
-Kept per session.
+"""Implement what one agent does in its session: select an environment, edit the draft, start it,
+and look at its runs.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 
 DUPLICATE_WINDOW_S = 60.0
-"""The same draft started again in this time is taken for a repeated call."""
+"""Seconds within which the same draft started again counts as a repeated call."""
 MAX_TEST_WAIT_S = 25.0
 SCHEMA_TIMEOUT_S = 25.0
-"""Clients give up on a call after 30 to 60 seconds."""
+"""Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds."""
 ReportProgress = Callable[[float, float, str], None]
-"""Seconds waited, most seconds, and in words what is known. The first grows with each call, as MCP
-asks of progress.
+"""Receives the seconds waited, the maximum wait in seconds, and a text. The first number grows with
+each call, as MCP requires.
 """
 PROGRESS_INTERVAL_S = 2.0
 
 
 def get_status_interval_s() -> float:
-    """Seconds between two live looks at the same run, from $LACHESIS_STATUS_INTERVAL_S. Raises
-    ConfigError.
+    """Return the minimum seconds between two live reports about the same run.
+
+    Raises:
+        ConfigError: $LACHESIS_STATUS_INTERVAL_S is not a valid number.
     """
     return read_env_number("LACHESIS_STATUS_INTERVAL_S", 1800, min_value=0)
 
@@ -61,8 +63,8 @@ def get_default_profile() -> str:
 
 
 class AgentSession:
-    """The use cases of one session. Every method raises LachesisError and nothing else that an
-    agent could cause.
+    """The operations of one session. Its methods raise only LachesisError for errors that an agent
+    can cause.
     """
 
     def __init__(self, session_name: str, service: LachesisService | None = None) -> None:
@@ -81,7 +83,7 @@ class AgentSession:
         with self.session_file.change() as state:
             state.draft = draft
         return schemas.SelectAnswer(
-            message=f"{name} is selected; edit it with rl_edit_config, try it with rl_test_inference, start it with "
+            message=f"{name} is selected; edit it with rl_edit_config, test it with rl_test_inference, start it with "
             "rl_start_training",
             environment=name,
             file_path=launch_description["file_path"],
@@ -152,11 +154,11 @@ class AgentSession:
         require_validation: bool = False,
         start_from: str | None = None,
     ) -> schemas.StartAnswer:
-        """Start the draft. The same draft within a minute, or the same key, gives the run that
-        there is.
+        """Start the draft. The same draft within a minute, or the same key, returns the existing
+        run.
 
-        What is about to be started is written first: an agent that is killed meanwhile and calls
-        again gets that run.
+        The intended start is written to disk first, so that an agent that is killed meanwhile and
+        calls again gets the same run.
         """
         with self.session_file.change() as state:
             draft = self.require_draft(state).model_copy(update={"start_from": start_from})
@@ -183,30 +185,34 @@ class AgentSession:
             )
         return self._build_start_answer(
             self.service.get_run(record.run_id),
-            "was started by an equal call; allow_duplicate=true starts another one",
+            "was started by the same call earlier; allow_duplicate=true starts another one",
         )
 
     def resume(self, run_id: str, limits: Json | None = None) -> schemas.StartAnswer:
-        """Continue an ended run, with new limits where they are given; one that lives is returned
-        as it is.
+        """Resume an ended run, with new limits if given; a run that has not ended is returned
+        unchanged.
         """
         is_alive = not self.service.get_run(run_id).has_ended
         record = self.service.resume(run_id, limits)
         self._forget_last_report(run_id)
         return self._build_start_answer(
-            record, "lives, so there is nothing to resume" if is_alive else ""
+            record, "has not ended, so there is nothing to resume" if is_alive else ""
         )
 
     def _forget_last_report(self, run_id: str) -> None:
-        """The next report is live: the last one is about another time of the run."""
+        """Make the next report live, because the last one describes an earlier state of the run."""
         with self.session_file.change() as state:
             state.checks.pop(run_id, None)
 
     def _build_start_answer(
         self, record: RunRecord, not_started_reason: str = "", model_note: str | None = None
     ) -> schemas.StartAnswer:
-        """The answer to a start; `instead` tells why nothing was started, `model` which one was
-        chosen by default.
+        """Return the answer to a start.
+
+        Args:
+            record: The run.
+            not_started_reason: Why nothing was started, if so.
+            model_note: Which model was chosen by default, if so.
         """
         run_id, status_call = (
             record.run_id,
@@ -219,7 +225,7 @@ class AgentSession:
             else None
         )
         state_text = (
-            f"waits at place {queue['place']} of this host's queue" if queue else "is starting"
+            f"is waiting at place {queue['place']} of this host's queue" if queue else "is starting"
         )
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
@@ -227,7 +233,7 @@ class AgentSession:
             message="; ".join(
                 filter(
                     None,
-                    (f"run {run_id} {state_text}", model_note, f"{status_call} tells how it does"),
+                    (f"run {run_id} {state_text}", model_note, f"{status_call} reports its status"),
                 )
             ),
             run_id=run_id,
@@ -240,17 +246,20 @@ class AgentSession:
             logs=find_log_files(record, run_dir),
             ui_url=submit.get_run_url(record),
             profile=record.profile,
-            next_steps=[f"{status_call} in some minutes; it goes on by itself"],
+            next_steps=[f"{status_call} in some minutes; the run continues by itself"],
             **views.drop_empty(
                 queue=QueuePlace(**queue) if queue else None, duplicate=bool(not_started_reason)
             ),
         )
 
     def get_status(self, run_id: str) -> schemas.RateLimitedStatus:
-        """A live report, at most one per run in `status_interval_s` while nothing but numbers
-        changes; a run that has ended is always reported.
+        """Return a live report, at most one per run and interval while only its numbers change.
+
+        A run that has ended is always reported.
         """
-        report = self.get_live_status(run_id)  # an unknown id is told before the limit is touched
+        report = self.get_live_status(
+            run_id
+        )  # raises for an unknown id before the limit is applied
         if report.status in ("completed", "failed", "stopped"):
             return schemas.RateLimitedStatus(**report.to_payload())
         with self.session_file.change() as state:
@@ -265,13 +274,15 @@ class AgentSession:
                 and remaining_s > 0
                 and _get_change_key(report) == _get_change_key(last_report.report)
             ):
-                with contextlib.suppress(ValidationError):  # a report of another version
+                with contextlib.suppress(
+                    ValidationError
+                ):  # the report was written by another version
                     return views.build_rate_limited_status(last_report, remaining_s)
             state.checks[run_id] = LastReport(at=time.time(), report=report.to_payload())
         return schemas.RateLimitedStatus(**report.to_payload())
 
     def get_live_status(self, run_id: str) -> RunStatus:
-        """As `status`, without its limit."""
+        """Return a live report without that limit."""
         return self.service.get_status(run_id, views.NEXT_STEP_CALLS)
 
     def stop(self, run_id: str) -> schemas.StopAnswer:
@@ -315,15 +326,15 @@ class AgentSession:
             count=len(scan.environments),
             tips=[
                 "rl_select_environment(name) chooses one; its answer has the fields and their values",
-                "rl_test_inference() tries it before anything is trained",
-                "rl_check_environment(name, new=true) begins one of your own and checks it; files of yours are found in "
+                "rl_test_inference() tests it before anything is trained",
+                "rl_check_environment(name, new=true) creates one of your own and checks it; your files are found in "
                 f"{' and '.join(map(str, paths.environment_dirs()))} (more: LACHESIS_ENVIRONMENTS)",
             ],
             **views.drop_empty(problems=scan.problems, clashes=scan.clashes),
         )
 
     def is_paid(self, run_id: str | None = None) -> bool:
-        """Whether the draft, or that run, trains where somebody may be billed."""
+        """Return whether the draft, or the given run, trains where it may cost money."""
         profile = (
             self.service.store.load(run_id).profile
             if run_id
@@ -333,8 +344,8 @@ class AgentSession:
 
 
 def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
-    """What is told at once when it changes: the status, what the run is doing, and when its end can
-    be foreseen.
+    """Return what is reported at once when it changes: the status, the phase, and whether the end
+    can be estimated.
     """
     payload = report.to_payload() if isinstance(report, RunStatus) else report
     return (
@@ -357,7 +368,11 @@ def make_launch_request(draft: Draft) -> LaunchRequest:
 def _find_earlier_start(
     state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool
 ) -> StartedRun | None:
-    """The start that this one repeats. Raises ConfigError when the key stands for another draft."""
+    """Return the start that this one repeats, if there is one.
+
+    Raises:
+        ConfigError: The key belongs to a different draft.
+    """
     for start in reversed(state.starts):
         if key is not None and start.key == key:
             if start.draft != draft:

@@ -1,10 +1,9 @@
-"""What an agent has chosen and asked, per session, on disk: its draft, its starts, when it last
-looked at each run.
+"""Keep the state of each session on disk: its draft, its starts, and its last reports.
 
-A session is named by whoever connects the agent. Two agents with two names do not disturb each
-other; one that is killed and comes back under its name goes on where it was.
+Whoever connects the agent names its session. Agents with different names do not affect each other;
+an agent that is killed and comes back under its name continues where it was. The file is::
 
-sessions/{name}.json
+    sessions/{name}.json
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ LOCK_TIMEOUT_S = 5.0
 
 
 def make_session_name(folder: Path | None = None) -> str:
-    """A name for an agent that nobody named: that of the folder it works in, so that two projects
-    are two sessions.
+    """Return a session name for an agent that has none: the name of its working folder, so that two
+    projects have two sessions.
     """
     working_folder = (folder or Path.cwd()).resolve()
     readable_name = re.sub(r"[^A-Za-z0-9._-]", "-", working_folder.name)[:40].strip(".-") or "root"
@@ -41,7 +40,7 @@ def make_session_name(folder: Path | None = None) -> str:
 
 
 class Draft(BaseModel):
-    """What would be started now. `edits` maps section.field to its value."""
+    """The configuration that would be started now. `edits` maps section.field to a value."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,11 +49,11 @@ class Draft(BaseModel):
     model: str | None = None
     edits: dict[str, Any] = {}
     start_from: str | None = None
-    """The checkpoint to begin from; of a draft that is started, not of one that is edited."""
+    """The checkpoint to start from. It is set on the draft of a start, not on the edited draft."""
 
 
 class StartedRun(BaseModel):
-    """A run that this session has started; `at` in seconds since 1970."""
+    """A run that this session has started; `at` is a Unix time."""
 
     run_id: str
     draft: Draft
@@ -70,7 +69,7 @@ class LastReport(BaseModel):
 
 
 class RequestedTest(BaseModel):
-    """The last inference test: what was asked, and its id."""
+    """The last inference test: its options and its id."""
 
     asked: dict[str, Any]
     test_id: str
@@ -86,26 +85,33 @@ class SessionState(BaseModel):
 
 
 class SessionFile:
-    """One agent's state. `change` is atomic, also between processes."""
+    """The state file of one session. `change` is atomic, also between processes."""
 
     def __init__(self, name: str, home: Path | None = None) -> None:
-        """Raises ConfigError for a name that is no plain file name."""
+        """Open the session's file.
+
+        Raises:
+            ConfigError: The name cannot be used as a file name.
+        """
         if not SESSION_NAME.fullmatch(name):
             raise ConfigError(
-                f"{name[:100]!r} is no session name; allowed: 1 to 80 letters, digits, dots, dashes and underscores, "
+                f"{name[:100]!r} is not a session name; allowed: 1 to 80 letters, digits, dots, dashes and underscores, "
                 "the first a letter or digit"
             )
         self.name = name
         self.file = (home or paths.home()) / "sessions" / f"{name}.json"
 
     def read(self) -> SessionState:
-        """Raises StorageError when the file is damaged; it is then kept aside, and the next call
-        finds a new session.
+        """Return the state of the session.
+
+        Raises:
+            StorageError: The file is damaged. It is then renamed, and the next call gets a new
+                session.
         """
         try:
             return self._parse()
         except ValidationError:
-            with self._hold_lock():  # it may have been replaced by a good one meanwhile
+            with self._hold_lock():  # another process may have written a valid file meanwhile
                 return self._read_or_set_aside()
 
     def _parse(self) -> SessionState:
@@ -126,26 +132,26 @@ class SessionFile:
                 os.replace(self.file, damaged_path)
             raise StorageError(
                 f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {damaged_path}; "
-                "the session begins anew: select an environment again"
+                "the session starts empty: select an environment again"
             ) from error
 
     @contextlib.contextmanager
     def change(self) -> Iterator[SessionState]:
-        """The state, to be changed in place; written when the block ends well. One at a time;
-        raises RunStateError when another call of this session takes too long.
+        """Yield the state for changing in place, and write it when the block ends without an error.
+
+        Raises:
+            RunStateError: Another call of this session takes too long.
         """
         with self._hold_lock():
             state = self._read_or_set_aside()
             original = state.model_copy(deep=True)
             yield state
-            # what stands there already needs no second write, which could fail
+            # an unchanged state is not written again, because a write can fail
             if state not in (original, self._parse()):
                 self.write(state)
 
     def write(self, state: SessionState) -> None:
-        """Replace the file; inside `change` only, for what must be kept even if the block is
-        killed.
-        """
+        """Replace the file inside `change`, for what must be kept even if the process is killed."""
         state.starts = state.starts[-MAX_KEPT_STARTS:]
         newest_run_ids = sorted(state.checks, key=lambda run_id: state.checks[run_id].at)[
             -MAX_KEPT_REPORTS:

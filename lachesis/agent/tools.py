@@ -1,9 +1,8 @@
-"""The table of tools. Name, description and schemas of each come from its function; every transport
-is made from this table.
+"""Define the table of tools, from which every interface for agents is made.
 
-A tool called as a function gives the JSON text of its answer and never raises: `await
-rl_list_runs()`. Transports use `Tool.call`, which gives the answer as JSON and says whether it is
-an error.
+The name, description and schemas of a tool come from its function. A tool that is called as a
+function returns its answer as JSON text and never raises: `await rl_list_runs()`. The interfaces
+use `AgentTool.run_safely`, which returns the answer as JSON and says whether it is an error.
 """
 
 from __future__ import annotations
@@ -34,20 +33,22 @@ from lachesis.validation.inference_tests import TestOptions
 __all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
 MIN_PYTHON = (3, 11)
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
-"""Tools whose calls may take half a minute; a transport must go on with others meanwhile."""
+"""Tools whose calls may take half a minute; a server must answer other calls meanwhile."""
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
 RunId = Annotated[
     str,
     Field(
         max_length=100,
-        description="Eight hexadecimal digits, as rl_start_training and rl_list_runs give them",
+        description="Eight hexadecimal digits, as returned by rl_start_training and rl_list_runs",
     ),
 ]
 
 
 @tool(READ_ONLY_HINTS)
 def rl_list_environments(context: CallContext) -> schemas.EnvironmentList:
-    """List the environments that can be trained on: name, class, file and what each is about."""
+    """List the environments that can be trained on, with their names, classes, files and
+    descriptions.
+    """
     return context.session.list_environments()
 
 
@@ -72,16 +73,17 @@ def rl_select_environment(
 ) -> schemas.SelectAnswer:
     """Select an environment and begin a new draft of its configuration with the default values.
 
-    The draft is kept for this session, also when the agent restarts. The first look at an
-    environment takes some seconds.
+    The draft is kept for this session, even if the agent restarts. The first look at an environment
+    takes some seconds.
     """
     return context.session.select(name, profile, model)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_get_current_config(context: CallContext) -> schemas.CurrentConfig:
-    """Show every field of the selected environment: those that can be edited with their types and
-    values, and those that are locked with the reason.
+    """Show every field of the selected environment.
+
+    Editable fields have their types and values; locked fields have the reason.
     """
     return context.session.get_current_config()
 
@@ -98,8 +100,10 @@ def rl_edit_config(
     ],
     value: Annotated[Any, Field(description="The new value, of the field's type")],
 ) -> schemas.EditAnswer:
-    """Set one field of the draft. A wrong type, a value out of range or a locked field is refused
-    with what is allowed, and nothing changes.
+    """Set one field of the draft.
+
+    A wrong type, a value out of range or a locked field is refused with what is allowed, and
+    nothing changes.
     """
     return context.session.edit(field, value)
 
@@ -134,12 +138,12 @@ def rl_start_training(
         str | None,
         Field(
             max_length=100,
-            description="An ended run to go on with, from its newest checkpoint if any",
+            description="An ended run to continue, from its newest checkpoint if there is one",
         ),
     ] = None,
     idempotency_key: Annotated[
         str | None,
-        Field(min_length=1, max_length=200, description="The same key gives the same run"),
+        Field(min_length=1, max_length=200, description="The same key returns the same run"),
     ] = None,
     allow_duplicate: Annotated[
         bool,
@@ -157,7 +161,7 @@ def rl_start_training(
         str | None,
         Field(
             max_length=100,
-            description="RUN, RUN@STEP or RUN@best: begin with that checkpoint's weights and optimizer",
+            description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
         ),
     ] = None,
     limits: Annotated[
@@ -168,11 +172,11 @@ def rl_start_training(
         ),
     ] = None,
 ) -> schemas.StartAnswer:
-    """Start a training run from the draft and return its run id at once; training goes on without
+    """Start a training run from the draft and return its run id at once; training continues without
     the agent.
 
-    The same draft started twice within a minute gives the run that there is. When the host runs as
-    many as it may, the run waits and `queue` has its place.
+    Starting the same draft twice within a minute returns the existing run. If the host is running
+    its maximum number of runs, the run waits and `queue` has its place.
     """
     if resume is not None and (
         idempotency_key or allow_duplicate or require_validation or start_from
@@ -203,14 +207,13 @@ def rl_start_training(
 
 @tool(READ_ONLY_HINTS)
 def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedStatus:
-    """Tell how a run does: status, phase, progress with estimated time, processes, metrics, the
-    last error with its log. `health` has the judgement of learning (too early, healthy, not
-    learning, suspect, broken, unknown) with its evidence, the part that stalls and since when, and
-    how much of the budgets is used.
+    """Report the status, phase, estimated time, processes, metrics and last error of a run.
 
-    A live report about the same run is given once in 30 minutes; before that the last one, with
-    `rate_limited`. A change of its status or phase is told at once, and a run that has ended is
-    always reported.
+    `health` has the judgement of learning (too early, healthy, not learning, suspect, broken,
+    unknown) with its evidence, the part that is stalled and since when, and the used share of each
+    budget. A live report about the same run is returned once in 30 minutes; before that, the last
+    one is returned with `rate_limited`. A change of status or phase is reported at once, and a run
+    that has ended is always reported.
     """
     return context.session.get_status(run_id)
 
@@ -230,16 +233,17 @@ def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | 
 
 @tool(ToolHints(destructive=True, idempotent=True), preview=_preview_stop)
 def rl_stop_training(context: CallContext, run_id: RunId) -> schemas.StopAnswer:
-    """[DESTRUCTIVE] End a run: it saves a checkpoint, then its processes end in order. Returns at
-    once; it can be resumed.
+    """[DESTRUCTIVE] Stop a run: it saves a checkpoint, then its processes end in order.
+
+    Returns at once. The run can be resumed.
     """
     return context.session.stop(run_id)
 
 
 @tool(READ_ONLY_HINTS)
 def rl_get_results(context: CallContext, run_id: RunId) -> RunResults:
-    """Give what came of a run: final metrics, a history of ten steps, held-out accuracy, and the
-    trained weights with their typed paths and the local adapter folder.
+    """Return the results of a run: final metrics, a history of ten steps, held-out accuracy, and
+    the trained weights with their paths and the local adapter folder.
     """
     return context.session.get_results(run_id)
 
@@ -248,10 +252,10 @@ def rl_get_results(context: CallContext, run_id: RunId) -> RunResults:
 def rl_list_runs(
     context: CallContext,
     limit: Annotated[
-        int | None, Field(ge=1, le=1000, description="At most so many, the newest first")
+        int | None, Field(ge=1, le=1000, description="Maximum number of runs, newest first")
     ] = None,
 ) -> schemas.RunList:
-    """List all runs with their statuses, the newest first."""
+    """List all runs with their statuses, newest first."""
     return context.session.list_runs(limit)
 
 
@@ -283,16 +287,16 @@ def rl_test_inference(
     ] = 256,
     temperature: Annotated[float, Field(ge=0, le=2, description="With prompts only")] = 1.0,
     test_id: Annotated[
-        str | None, Field(max_length=100, description="Ask again for a test that had not ended")
+        str | None, Field(max_length=100, description="A test that had not ended, to ask for again")
     ] = None,
 ) -> schemas.TestReport:
-    """Try the selected environment before training: does it work, can a model learn from it, and
-    what would a run take?
+    """Test the selected environment before training: whether it works, whether a model can learn
+    from it, and what a run would take.
 
     The environment is checked in stages, then models answer a few items. `summary.verdict` is
     learnable, too easy, too hard or broken, with its evidence per model; `summary.forecast` has
-    tokens, time and money of a run with the draft's values. Waits at most 25 seconds; a test that
-    takes longer goes on, and `test_id` asks again.
+    tokens, time and money of a run with the draft's values. The call waits at most 25 seconds; a
+    longer test continues, and `test_id` asks for it again.
     """
     if test_id is not None:
         return inference_tests.wait_for_test(context.session, test_id, context.report_progress)
@@ -316,11 +320,12 @@ def rl_check_environment(
     new: Annotated[
         bool,
         Field(
-            description="Write a file of that name first, which works as it is, for you to change"
+            description="Create a working file of that name from the template first, for you to change"
         ),
     ] = False,
     install: Annotated[
-        bool, Field(description="Install first what the header of the file requires (PEP 723)")
+        bool,
+        Field(description="Install the requirements in the header of the file first (PEP 723)"),
     ] = False,
     model: Annotated[
         str | None,
@@ -330,19 +335,20 @@ def rl_check_environment(
         ),
     ] = None,
     check_id: Annotated[
-        str | None, Field(max_length=100, description="Ask again for a check that had not ended")
+        str | None,
+        Field(max_length=100, description="A check that had not ended, to ask for again"),
     ] = None,
 ) -> schemas.EnvironmentCheck:
-    """Check an environment that you write, without training and without the Prefect server: import,
-    configuration, data set, right and spoilt answers, then a group of answers of a local model:
-    scores, tokens, round trip, stop tokens, truncation.
+    """Check an environment that you are writing, without training and without the Prefect server.
 
-    It takes half a minute. Waits at most 25 seconds; a check that takes longer goes on, and
-    `check_id` asks again.
+    It checks the import, the configuration, the data set, correct and corrupted answers, and then a
+    group of answers of a local model: scores, tokens, round trip, stop tokens, truncation. This
+    takes half a minute. The call waits at most 25 seconds; a longer check continues, and `check_id`
+    asks for it again.
     """
     if (environment is None) == (check_id is None):
         raise ArgumentsError(
-            "rl_check_environment takes either environment, or check_id of a check that goes on"
+            "rl_check_environment takes either environment, or check_id of a running check"
         )
     if environment is not None:
         check_id = check_jobs.start_check_job(
@@ -353,20 +359,20 @@ def rl_check_environment(
 
 @tool(READ_ONLY_HINTS)
 def rl_health_check(context: CallContext) -> schemas.ServiceHealth:
-    """Tell whether the Prefect server, the keys and the environments are there, which session this
-    is, and which runs live.
+    """Report whether the Prefect server, the keys and the environments are available, the name of
+    this session, and the running runs.
     """
     return health.check_health(context.session)
 
 
 def check_rl_python_version() -> bool:
-    """Whether this Python is new enough."""
+    """Return whether this Python is new enough."""
     return sys.version_info >= MIN_PYTHON
 
 
 def get_missing_keys() -> list[str]:
-    """The names of the keys that the chosen profile ($LACHESIS_PROFILE) needs and that are nowhere;
-    none for `embedded`.
+    """Return the names of the keys that the profile of $LACHESIS_PROFILE needs and that are not
+    set.
     """
     profile = get_default_profile()
     if profile not in PROFILES:
@@ -379,7 +385,5 @@ def get_missing_keys() -> list[str]:
 
 
 def check_rl_api_keys() -> bool:
-    """Whether the tools can be offered: a Python that is new enough, and the keys of the chosen
-    profile.
-    """
+    """Return whether the tools can be offered: Python is new enough and the profile's keys are set."""
     return check_rl_python_version() and not get_missing_keys()

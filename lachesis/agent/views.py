@@ -1,4 +1,4 @@
-"""How answers to agents are put together."""
+"""Assemble parts of the answers to agents."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ NEXT_STEP_CALLS = {
     "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a better checkpoint; "
     "`lachesis weights {run} --checkpoint best --to DIR` copies the best one with checksums",
 }
-"""How an agent does what comes next."""
+"""Next steps as tool calls."""
 
 
 def build_rate_limited_status(
     last_report: LastReport, remaining_s: float
 ) -> schemas.RateLimitedStatus:
-    """The last report again, with the time when a new one is due."""
+    """Return the last report again, with the time when a new one is due."""
     next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.at)
     return schemas.RateLimitedStatus(
         **last_report.report,
         rate_limited=True,
-        message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} s. The run goes on by itself, and once "
-        "it has ended that is reported at once",
+        message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} s. The run continues by itself; its "
+        "end is reported at once",
         next_check_in_seconds=next_check_s,
         reported_seconds_ago=age_s,
     )
 
 
 def list_steps_after_test(test: InferenceTest) -> list[str]:
-    """What the result asks for."""
+    """Return the next steps that follow from the result of a test."""
     summary = (test.result or {}).get("summary", {})
     verdict = summary.get("verdict")
     if verdict == "broken" or not summary.get("environment_working"):
         return [
-            "read `error`, `stages` and the verdicts in `models_tested`, mend the cause, then rl_test_inference()"
+            "read `error`, `stages` and the verdicts in `models_tested`, fix the cause, then rl_test_inference()"
         ]
     if verdict == "too hard":
         return [
@@ -72,9 +72,7 @@ def select_editable_values(launch_description: Json) -> Json:
 
 
 def build_field_view(described: Json) -> schemas.FieldView:
-    """Return a field that can be edited. What is allowed is left out where it says no more than the
-    type.
-    """
+    """Return an editable field. `allowed` is left out if it only repeats the type."""
     is_redundant = described["allowed"].replace(" or ", " | ") == described["type"]
     excluded_keys = {"locked", "allowed"} if is_redundant else {"locked"}
     return schemas.FieldView(
@@ -83,7 +81,7 @@ def build_field_view(described: Json) -> schemas.FieldView:
 
 
 def build_locked_field_view(described: Json) -> schemas.LockedFieldView:
-    """Return a field that cannot be edited, with its value and the reason."""
+    """Return a locked field with its value and the reason."""
     shown = {key: value for key, value in described.items() if key not in {"locked", "allowed"}}
     return schemas.LockedFieldView(
         **shown, locked_value=described["current_value"], reason=described["locked"]
@@ -91,5 +89,5 @@ def build_locked_field_view(described: Json) -> schemas.LockedFieldView:
 
 
 def drop_empty(**values: Any) -> Json:
-    """Those that there are."""
+    """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value}

@@ -1,1 +1,1 @@
-"""The command `lachesis`."""
+"""Implement the command `lachesis`."""

@@ -1,4 +1,4 @@
-"""What each command does: ask the service, show the answer, or print it as JSON."""
+"""Run each command: call the service, then print its answer as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.inference_tests import TestOptions
 
 MAX_HELD_OUT_STEPS = 60
-"""Steps of each run in which the list of runs looks for a held-out result."""
+"""Last steps of each run that the list of runs searches for a held-out result."""
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     handler = {
         "demo": handle_demo,
         "serve": serve.handle_serve,
@@ -113,7 +113,9 @@ def handle_train(args: argparse.Namespace) -> int:
     )
     resolved = service.check(launch)
     config = resolved.config
-    server.require_server(service.store.home)  # before a model is built, which takes a minute
+    server.require_server(
+        service.store.home
+    )  # checked before a model is built, which takes a minute
     if model_note := describe_default_model(launch, config.openai.model_name):
         console.print_note(model_note)
     with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
@@ -122,7 +124,7 @@ def handle_train(args: argparse.Namespace) -> int:
 
 
 def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
-    """ENVIRONMENT or ENVIRONMENT=WEIGHT."""
+    """Parse ENVIRONMENT or ENVIRONMENT=WEIGHT."""
     name, weight = parse_assignment(text if "=" in text else f"{text}=1")
     return register_environment(name), {"weight": read_untyped(weight)}
 
@@ -130,14 +132,14 @@ def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
 def handle_resume(args: argparse.Namespace) -> int:
     service = LachesisService()
     if not service.get_run(args.run).has_ended:
-        console.print_note(f"run {args.run} has not ended; nothing is started")
+        console.print_note(f"run {args.run} has not ended, so nothing was started")
     return _follow_run(
         args, service, service.resume(args.run, dict(parse_assignment(text) for text in args.edits))
     )
 
 
 def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunRecord) -> int:
-    """Show where the run is, or with --watch what it does until it ends."""
+    """Show that the run was started; with --watch, show its progress until it ends."""
     if args.watch:
         record = watch.watch_until_end(service, record.run_id, quiet=args.json)
         answer = service.get_results(record.run_id).to_payload()
@@ -159,7 +161,7 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
 
 
 def handle_test(args: argparse.Namespace) -> int:
-    """Waits for the end; Ctrl-C leaves the test running."""
+    """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     service = LachesisService()
     edits = tuple(parse_assignment(text) for text in args.edits)
     prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
@@ -184,7 +186,9 @@ def handle_test(args: argparse.Namespace) -> int:
         raise ModelNotFoundError(
             f"{error}; a model at an endpoint is named with --endpoint-model NAME"
         ) from error
-    server.require_server(service.store.home)  # before a model is built, which takes a minute
+    server.require_server(
+        service.store.home
+    )  # checked before a model is built, which takes a minute
     if model_note := describe_default_model(launch, config.openai.model_name):
         console.print_note(model_note)
     with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
@@ -227,10 +231,10 @@ def handle_runs(args: argparse.Namespace) -> None:
 
 
 def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[str, Any] | None:
-    """Return the newest held-out result that the last steps of a run hold.
+    """Return the newest held-out result in the last steps of a run.
 
-    Metrics that cannot be read count as none: they must not hide the other runs. The run's status
-    names what is wrong with them.
+    Metrics that cannot be read count as none, so that the other runs are still listed. The status
+    of the run reports the problem.
     """
     try:
         steps = MetricsFile(service.store.dir(record.run_id).metrics).tail(MAX_HELD_OUT_STEPS)
@@ -246,7 +250,7 @@ def handle_status(args: argparse.Namespace) -> None:
 
 
 def handle_stop(args: argparse.Namespace) -> None:
-    """Waits until the run has ended, at most a minute: people expect it to be over."""
+    """Stop a run and wait at most a minute for its end."""
     service = LachesisService()
     was_alive = not service.get_run(args.run).has_ended
     answer = service.stop(args.run, now=args.now)
@@ -254,9 +258,9 @@ def handle_stop(args: argparse.Namespace) -> None:
     answer["status"] = service.get_run(args.run).status
     newest_checkpoint = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
     resume_effect = (
-        f"goes on from its checkpoint of step {newest_checkpoint.step}"
+        f"continues from its checkpoint of step {newest_checkpoint.step}"
         if newest_checkpoint
-        else "begins it again, as it has no checkpoint"
+        else "starts it from the beginning, because it has no checkpoint"
     )
     stopped_message = (
         f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {resume_effect}"
@@ -288,9 +292,9 @@ def handle_logs(args: argparse.Namespace) -> None:
         }
         print(json.dumps(answer, indent=2))
         return
-    print(text or f"{path} is empty or not there yet")
+    print(text or f"{path} is empty or does not exist yet")
     while args.follow:
-        # asked before the read, so that the last lines are not missed
+        # checked before reading, so that the last lines are not missed
         ended = service.get_run(args.run).has_ended
         position = _print_new_output(path, position)
         if ended:
@@ -303,14 +307,18 @@ def _print_new_output(path: Path, position: int) -> int:
         return position
     with path.open("rb") as file:
         if path.stat().st_size < position:
-            position = 0  # a new file after the old one had become too large
+            position = 0  # the log was rotated, so this is a new file
         file.seek(position)
         print(file.read().decode(errors="replace"), end="", flush=True)
         return file.tell()
 
 
 def handle_weights(args: argparse.Namespace) -> None:
-    """Export the weights of a run. Those that are not what was trained raise CheckpointError."""
+    """Export the weights of a run.
+
+    Raises:
+        CheckpointError: The exported weights differ from those that were trained.
+    """
     service = LachesisService()
     record = service.get_run(args.run)
     target = Path(args.to).expanduser()
@@ -348,7 +356,7 @@ def handle_doctor(args: argparse.Namespace) -> int:
     if args.fix:
         messages = [leftover.clean_up() for leftover in doctor.find_home_leftovers()]
         print_answer(
-            args, {"done": messages}, "\n".join(messages) or "nothing is left of dead runs"
+            args, {"done": messages}, "\n".join(messages) or "dead runs have left nothing behind"
         )
         return 0
     checks = doctor.run_checks()

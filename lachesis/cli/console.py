@@ -1,4 +1,4 @@
-"""The console, and the tables, bars and numbers that every view is made of."""
+"""Provide the console, and the tables, bars and numbers that all views are made of."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ HEALTH_STYLES = {
     "suspect": "yellow",
     "broken": "red",
 }
-"""Of the judgement of learning: only a run that was found healthy is green."""
+"""Colours of the judgement of learning. Only a run that was judged healthy is green."""
 
 
 def print_answer(args: argparse.Namespace, answer: Any, view: Any) -> None:
-    """JSON for a program, else `view` for a person."""
+    """Print JSON for a program, or else `view` for a person."""
     if args.json:
         print(json.dumps(answer, indent=2, default=str))
     else:
@@ -57,12 +57,12 @@ def print_answer(args: argparse.Namespace, answer: Any, view: Any) -> None:
 
 
 def print_note(text: str) -> None:
-    """Something for a person only; a program reads stdout."""
+    """Print a note for a person to stderr; programs read stdout."""
     stderr_console.print(Text(text, style="dim"))
 
 
 def draw_sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The values from 0 to 1 as blocks, the mean of equal parts when there are more than `width`."""
+    """Draw values from 0 to 1 as block characters. More than `width` values are averaged."""
     if not values:
         return ""
     parts = min(width, len(values))
@@ -73,8 +73,8 @@ def draw_sparkline(values: Sequence[float], width: int = 40) -> str:
 
 @contextlib.contextmanager
 def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that appears with the first step, so that nothing is shown when there is
-    nothing to do.
+    """Show a progress bar that appears with the first step, so that it stays hidden if there is no
+    work.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -99,7 +99,9 @@ def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[i
 def make_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index == 0)  # names are for copying
+        table.add_column(
+            column, overflow="fold", no_wrap=index == 0
+        )  # names stay on one line, so that they can be copied
     return table
 
 

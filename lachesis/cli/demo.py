@@ -1,4 +1,4 @@
-"""`lachesis demo`: the whole chain on a tiny model, from nothing to weights that `peft` loads."""
+"""Run `lachesis demo`: train a tiny model from scratch, up to weights that `peft` loads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ ENVIRONMENT = "arithmetic"
 
 
 def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
-    """Exit code 0 when the run has completed. Ctrl-C stops the run and ends everything that was
-    started here.
+    """Run the demo and return exit code 0 if the run has completed.
+
+    Ctrl-C stops the run and ends every process that the demo has started.
     """
     edits: list[tuple[str, Any]] = [("data_seed", seed)]
     if steps is not None:
         edits.append(("total_steps", steps))
     launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
-    service.resolve(launch)  # wrong input is told before anything is built
+    service.resolve(launch)  # raises for wrong input before anything is built
     if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
         console.print_note("building a tiny model (about 20 s, once)")
     with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
@@ -100,7 +101,9 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
 
 
 def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
-    """Question, first answer before, first answer after, right answer, of some held-out items."""
+    """Return the question, first answer before, first answer after and correct answer of some
+    held-out items.
+    """
     answers: dict[str, dict[str, tuple[str, str]]] = {}
     for when in ("before", "after"):
         for line in read_json_lines(folder / when / "samples.jsonl"):

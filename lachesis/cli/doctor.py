@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and how to get it."""
+"""Check what this machine has and what is missing, and say how to get it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lachesis.tiny_model import build
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One finding. What is not `needed` only opens further possibilities."""
+    """One finding. A check that is not `needed` only enables further features."""
 
     name: str
     ok: bool
@@ -50,7 +50,7 @@ def run_checks() -> list[DoctorCheck]:
 
 
 def find_home_leftovers() -> list[cleanup.Leftover]:
-    """What may be ended; nothing where there is no home yet."""
+    """Return what dead runs have left behind; an empty list if there is no home yet."""
     return cleanup.find_all_leftovers(RunStore()) if paths.home().is_dir() else []
 
 

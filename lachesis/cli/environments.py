@@ -1,6 +1,4 @@
-"""`lachesis env` and `lachesis model`: begin an environment, check it, and teach a tiny model the
-form of its answers.
-"""
+"""Run `lachesis env` and `lachesis model`: create an environment, check it, and build a tiny model."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def handle_env(args: argparse.Namespace) -> int:
 
 
 def _install_requirements(args: argparse.Namespace) -> int:
-    """What the file's header requires, in a place of its own."""
+    """Install the requirements in the file's header into a folder of their own."""
     environment = describe.find_environment(describe.register_environment(args.environment))
     file = Path(environment.file_path)
     dependencies = requirements.read_requirements(file).dependencies
@@ -49,7 +47,7 @@ def _install_requirements(args: argparse.Namespace) -> int:
     console.print_answer(
         args,
         answer,
-        f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and those that require the same",
+        f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and other environments with the same requirements",
     )
     return 0
 
@@ -59,10 +57,10 @@ def _create_environment(args: argparse.Namespace) -> int:
     file = scaffold.write_scaffold(args.name, folder)
     view = "\n".join(
         [
-            f"{file} is written. What is next:",
+            f"{file} was created. Next steps:",
             f"  lachesis env check {file}",
-            f"  lachesis model build --for {file}     # a tiny model that knows the form of its answers",
-            f"  lachesis test {file}     # takes that model; `lachesis serve` must run for this and the next",
+            f"  lachesis model build --for {file}     # builds a tiny model pretrained on its answer format",
+            f"  lachesis test {file}     # uses that model; this and the next need `lachesis serve`",
             f"  lachesis train {file} --watch",
         ]
     )
@@ -71,7 +69,7 @@ def _create_environment(args: argparse.Namespace) -> int:
 
 
 def _check_environment(args: argparse.Namespace) -> int:
-    """Exit code 1 when a check has failed."""
+    """Check an environment and return exit code 1 if a check has failed."""
     service = LachesisService()
     launch = LaunchRequest(
         describe.register_environment(args.environment),
@@ -101,7 +99,7 @@ def _check_environment(args: argparse.Namespace) -> int:
     }
     if not has_failed:
         shutil.rmtree(folder, ignore_errors=True)
-    summary = f"{environment.name} {f'has failed; logs: {folder}' if has_failed else 'is sound'}"
+    summary = f"{environment.name} {f'has failed; logs: {folder}' if has_failed else 'passed every check'}"
     console.print_answer(args, {**answer, "checks": [asdict(line) for line in lines]}, summary)
     return int(has_failed)
 
@@ -126,7 +124,7 @@ def handle_model(args: argparse.Namespace) -> int:
         taught_environments = [
             (launch.environment, dict(launch.config.env.model_extra or {})) for launch in launches
         ]
-        with console.show_progress_bar("teaching a tiny model", quiet=args.json) as advance:
+        with console.show_progress_bar("pretraining a tiny model", quiet=args.json) as advance:
             path = teach.ensure_environment_model(
                 *taught_environments, share=args.share, steps=args.steps, progress=advance
             )

@@ -1,8 +1,8 @@
-"""The command `lachesis`: arguments, exit codes. What a command does is in `commands`, how it looks
-in `show`.
+"""Parse the arguments of the command `lachesis` and return its exit code.
 
-Exit codes: 0 done, 1 an error (its code and reason on stderr; with --json as JSON on stdout), 2
-wrong arguments, 130 interrupted.
+The module `commands` runs the commands, and the modules `show_*` format their answers. Exit codes:
+0 done, 1 an error (its code and reason on stderr; with --json as JSON on stdout), 2 wrong
+arguments, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lachesis.base.errors import LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
 
 EPILOG = (
-    "Environments score, Tinker trains, Prefect runs. Start with `lachesis demo`, or `lachesis serve` in one terminal and\n\
-`lachesis train arithmetic --watch` in another. Everything is kept under $LACHESIS_HOME."
+    "Start with `lachesis demo`, or with `lachesis serve` in one terminal and `lachesis train arithmetic --watch` in\n\
+another. All files are kept under $LACHESIS_HOME."
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Every command and its options."""
+    """Return the parser with every command and its options."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON for a program")
     top = argparse.ArgumentParser(
         prog="lachesis",
-        description="Train language models by reinforcement: discover, launch, watch, stop, hand over.",
+        description="Train language models with reinforcement learning: find environments, launch, watch and stop runs, export weights.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,16 +42,16 @@ def build_parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
     demo = add_command(
-        "demo", "Build a tiny model, serve, train it on sums, and compare it before and after."
+        "demo", "Build a tiny model, train it on sums, and compare it before and after."
     )
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
     serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
     serve.add_argument(
-        "--port", type=int, help="of the Prefect server (default: 4200, or a free one)"
+        "--port", type=int, help="port of the Prefect server (default: 4200, or a free one)"
     )
     _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
-    _add_env(add_command("env", "Begin an environment of your own, or check one."))
+    _add_env(add_command("env", "Create an environment of your own, or check one."))
     envs = add_command("envs", "List environments; with a name, show its fields.")
     envs.add_argument("name", nargs="?")
     _add_profile_option(envs)
@@ -59,12 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_resume(
         add_command(
             "resume",
-            "Continue an ended run from its newest checkpoint, or from its start where it has none.",
+            "Resume an ended run from its newest checkpoint, or from the beginning if it has none.",
         )
     )
     _add_test(
         add_command(
-            "test", "Let a model answer a few items of an environment before anything is trained."
+            "test", "Test an environment before training: let models answer a few of its items."
         )
     )
     add_command("runs", "List all runs.")
@@ -72,47 +72,49 @@ def build_parser() -> argparse.ArgumentParser:
     _add_notification_options(
         add_command(
             "notices",
-            "Have the Prefect server call a web address when a run fails, stalls or finishes.",
+            "Call a webhook from the Prefect server when a run fails, stalls or finishes.",
         )
     )
     _add_servers(add_command)
     doctor = add_command(
         "doctor",
-        "Check what this machine has, say how to get what is missing, and find what dead runs have left.",
+        "Check this machine, say how to get what is missing, and find what dead runs have left behind.",
     )
     doctor.add_argument(
         "--fix",
         action="store_true",
-        help="end what dead runs have left: processes, files, Tinker sessions",
+        help="clean up after dead runs: processes, files, Tinker sessions",
     )
     return top
 
 
 def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
-    """What is done with one run."""
+    """Add the commands that act on one run."""
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
-        ("results", "Show what came of a run: rewards, evaluation, weights."),
+        ("results", "Show the results of a run: rewards, evaluation, weights."),
     ):
         add_command(name, text).add_argument("run")
-    stop = add_command("stop", "End a run; it saves a checkpoint first.")
+    stop = add_command("stop", "Stop a run; it saves a checkpoint first.")
     stop.add_argument("run")
     stop.add_argument(
         "--now",
         action="store_true",
-        help="without a checkpoint; also for a stop that takes too long",
+        help="stop without a checkpoint; also ends a stop that takes too long",
     )
     logs = add_command("logs", "Show the log of one process of a run.")
     logs.add_argument("run")
     logs.add_argument(
         "service",
         nargs="?",
-        help="trainer, env, api, engine, or env-NAME (default: the one that failed, else trainer)",
+        help="trainer, env, api, engine or env-NAME (default: the process that failed, else trainer)",
     )
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="follow the log until the run ends"
+    )
     logs.add_argument("-n", "--lines", type=int, default=50)
     weights = add_command(
-        "weights", "Export a run's adapter for PEFT, compared with the trained model."
+        "weights", "Export a run's adapter for PEFT, and compare it with the trained model."
     )
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
@@ -122,13 +124,15 @@ def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]
     )
     verification = weights.add_mutually_exclusive_group()
     verification.add_argument(
-        "--merged", action="store_true", help="also the whole model, in the subfolder merged/"
+        "--merged",
+        action="store_true",
+        help="also export the merged model, in the subfolder merged/",
     )
     verification.add_argument(
-        "--no-verify", action="store_true", help="do not load them to compare"
+        "--no-verify", action="store_true", help="do not load and compare the exported files"
     )
     report = add_command(
-        "report", "Write a run's report: one HTML file that needs nothing else, and its pictures."
+        "report", "Write a run's report: one self-contained HTML file, and its charts."
     )
     report.add_argument("run")
     report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
@@ -136,7 +140,7 @@ def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]
 
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["build"])
-    for_help = "taught on its examples instead of on sums; may be repeated"
+    for_help = "environment whose examples to pretrain on, instead of sums; may be repeated"
     command.add_argument(
         "--for",
         action="append",
@@ -149,27 +153,29 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--share",
         type=float,
         default=0.3,
-        help="of those examples that are right (default: %(default)s)",
+        help="share of those examples that are correct (default: %(default)s)",
     )
     command.add_argument(
-        "--steps", type=int, default=900, help="of that teaching (default: %(default)s)"
+        "--steps", type=int, default=900, help="pretraining steps (default: %(default)s)"
     )
     _add_edit_options(command)
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="write a file that works as it is, for you to change")
-    new.add_argument("name", help="small letters, digits and _")
+    new = actions.add_parser("new", help="create a working file, for you to change")
+    new.add_argument("name", help="lower-case letters, digits and _")
     new.add_argument("--to", metavar="DIR", default=".", help="default: this folder")
     check = actions.add_parser(
-        "check", help="all that can be known without training, in half a minute; needs no server"
+        "check",
+        help="check everything that needs no training, in half a minute and without a server",
     )
     check.add_argument("environment", help="a file, or a name from `lachesis envs`")
-    check.add_argument("--model", help="a folder (default: the tiny one)")
+    check.add_argument("--model", help="folder of the model (default: the tiny model)")
     _add_edit_options(check)
     install = actions.add_parser(
-        "install", help="what the file's header requires (PEP 723), in a place of its own"
+        "install",
+        help="install the requirements in the file's header (PEP 723) in a folder of their own",
     )
     install.add_argument("environment", help="a file, or a name from `lachesis envs`")
     for action in (new, check, install):
@@ -191,29 +197,29 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ENVIRONMENT[=WEIGHT]",
         dest="others",
-        help="another environment that feeds the same run, and its share beside the first one's 1; may be repeated",
+        help="another environment for the same run, with its weight relative to the first one's 1; may be repeated",
     )
     _add_edit_options(command)
-    model_help = "base model: a Hugging Face name, a folder or tiny (default: a tiny one that was taught on the environment)"
+    model_help = "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was pretrained on the environment)"
     command.add_argument("--model", help=model_help)
     command.add_argument("--seed", type=int)
     command.add_argument(
         "--from",
         metavar="RUN[@STEP|@best]",
         dest="start_from",
-        help="begin with the weights of that checkpoint",
+        help="start with the weights of that checkpoint",
     )
     command.add_argument(
         "--require-validation",
         action="store_true",
-        help="refuse without a fresh `lachesis test` that found it learnable",
+        help="refuse unless a recent `lachesis test` found the environment learnable",
     )
     _add_watch_option(command)
     _add_profile_option(command)
 
 
 def _add_resume(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", help="one that lives is returned as it is")
+    command.add_argument("run", help="the run; one that has not ended is returned unchanged")
     _add_edit_options(command, "limits.FIELD=VALUE")
     _add_watch_option(command)
 
@@ -234,7 +240,7 @@ def _add_watch_option(command: argparse.ArgumentParser) -> None:
 
 def _add_notification_options(command: argparse.ArgumentParser) -> None:
     action = command.add_mutually_exclusive_group(required=True)
-    action.add_argument("--webhook", metavar="URL", help="where to; a second call replaces it")
+    action.add_argument("--webhook", metavar="URL", help="URL to call; a second call replaces it")
     action.add_argument("--remove", action="store_true", help="no more notices")
 
 
@@ -245,33 +251,33 @@ def _add_servers(add_command: Callable[[str, str], argparse.ArgumentParser]) -> 
     )
     mcp.add_argument(
         "--session",
-        help="the name of this agent's state (default: $LACHESIS_SESSION, or one per working folder)",
+        help="name of this agent's session (default: $LACHESIS_SESSION, or one per working folder)",
     )
     _add_listening(mcp, port=8090)
     api = add_command("api", "Serve the tools as plain HTTP routes, with a page at /docs.")
     api.add_argument(
         "--open",
         action="store_true",
-        help="without a token, for clients that cannot send one; on loopback only",
+        help="require no token, for clients that cannot send one; on loopback only",
     )
     _add_listening(api, port=8080)
 
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
-    command.add_argument("--host", help="where HTTP listens (default: 127.0.0.1)")
+    command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     command.add_argument("--port", type=int, help=f"default: {port}")
     command.add_argument(
         "--allow-host",
         action="append",
         metavar="NAME",
-        help="a further name of this server; may be repeated",
+        help="an additional host name of this server; may be repeated",
     )
     command.set_defaults(default_port=port)
 
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    model_help = "on the embedded profile as of `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
+    model_help = "on the embedded profile as for `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
     command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
     endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
     command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)
@@ -284,7 +290,7 @@ def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--prompt",
         action="append",
-        help="a prompt of your own instead of the items; may be repeated",
+        help="a prompt of your own, instead of the environment's items; may be repeated",
     )
     command.add_argument(
         "--set",
@@ -300,10 +306,12 @@ def _add_test(command: argparse.ArgumentParser) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = build_parser().parse_args(argv)
-    os.umask(0o077)  # prompts, answers and weights are for their owner alone
+    os.umask(0o077)  # prompts, answers and weights are readable by their owner only
     from lachesis.cli import commands
 
-    signal.signal(signal.SIGTERM, _raise_interrupt)  # so that `demo` ends what it has started
+    signal.signal(
+        signal.SIGTERM, _raise_interrupt
+    )  # lets `demo` end the processes that it has started
     try:
         return commands.run_command(args)
     except LachesisError as error:

@@ -1,4 +1,4 @@
-"""The commands that stay: the Prefect server and runner, and the two servers for agents."""
+"""Run the long-running commands: the Prefect server and runner, and the two servers for agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from lachesis.orchestration import server
 
 
 def handle_serve(args: argparse.Namespace) -> int:
-    """Becomes the launcher, so that signals reach it."""
+    """Replace this process by the one that starts the server and the runner, so that it gets the
+    signals.
+    """
     command = server.make_serve_command(
         *(["--port", str(args.port)] if args.port is not None else [])
     )
@@ -27,7 +29,9 @@ def handle_serve(args: argparse.Namespace) -> int:
 
 
 def handle_mcp(args: argparse.Namespace) -> int:
-    """The tools by MCP: over stdio until stdin closes, or over HTTP with a token until Ctrl-C."""
+    """Serve the tools over MCP: over stdio until stdin is closed, or over HTTP with a token until
+    Ctrl-C.
+    """
     if list_missing_modules(["mcp"]):
         raise MissingDependencyError(
             "the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'"
@@ -63,8 +67,9 @@ def handle_mcp(args: argparse.Namespace) -> int:
 
 
 def handle_api(args: argparse.Namespace) -> int:
-    """The HTTP service. The token is asked for unless --open says that any program of this machine
-    may call it.
+    """Serve the tools over HTTP.
+
+    A token is required unless --open says that any program on this machine may call the service.
     """
     from lachesis.agent import rest
     from lachesis.agent.access_token import load_or_create_token

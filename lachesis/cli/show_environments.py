@@ -1,4 +1,4 @@
-"""Show environments and their fields."""
+"""Format environments and their fields for a terminal."""
 
 from __future__ import annotations
 

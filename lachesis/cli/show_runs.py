@@ -1,4 +1,4 @@
-"""How answers look to a person."""
+"""Format runs, their status and their results for a terminal."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def render_status(answer: Json) -> RenderableType:
 
 
 def _make_reason_row(answer: Json) -> tuple[str, Any]:
-    """Why it ended; a stop that somebody or a budget asked for is no error."""
+    """Return why the run ended; a stop by a person or a budget is not an error."""
     if answer["status"] == "stopped":
         return ("stopped", answer.get("error"))
     return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
 
 
 def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
-    """Return the newest held-out result with its curve, and what went wrong with evaluations."""
+    """Return the newest held-out result with its curve, and failed evaluations."""
     curve, failures = answer["held_out_curve"], answer.get("evaluation")
     rows: list[tuple[str, Any]] = []
     if curve:
@@ -150,7 +150,7 @@ def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
 
 
 def _make_rollout_rows(counts: Json) -> list[tuple[str, Any]]:
-    """Why some were not scored, or with 0."""
+    """Return the reasons of invalid rollouts and of rewards of 0."""
     kinds = (("invalid", "invalid_reasons"), ("worth 0", "zero_reasons"))
     reasons = {
         name: "; ".join(f"{text} ({count})" for text, count in (counts.get(key) or {}).items())
@@ -160,7 +160,7 @@ def _make_rollout_rows(counts: Json) -> list[tuple[str, Any]]:
 
 
 def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
-    """What the monitor has said."""
+    """Return what the monitor has reported."""
     if not health:
         return []
     stall = health.get("stalled") or {}
@@ -183,8 +183,8 @@ def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
 
 
 def render_results(answer: Json) -> RenderableType:
-    """The last lines name run, rewards, held-out accuracy and weights, as `results --json` has
-    them.
+    """Return the results of a run; the last lines name run, rewards, accuracy and weights as --json
+    does.
     """
     reward = answer["reward"]
     return make_pairs_table(
@@ -233,7 +233,7 @@ def _describe_better_checkpoint(answer: Json) -> str | None:
 
 
 def _describe_held_out(answer: Json) -> dict[str, str]:
-    """Return the held-out accuracies in words, each with its environment where there are several."""
+    """Return the held-out accuracies as text, each with its environment if there are several."""
     held_out: Json = answer["held_out"]
     has_several = any(" " in label for label in held_out)
     descriptions = {}

@@ -1,4 +1,4 @@
-"""Show what a test of an environment found."""
+"""Format the result of an inference test for a terminal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ _STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
 
 
 def render_test(test: InferenceTest, next_command: str) -> RenderableType:
-    """Per model its accuracy, and with prompts what was said; what comes next when a model can
-    learn from it.
-    """
+    """Return the result per model, the answers to prompts, and the next step if a model can learn."""
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
     table = make_table(
@@ -85,7 +83,7 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
 
 
 def _format_forecast(forecast: Json) -> str:
-    """With the number of steps that it is for; fewer or more can be had with --set total_steps=N."""
+    """Return the forecast with its number of steps, which --set total_steps=N changes."""
     tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
     money = (
         f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"

@@ -1,4 +1,4 @@
-"""Say which models a test compares, and how to train what was tested."""
+"""Determine which models a test compares, and the command that trains what was tested."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from lachesis.validation.inference_tests import EMBEDDED
 
 
 def find_trained_model(args: argparse.Namespace) -> str | None:
-    """Return what `train --model` would be for a test: the model of its only --model on this
-    machine, or None.
-    """
+    """Return the value of `train --model` that corresponds to a test's only local --model, or None."""
     names = [_expand_model_path(name) for name in args.model or []]
     return names[0] if len(names) == 1 and args.profile == "embedded" else None
 
@@ -28,18 +26,18 @@ def list_tested_models(args: argparse.Namespace) -> list[str] | None:
 
 
 def _is_local_model(args: argparse.Namespace, name: str) -> bool:
-    """Return whether the engine of this machine serves the model of a test's --model."""
+    """Return whether the embedded engine serves the model of a test's --model."""
     return args.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
 
 
 def _expand_model_path(name: str) -> str:
-    """Return the model's name, or the whole path of its folder."""
+    """Return the absolute path of a model folder; any other name is returned unchanged."""
     name = name.removeprefix(EMBEDDED)
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def format_train_command(args: argparse.Namespace) -> str:
-    """For what was tested, as it was given."""
+    """Return the command that trains what was tested, with the same options."""
     model_name = find_trained_model(args)
     model_options = ["--model", model_name] if model_name else []
     edit_options = [part for text in args.edits for part in ("--set", text)]

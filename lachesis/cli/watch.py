@@ -1,4 +1,4 @@
-"""Watch a run until it ends: phase, progress, reward and its curve."""
+"""Watch a run until it ends, showing its phase, progress and reward curve."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ SPEED_KEYS = ("tokens_per_second/sampled", "tokens_per_second/trained")
 def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = False) -> RunRecord:
     """Show the run until it has ended, and return its record.
 
-    On a terminal the view is redrawn, elsewhere a line is printed now and then. Raises
-    KeyboardInterrupt.
+    On a terminal the view is redrawn; elsewhere a line is printed now and then.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     record = service.get_run(run_id)
     polled_at = time.monotonic()
@@ -55,11 +57,11 @@ def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = Fals
 
 @contextlib.contextmanager
 def _defer_interrupts() -> Iterator[Callable[[], None]]:
-    """Give a function that raises KeyboardInterrupt if Ctrl-C was pressed since. A second Ctrl-C
-    raises at once.
+    """Yield a function that raises KeyboardInterrupt if Ctrl-C was pressed; a second one raises at
+    once.
 
-    Python forgets an exception that is raised while it removes an object, and Ctrl-C with it: the
-    run would train on.
+    Python discards an exception that is raised inside a destructor, and Ctrl-C with it, so that the
+    run would continue.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -92,7 +94,7 @@ def _defer_interrupts() -> Iterator[Callable[[], None]]:
 
 
 class _LineView:
-    """For a log file: one line when the phase changes and every ten steps."""
+    """A view for log files: one line when the phase changes and every ten steps."""
 
     def __init__(self, record: RunRecord) -> None:
         self.last_key = self.last_health_level = ""
@@ -157,7 +159,7 @@ def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType
 
 
 def _describe_newest_held_out(steps: list[dict[str, float]]) -> str | None:
-    """Return the newest held-out result in words."""
+    """Return the newest held-out result as text."""
     curve = build_held_out_curve(steps)
     return f"{describe_point(curve[-1])} at step {curve[-1].step}" if curve else None
 
@@ -189,7 +191,7 @@ def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
 
 
 def _render_health(record: RunRecord) -> list[RenderableType]:
-    """Return the stall that the monitor has found, if there is one, and the judgement of learning."""
+    """Return the monitor's stall, if there is one, and the judgement of learning."""
     stall = (record.health or {}).get("stalled")
     lines = (
         [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []

@@ -1,1 +1,1 @@
-"""Judge runs from outside: does it move, does it learn, what helps."""
+"""Judge runs from outside: whether they move, whether they learn, and what helps."""

@@ -1,4 +1,4 @@
-"""How a run looks in the Prefect UI."""
+"""Render what a run shows in the Prefect UI: its report, its tables and its row in the overview."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAIL_LINES, MAX_HELD_OUT_ROWS = 8, 12
 
 
 def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
-    """Health first, then the curve, the last numbers, and the end of each log."""
+    """Return the report of a run as Markdown: health, learning curve, last numbers, and log tails."""
     record, observation = watched.record, watched.observation
     lines = [
         f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}",
@@ -105,14 +105,14 @@ def _format_headline(watched: WatchedRun) -> str:
 
 
 def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
-    """One row per process, and one for the run."""
+    """Return one table row per process of the run, and one for the run itself."""
     record, observation = watched.record, watched.observation
     waiting_for = (observation.trainer_health or {}).get("waiting_for", "")
     run_row = {
         "what": "run",
         "state": record.status,
         "process": record.flow_pid,
-        "detail": f"{record.phase}; waits for {waiting_for}",
+        "detail": f"{record.phase}; waiting for {waiting_for}",
     }
     return [run_row] + [
         {
@@ -126,7 +126,7 @@ def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
 
 
 def build_overview_row(record: RunRecord) -> dict[str, Any]:
-    """From the record alone: what a tick finds is in its health."""
+    """Return the row of a run in the overview, made from its record alone."""
     health = record.health or {}
     stall = (health.get("stalled") or {}).get("part", "") if not record.has_ended else ""
     return {

@@ -1,9 +1,9 @@
-"""The signs that a run's learning is in trouble, each with its thresholds. Pure functions on a
-`Course`.
+"""List the detectors that judge learning, each a pure function of a `RunHistory`.
 
-`broken` needs what no healthy run shows: weights that stay although the learning rate should move
-them, no gradient at all for thousands of rollouts, a loss that is not a number, sampling and
-training that disagree grossly, rollouts that nearly all fail.
+A detector returns a `Finding`, or None. It reports `broken` only for what no healthy run shows:
+weights that stay the same although the learning rate should change them, no gradient in thousands
+of rollouts, a loss that is not a number, sampling and training log-probabilities that differ
+grossly, or rollouts that nearly all fail.
 """
 
 from __future__ import annotations

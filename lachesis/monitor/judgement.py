@@ -1,8 +1,8 @@
-"""Judge a run from its files, and write the judgement into its record.
+"""Judge a run from its files and write the judgement into its record.
 
-The monitor does this at every tick. A run that has ended is judged once more, whoever finds that
-out first: its flow, the monitor, or a command that shows the run while no monitor and no server is
-there.
+The monitor does this at every tick. A run that has ended is judged once more by whichever notices
+its end first: its flow, the monitor, or a command that shows the run while neither a monitor nor a
+server is running.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ ADVISABLE_FIELDS = (
     "max_token_length",
     "group_size",
 )
-"""The fields that an advice may set."""
+"""The configuration fields that an advice may set."""
 MAX_JUDGED_RUNS = 50
-"""The newest runs of a list, which are judged anew where that is due."""
+"""Newest runs of a list whose judgement is refreshed when it is out of date."""
 MAX_HEALTH_AGE_S = 180.0
-"""A living run whose judgement is older than this is judged anew when it is shown; a tick comes
-every minute."""
+"""Seconds after which the judgement of a living run is refreshed when the run is shown. The monitor
+refreshes it every minute.
+"""
 
 
 def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHealth:
-    """Judge a run by what a look has found, and bring the sums in its memory up to date."""
+    """Judge a run by what was observed of it, and update the running sums in its memory."""
     memory.trend = update_trend(memory.trend, observation.run_dir, observation.record)
     return judge_learning(
         select_judged_steps(observation),
@@ -55,8 +56,11 @@ def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHea
 
 
 def select_judged_steps(observation: Observation) -> list[Step]:
-    """Return the steps that a judgement looks at. A resumed run is judged by those of its attempt,
-    as what was wrong with the attempt before may be mended; once it has ended, by all."""
+    """Return the steps that a judgement considers.
+
+    A resumed run is judged by the steps of its current attempt, because the cause of earlier
+    trouble may have been fixed. A run that has ended is judged by all of its steps.
+    """
     if observation.record.has_ended or observation.record.attempt == 1:
         return observation.last_steps
     return [
@@ -67,21 +71,25 @@ def select_judged_steps(observation: Observation) -> list[Step]:
 
 
 def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
-    """Judge a run that has ended, unless that was done, and return its record with the judgement in
-    it. What keeps the judgement from being made or written is logged."""
+    """Judge a run that has ended, unless that was done before, and return the updated record.
+
+    An error while judging or writing is logged and the record is returned unchanged.
+    """
     if not record.has_ended or (record.health or {}).get("final"):
         return record
     try:
         health = _judge_files(store, record, should_save=True)
         return store.update(record.run_id, if_attempt=record.attempt, health=health)
-    except Exception as error:  # a disk that is full, or damage: neither may hide the run
+    except Exception as error:  # neither a full disk nor a damaged file may hide the run
         log.warning("run %s was not judged at its end: %s", record.run_id, error)
         return record
 
 
 def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
-    """Return the record with a judgement that is up to date, for whoever is shown the run. That of
-    a living run is not written: it is the monitor's."""
+    """Return the record with an up-to-date judgement.
+
+    The judgement of a living run is not written to disk, because the monitor writes it.
+    """
     if record.has_ended:
         return judge_ended_run(store, record)
     judged_at = (record.health or {}).get("at")
@@ -95,7 +103,7 @@ def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def refresh_newest_health(store: RunStore, records: list[RunRecord]) -> list[RunRecord]:
-    """Return the records, those of the newest `MOST_JUDGED` runs as `judge_shown` returns them."""
+    """Return the records, with refreshed judgements for the newest `MAX_JUDGED_RUNS` of them."""
     return [
         *(refresh_health(store, record) for record in records[:MAX_JUDGED_RUNS]),
         *records[MAX_JUDGED_RUNS:],
@@ -114,7 +122,10 @@ def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> di
 def build_health_entry(
     observation: Observation, health: RunHealth, stall: Stall | None = None
 ) -> dict[str, Any]:
-    """Return what the record keeps of a judgement. `final` marks that of a run which has ended."""
+    """Return the part of a judgement that the record keeps.
+
+    The key `final` marks the judgement of a run that has ended.
+    """
     last_step = observation.last_steps[-1] if observation.last_steps else {}
     held_out = find_newest_result(observation.record, observation.last_steps)
     return {
@@ -131,7 +142,7 @@ def build_health_entry(
 
 
 def collect_facts(observation: Observation) -> RunFacts:
-    """Return what is known about the run beside its steps."""
+    """Return what is known about the run apart from its steps."""
     record, config = observation.record, observation.config
     checkpoints_folder = observation.run_dir.checkpoints
     facts: dict[str, Any] = {
@@ -168,7 +179,7 @@ def collect_facts(observation: Observation) -> RunFacts:
 
 
 def _format_environment(name: str, file: str) -> str:
-    """Return the environment's name if it lies among the others, else its file."""
+    """Return the environment's name if it can be found by name, else its file."""
     return name if Path(file).parent in paths.environment_dirs() else file
 
 

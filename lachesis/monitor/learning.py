@@ -1,10 +1,9 @@
-"""Judge whether a run learns: a word, the numbers behind it, and what to do. Pure functions on its
-metrics and counts.
+"""Judge whether a run learns: one word, the numbers behind it, and what to do about it.
 
-A process that lives may learn nothing. The words, from good to bad: `healthy`; `too early` (nothing
-was measured yet) and `unknown` (the run ended before it could be judged), which say neither; `not
-learning` and `suspect`, which ask a person to look; `broken`. A word is advice. Only `broken` stops
-a run, and only where `limits.on_broken` is `stop`.
+The functions are pure functions of the run's metrics and counts. The words, from good to bad, are
+`healthy`; `too early` (too few steps so far) and `unknown` (the run ended before it could be
+judged), which make no statement; `not learning` and `suspect`, which ask a person to look; and
+`broken`. A word is advice. Only `broken` stops a run, and only if `limits.on_broken` is `stop`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from lachesis.monitor.run_history import (
 from lachesis.monitor.trend import WINDOW, Trend
 
 MIN_WASTED_BATCHES = 3
-"""Before the first step, so many batches' worth of rollouts without a use are a sign."""
+"""Batches' worth of unused rollouts before the first step that count as a sign of trouble."""
 
 
 def judge_learning(
@@ -40,13 +39,16 @@ def judge_learning(
     trend: Trend | None = None,
     facts: RunFacts | None = None,
 ) -> RunHealth:
-    """Judge a run by its last steps and by the sums over all of them.
+    """Judge a run by its last steps and by the sums over all of its steps.
 
     Args:
-        steps: Lines of the metrics in order, at least the last `WINDOW`.
-        first: The first `WINDOW` steps; by default those of `steps`.
-        trend: The sums over all steps; by default over `steps`.
+        steps: Metrics of successive steps, in order; at least the last `WINDOW` steps.
+        first_steps: Metrics of the first `WINDOW` steps; by default the first ones of `steps`.
+        trend: The sums over all steps; by default the sums over `steps`.
         facts: What else is known about the run.
+
+    Returns:
+        The word, with its evidence and advice.
     """
     if trend is None:
         trend = Trend()
@@ -61,7 +63,7 @@ def judge_learning(
 
 
 def _combine_findings(findings: list[Finding]) -> RunHealth:
-    """Return the judgement with the gravest finding first, else in their order."""
+    """Return one judgement from the findings, the most severe finding first."""
     ordered = sorted(findings, key=lambda finding: -SEVERITY[finding.word])
     return RunHealth(
         word=ordered[0].word,
@@ -71,7 +73,7 @@ def _combine_findings(findings: list[Finding]) -> RunHealth:
 
 
 def _judge_few_steps(history: RunHistory) -> RunHealth:
-    """Judge a run with too few steps by what its environments have counted."""
+    """Judge a run that has too few steps by what its environments have counted."""
     findings = [
         finding
         for detector in (find_only_invalid_rollouts, find_only_dropped_groups)
@@ -95,7 +97,7 @@ def _judge_few_steps(history: RunHistory) -> RunHealth:
 
 
 def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
-    """Find an environment whose rollouts have no usable score, so that no batch is made."""
+    """Find an environment whose rollouts have no usable score, so that no batch can be made."""
     invalid, share = count_invalid_since_last_step(history)
     if (
         not history.facts.batch_size
@@ -112,7 +114,7 @@ def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
 
 
 def find_only_dropped_groups(history: RunHistory) -> Finding | None:
-    """Find an environment that leaves out all groups, so that no batch is made."""
+    """Find an environment that drops all of its groups, so that no batch can be made."""
     facts = history.facts
     dropped = float(facts.environment_counts.get("dropped") or 0)
     if (
@@ -130,7 +132,7 @@ def find_only_dropped_groups(history: RunHistory) -> Finding | None:
 
 
 def _summarize_steps(steps: Sequence[Step]) -> str:
-    """Return what a run without a sign of trouble is judged by."""
+    """Return the sentence that a run without findings is judged by."""
     reward, zero_signal_share = (
         compute_recent_mean(steps, "reward/mean"),
         compute_recent_mean(steps, "batch/zero_signal_share"),

@@ -1,4 +1,4 @@
-"""What one look at a run leaves for the next, in the run's `monitor.json`."""
+"""Keep what the monitor must remember between two ticks in the run's `monitor.json`."""
 
 from __future__ import annotations
 
@@ -18,42 +18,49 @@ from lachesis.runs.run_record import RunRecord
 
 
 class MonitorMemory(BaseModel):
-    """What is remembered of one run and one attempt."""
+    """What the monitor remembers of one run during one attempt."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     flow_run_id: str | None = None
     attempt: int = 1
-    """Another flow run or attempt is looked at with an empty memory; one flow run may have several
-    attempts."""
+    """The attempt that this memory belongs to. Another flow run or attempt starts with an empty
+    memory.
+    """
     silent_since: dict[str, float] = {}
-    """Since when a service has not answered."""
+    """Since when each silent service has not answered, as a Unix time."""
     stalled: str | None = None
-    """The part of the stall that was told already."""
+    """The part of the stall that was already reported."""
     judged: str | None = None
     trend: Trend = Trend()
     """The sums over the run's steps."""
     held_since: float | None = None
     ahead_s: float | None = None
-    """The time of day minus the monotonic clock, at the look before."""
+    """Seconds between the wall clock and the monotonic clock at the previous tick."""
     set_at: float | None = None
-    """When, by the monotonic clock, that was seen to change."""
+    """Monotonic time at which that difference was seen to change."""
     boot: str | None = None
     """The boot of the host that `held_since`, `ahead_s` and `set_at` belong to."""
     artifacts: dict[str, str] = {}
     published_at: float = 0.0
     final: bool = False
-    """It has ended, its last report is out, and nothing of it is left."""
+    """Whether the run has ended, its last report is published, and nothing of it is left to clean
+    up.
+    """
 
 
 def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemory:
-    """Return what the last look has left; with `record` nothing of another attempt."""
+    """Return the memory of the previous tick; with `record`, an empty one if it is of another
+    attempt.
+    """
     boot = read_boot_id()
     try:
         memory = MonitorMemory.model_validate_json(_get_memory_path(run_dir).read_bytes())
     except (OSError, ValidationError):
         memory = MonitorMemory(boot=boot)
-    if memory.boot is None or not is_same_boot(memory.boot, boot):  # its clock began anew
+    if memory.boot is None or not is_same_boot(
+        memory.boot, boot
+    ):  # the host was restarted, so its monotonic clock started again
         memory.held_since, memory.ahead_s, memory.set_at, memory.boot = None, None, None, boot
     if record is None:
         return memory
@@ -64,16 +71,16 @@ def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemo
 
 
 def save_memory(run_dir: RunDir, memory: MonitorMemory) -> None:
-    """Keep the memory; a disk that refuses it costs the next look some reading."""
+    """Write the memory. If the disk refuses it, the next tick only has to read more."""
     with contextlib.suppress(StorageError):
         write_private(_get_memory_path(run_dir), memory.model_dump_json())
 
 
 def update_trend(trend: Trend, run_dir: RunDir, record: RunRecord) -> Trend:
-    """Return the sums with the steps that were made since the last look.
+    """Return the sums including the steps that were made since the previous tick.
 
-    Only new lines are read. Where an earlier step was made again, all are read anew, so that those
-    behind it count no more.
+    Only new lines are read. If an earlier step was made again after a resume, all lines are read
+    again, so that the replaced steps are no longer counted.
     """
     metrics, since = (
         MetricsFile(run_dir.metrics),
@@ -84,7 +91,7 @@ def update_trend(trend: Trend, run_dir: RunDir, record: RunRecord) -> Trend:
         if position < trend.position or (steps and steps[0]["step"] <= trend.last_step):
             trend = Trend()
             steps, position = metrics.read_from(0)
-    except OSError:  # the look itself reports files that cannot be read
+    except OSError:  # the observation reports files that cannot be read
         return trend
     trend.add(steps, since=since)
     trend.position = position

@@ -1,6 +1,4 @@
-"""One look at the living runs: their processes, what their services answer, and what they have
-written. All at the same time.
-"""
+"""Observe all living runs at once: their processes, their services' answers, and their files."""
 
 from __future__ import annotations
 
@@ -26,37 +24,36 @@ from lachesis.runs.store import RunStore
 
 RESPONSE_TIMEOUT_S = 2.0
 MAX_CONCURRENT_RUNS = 32
-"""Runs that are asked at the same time. The client looks through all that wait at each answer, so
-many would cost their square.
+"""Runs whose services are queried at the same time. The HTTP client searches all waiting requests
+at each answer, so its cost grows with the square of this number.
 """
 MAX_LAST_STEPS = 60
-"""Last steps that are read of each run; a long one has thousands."""
+"""Last steps that are read of each run; a long run has thousands."""
 MAX_FIRST_STEPS = 20
 
 
 @dataclass
 class Observation:
-    """What was seen of one run. An answer that did not come is None; `states` is the system's word
-    for each process.
-    """
+    """What was observed of one run. An answer that did not arrive is None."""
 
     record: RunRecord
     run_dir: RunDir
     limits: LimitsSection = field(default_factory=LimitsSection)
     config: RunConfig | None = None
-    """None when it cannot be read."""
+    """The configuration of the run, or None if it cannot be read."""
     process_states: dict[str, str] = field(default_factory=dict)
     trainer_health: Json | None = None
     api_counts: Json | None = None
     is_engine_alive: bool | None = None
     environment_counts: Json | None = None
-    """What the environments of this attempt have counted. The files of the attempt before lie there
-    until its processes write."""
+    """What the environments of this attempt have counted. None while only the files of an earlier
+    attempt exist.
+    """
     last_steps: list[Json] = field(default_factory=list)
-    """The last ones."""
+    """Metrics of the run's last steps, in order."""
     first_steps: list[Json] = field(default_factory=list)
     problem: str | None = None
-    """What could not be looked at, so that policies and budgets may not be kept."""
+    """What could not be observed, so that policies and budgets may not be enforced."""
     observed_at: float = 0.0
 
     @property
@@ -69,7 +66,10 @@ class Observation:
 
 
 def observe_runs(store: RunStore, records: list[RunRecord]) -> list[Observation]:
-    """In the order of the records. A run whose files cannot be read is seen with what there is."""
+    """Observe the runs and return one observation for each, in the order of the records.
+
+    A run whose files cannot be read gets an observation with what is available.
+    """
     observations = [observe_files(store, record) for record in records]
     asyncio.run(
         _query_all_services(
@@ -80,7 +80,7 @@ def observe_runs(store: RunStore, records: list[RunRecord]) -> list[Observation]
 
 
 def observe_files(store: RunStore, record: RunRecord) -> Observation:
-    """Return what the run's files and processes show, without asking its services."""
+    """Return what the files and processes of a run show, without querying its services."""
     observation = Observation(record, store.dir(record.run_id))
     try:
         _read_files(observation)
@@ -108,15 +108,15 @@ def _read_files(observation: Observation) -> None:
         observation.config = RunConfig.from_yaml(observation.run_dir.config)
         observation.limits = observation.config.limits
     except LachesisError as error:
-        observation.problem = f"its budgets and policies are not kept: {error}"
+        observation.problem = f"its budgets and policies are not enforced: {error}"
 
 
 def read_process_state(pid: int | None) -> str:
-    """psutil's word, such as running, sleeping or stopped; "gone" when there is no such process."""
+    """Return the state of a process as psutil names it, or "gone" if there is no such process."""
     try:
         return str(psutil.Process(pid).status()) if pid else "gone"
     except (psutil.Error, ValueError, OverflowError):
-        # the latter for a number that is no process id
+        # ValueError: the number is not a valid process id
         return "gone"
 
 
@@ -151,8 +151,9 @@ async def _query_services(client: httpx.AsyncClient, observation: Observation) -
 async def _get_json(
     client: httpx.AsyncClient, observation: Observation, service: str, path: str
 ) -> Json | None:
-    """The answer; {} for one that is no JSON object, as also a refusal shows that somebody is
-    there.
+    """Return the JSON object that a service answers, or None if it does not answer.
+
+    Any other answer, including an error status, returns an empty object: something is listening.
     """
     port = getattr(observation.record.services.get(service), "port", None)
     if port is None:
@@ -162,6 +163,6 @@ async def _get_json(
         body = response.json()
     except (json.JSONDecodeError, UnicodeDecodeError):
         return {}
-    except Exception:  # nobody answers, or the port is none
+    except Exception:  # nothing answers, or the port is not valid
         return None
     return body if isinstance(body, dict) else {}

@@ -1,8 +1,8 @@
-"""What a tick shows in the Prefect UI: per run a report, a table and its progress, and one overview
-of all runs.
+"""Publish a tick's results to the Prefect UI: a report, a table and progress per run, and an
+overview.
 
-Each is made once and then changed in place: a new version of an artifact costs the database ten
-kilobytes, a change none.
+Each artifact is created once and then changed in place. A new version of an artifact adds about ten
+kilobytes to the database; a change adds nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun
 
 MAX_PUBLISH_S = 2.5
-"""Seconds that one tick spends on publishing; runs that find no place are the first of the next
-tick.
-"""
+"""Seconds that one tick spends on publishing. Runs that do not fit come first in the next tick."""
 MAX_CURVE_POINTS = 200
 MAX_OVERVIEW_ROWS = 200
 
 
 class Publisher:
+    """Publishes the artifacts of one home."""
+
     def __init__(self, home: Path) -> None:
         self.home = home
 
     def publish(self, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]) -> int:
-        """The overview, then the runs whose report is oldest; how many of them. Raises
-        LachesisError.
+        """Publish the overview, then the runs whose report is oldest.
+
+        Returns:
+            The number of runs that were published.
+
+        Raises:
+            LachesisError: The Prefect server does not answer or refuses the overview.
         """
         deadline, num_published = time.monotonic() + MAX_PUBLISH_S, 0
         with PrefectApi().reuse_connection() as api:
@@ -49,14 +54,16 @@ class Publisher:
                 if time.monotonic() > deadline and not watched.record.has_ended:
                     continue
                 if watched.record.flow_run_id is not None:
-                    # before it: one that cannot be published lets the others go first
+                    # set first, so that a run that cannot be published moves to the end of the queue
                     watched.memory.published_at = time.time()
                     num_published += self._try_publish_run(api, watched)
         return num_published
 
     def _try_publish_run(self, api: PrefectApi, watched: WatchedRun) -> bool:
-        """Whether it could be; what is wrong with one run keeps the others from nothing. Raises
-        ServerDownError.
+        """Publish one run and return whether that worked; an error is added to the run's messages.
+
+        Raises:
+            ServerDownError: The Prefect server does not answer.
         """
         try:
             self.publish_run(api, watched)
@@ -68,7 +75,11 @@ class Publisher:
         return True
 
     def publish_run(self, api: PrefectApi, watched: WatchedRun) -> None:
-        """Report, table and progress of one run. Raises ServerDownError."""
+        """Publish the report, table and progress of one run.
+
+        Raises:
+            ServerDownError: The Prefect server does not answer.
+        """
         record, steps = watched.record, MetricsFile(watched.observation.run_dir.metrics).read()
         steps_done = steps[-1]["step"] if steps else 0
         content: dict[str, tuple[str, Any, str]] = {
@@ -123,6 +134,8 @@ class Publisher:
 
 
 def _select_curve_steps(steps: Sequence[Step]) -> list[Step]:
-    """Return steps for the curves of a page: evenly spread ones, and all with a held-out result."""
+    """Return the steps for the curves of a page: evenly spaced ones, and all with a held-out
+    result.
+    """
     spread_steps = {step["step"] for step in sample_history(list(steps), MAX_CURVE_POINTS)}
     return [step for step in steps if step["step"] in spread_steps or "eval/step" in step]

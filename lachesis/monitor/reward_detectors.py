@@ -1,4 +1,6 @@
-"""Find signs in the rewards: a reward that does not rise or drops, and held-out results that fall."""
+"""Detect trouble in the rewards: a reward that does not rise or drops, and falling held-out
+results.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,23 @@ from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
 SOLVED_REWARD = 0.9
 """Mean reward from which a task counts as solved."""
 MIN_LEVEL_CHANGE = 0.1
-"""Difference of mean rewards that counts as a change of level."""
+"""Difference of mean rewards that counts as a change."""
 MIN_DROP_STANDARD_ERRORS = 4.0
-"""Standard errors by which a fall of the reward counts, beside those by which the best of many
-windows is too high."""
+"""Standard errors by which the reward must have fallen, in addition to the allowance for having
+selected the best of many windows.
+"""
 MIN_REWARD_RISE = 0.05
-"""Before `LATE` a rise is called missing only if the whole run could not rise by more than this, in
-units of the reward (or of its mean, where that is larger)."""
+"""Before the share `LATE_RUN_SHARE` of the run, a missing rise is reported only if the whole run
+could not gain more than this, in units of the reward (or of its mean, if that is larger).
+"""
 MIN_GAP_GROWTH = 0.1
-"""Growth of the gap between training and held-out reward that counts."""
+"""Growth of the gap between training and held-out reward that is reported."""
 MIN_HELD_OUT_POINTS = 4
-"""Held-out results before their course is judged."""
+"""Held-out results that are needed before their trend is judged."""
 
 
 def find_environment_without_reward(history: RunHistory) -> Finding | None:
-    """Find, among several environments, one that never gave a reward above 0."""
+    """Find, among several environments, one that never returned a reward above 0."""
     keys = {
         key
         for step in history.last_steps[-1:]
@@ -55,9 +59,9 @@ def find_environment_without_reward(history: RunHistory) -> Finding | None:
 def find_flat_reward(history: RunHistory) -> Finding | None:
     """Find a mean reward that has not risen since the start, as far as its noise lets one tell.
 
-    From `LATE` of the run on, a rise that cannot be told from noise is called missing. Before that
-    the steps must show that even the largest rise that agrees with them would be small at the end
-    of the run.
+    From the share `LATE_RUN_SHARE` of the run on, a rise that cannot be told from noise is reported
+    as missing. Before that, the steps must show that even the largest rise that is consistent with
+    them would be small at the end of the run.
     """
     total, trend = history.facts.total_steps, history.trend
     rise = trend.estimate_rise()
@@ -87,13 +91,13 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
 
 
 def find_reward_drop(history: RunHistory) -> Finding | None:
-    """Find a mean reward that is far below the best that a window of this attempt had."""
+    """Find a mean reward that is far below the best window of this attempt."""
     rewards, trend = get_recent_values(history.last_steps, "reward/mean"), history.trend
     if trend.best is None or len(rewards) < WINDOW:
         return None
     current_mean = statistics.fmean(rewards)
     noise = max(statistics.pstdev(rewards) / math.sqrt(WINDOW), trend.window_standard_error)
-    # of the largest of so many
+    # allowance for the maximum of this many independent windows
     selection_allowance = math.sqrt(2 * math.log(max(2, 2 * trend.num_steps / WINDOW)))
     if trend.best - current_mean <= max(
         0.1 * (abs(trend.best) or 1.0), (MIN_DROP_STANDARD_ERRORS + selection_allowance) * noise
@@ -117,8 +121,11 @@ def _average_first_and_last_third(
 
 
 def _average_points(points: Sequence[HeldOutTrendPoint]) -> HeldOutTrendPoint:
-    """Return the mean of the results. Its error is that of one result: the items are the same each
-    time, so their errors do not average out."""
+    """Return the mean of the results.
+
+    Its standard error is that of one result: the items are the same each time, so their errors do
+    not average out.
+    """
     return HeldOutTrendPoint(
         step=points[-1].step,
         share=statistics.fmean(point.share for point in points),
@@ -129,7 +136,7 @@ def _average_points(points: Sequence[HeldOutTrendPoint]) -> HeldOutTrendPoint:
 
 
 def find_held_out_drop(history: RunHistory) -> Finding | None:
-    """Find a held-out result that falls while the reward in training rises."""
+    """Find a held-out result that falls while the training reward rises."""
     points = history.trend.held_out
     first_and_last = _average_first_and_last_third(points)
     if first_and_last is None:
@@ -178,5 +185,6 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
 
 
 EARLY_RUN_SHARE, LATE_RUN_SHARE = 0.1, 0.45
-"""Shares of the run: before `EARLY` a missing rise says nothing; from `LATE` on a rise that cannot
-be told from noise is called missing."""
+"""Shares of the run: before `EARLY_RUN_SHARE` a missing rise says nothing; from `LATE_RUN_SHARE`
+on, a rise that cannot be told from noise is reported as missing.
+"""

@@ -1,4 +1,6 @@
-"""Find signs of trouble in the rollouts: no signal, dropped or invalid ones, truncation, entropy and length."""
+"""Detect trouble in the rollouts: no signal, dropped or invalid ones, truncation, entropy and
+length.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,17 @@ from lachesis.monitor.run_history import (
 from lachesis.monitor.trend import WINDOW
 
 MIN_ZERO_SIGNAL_ROLLOUTS = 5000
-"""So many rollouts without one signal exclude, at 99 %, that one in a thousand is worth something.
+"""Rollouts without any signal after which a run is broken. With this many, a success rate of one in
+a thousand can be excluded at a confidence of 99 %.
 """
 
 
 def find_zero_signal(history: RunHistory) -> Finding | None:
-    """Find groups whose rewards are all equal, which give no gradient.
+    """Find groups whose rewards are all equal, which contribute no gradient.
 
-    A run whose reward has risen may have learned all that its environment pays for, which may be
-    less than 1. A run without any signal since its start may still meet its first success, so it is
-    broken only after `SILENT_ROLLOUTS`.
+    A run whose reward has risen may have learned everything that its environment rewards, even at a
+    mean below 1. A run without any signal since its start may still find its first success, so it
+    is broken only after `MIN_ZERO_SIGNAL_ROLLOUTS`.
     """
     zero_signal_shares, reward = (
         get_recent_values(history.last_steps, "batch/zero_signal_share"),
@@ -59,7 +62,7 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
 
 
 def advise_more_signal(history: RunHistory) -> str:
-    """Return an advice for a model that solves all of the items it is given, or none."""
+    """Return advice for a model that solves either all or none of its items."""
     facts = history.facts
     parts = [
         f"{facts.format_test_command()} shows what this model reaches; choose easier items or a stronger model"
@@ -80,7 +83,7 @@ def advise_more_signal(history: RunHistory) -> str:
 
 
 def find_dropped_rollouts(history: RunHistory) -> Finding | None:
-    """Find an environment that leaves out nearly all of its rollouts."""
+    """Find an environment that drops nearly all of its rollouts."""
     dropped, trained = (
         sum(get_recent_values(history.last_steps, "rollouts/dropped")),
         sum(get_recent_values(history.last_steps, "batch/rollouts")),
@@ -96,7 +99,7 @@ def find_dropped_rollouts(history: RunHistory) -> Finding | None:
 
 
 def find_invalid_rollouts(history: RunHistory) -> Finding | None:
-    """Find rollouts without a usable score, also those since the last step."""
+    """Find rollouts without a usable score, including those since the last step."""
     invalid, valid = (
         sum(get_recent_values(history.last_steps, "rollouts/invalid")),
         sum(get_recent_values(history.last_steps, "batch/rollouts")),
@@ -123,7 +126,7 @@ def find_invalid_rollouts(history: RunHistory) -> Finding | None:
 
 
 def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
-    """Return the rollouts without a usable score since the last step, and their share."""
+    """Return the number of rollouts without a usable score since the last step, and their share."""
     counts, trend = history.facts.environment_counts, history.trend
     invalid = max(0.0, float(counts.get("invalid") or 0) - trend.invalid)
     valid = max(0.0, float(counts.get("rollouts") or 0) - trend.rollouts)
@@ -131,7 +134,7 @@ def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
 
 
 def describe_invalid_reasons(history: RunHistory) -> str:
-    """Return why most of the rollouts had no usable score, for the end of a sentence."""
+    """Return the most frequent reasons for invalid rollouts, as the end of a sentence."""
     errors = history.facts.environment_counts.get("errors") or {}
     most_frequent = sorted(errors.items(), key=lambda item: -item[1])[:2]
     return (
@@ -142,7 +145,7 @@ def describe_invalid_reasons(history: RunHistory) -> str:
 
 
 def find_entropy_collapse(history: RunHistory) -> Finding | None:
-    """Find a policy that always gives the same answers at a low reward."""
+    """Find a policy that always gives the same answers although the reward is low."""
     entropy, reward = (
         compute_recent_mean(history.last_steps, "entropy/sampling", 10),
         compute_recent_mean(history.last_steps, "reward/mean", 10),
@@ -177,7 +180,7 @@ def find_length_drift(history: RunHistory) -> Finding | None:
 
 
 def find_truncation(history: RunHistory) -> Finding | None:
-    """Find completions that the limit of tokens cuts off."""
+    """Find completions that are cut off at the token limit."""
     share, limit = (
         compute_recent_mean(history.last_steps, "rollouts/truncated_share", 5),
         history.facts.max_token_length,

@@ -1,8 +1,7 @@
-"""What a judgement is made from: a run's steps, the sums over all of them, and the facts about the
-run itself.
+"""Define what a judgement is made from: a run's steps, the sums over them, and facts about the run.
 
-`RunFacts` also makes the commands that an advice names, so that each of them fits this run: it
-names no checkpoint that does not exist and sets no field that the run's profile has locked.
+`RunFacts` also formats the commands that advice names, so that each of them fits this run: it names
+only checkpoints that exist and sets only fields that the run's profile allows.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ SEVERITY: dict[str, int] = {
 """How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
 `broken` may, where `limits.on_broken` is `stop`."""
 MIN_JUDGED_STEPS = 5
-"""Steps before their numbers are judged."""
+"""Steps that are needed before their numbers are judged."""
 ADVISED_RATE_FACTOR = 1 / 3
-"""A lower learning rate, as an advice, is this part of the run's own."""
+"""Factor by which advice lowers the learning rate."""
 
 
 class Finding(BaseModel):
-    """One sign, the numbers behind it, and what to do about it."""
+    """One sign of trouble, the numbers behind it, and what to do about it."""
 
     word: HealthLevel
     evidence: str
@@ -44,7 +43,7 @@ class Finding(BaseModel):
 
 
 class RunHealth(BaseModel):
-    """The judgement of a run. `evidence` and `advice` are in the same order, the gravest first."""
+    """The judgement of a run. `evidence` and `advice` are sorted with the most severe first."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -55,7 +54,7 @@ class RunHealth(BaseModel):
 
 @dataclass(frozen=True)
 class AdvisedEdit:
-    """A field that an advice sets, and what the run then has, as words that follow "with"."""
+    """A configuration field that advice sets, and its effect as words that follow "with"."""
 
     field: str
     value: str
@@ -64,47 +63,51 @@ class AdvisedEdit:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known about a run beside its steps."""
+    """What is known about a run apart from its steps."""
 
     run_id: str = "RUN"
     environment: str = "ENV"
-    """As the command line takes it: a name, or a file."""
+    """The environment as the command line accepts it: a name or a file."""
     additional_environments: Sequence[str] = ()
-    """The run's further environments with their weights, in the same way."""
+    """The run's additional environments with their weights, as ENVIRONMENT=WEIGHT."""
     model: str | None = None
-    """The base model; None for the tiny one of this project."""
+    """The base model, or None for the tiny model of this project."""
     profile: str = "embedded"
     total_steps: int | None = None
     batch_size: int = 0
-    """Rollouts per step; 0 when unknown."""
+    """Rollouts per step; 0 if unknown."""
     group_size: int = 0
     has_ended: bool = False
     status: str = "running"
     error: str | None = None
     checkpoints: Sequence[int] = ()
-    """Steps of the whole checkpoints, in order."""
+    """Steps of the complete checkpoints, in order."""
     learning_rate: float | None = None
     max_token_length: int | None = None
     tunable_fields: frozenset[str] = frozenset()
-    """Fields among those that an advice may name which the profile lets its users set."""
+    """The fields that advice may set and that the profile leaves open."""
     tiny_model: bool = False
-    """Whether the base model is the tiny one of this project, which can be taught."""
+    """Whether the base model is the tiny model of this project, which can be pretrained on the
+    task.
+    """
     environment_counts: Mapping[str, Any] = field(default_factory=dict)
-    """What the environments' processes have counted; see `lachesis.env_process.counters`."""
+    """What the environment processes have counted; see `lachesis.env_process.counters`."""
 
     def find_checkpoint_near(self, step: int) -> int | None:
-        """Return the newest checkpoint that is not after `step`, else the oldest one."""
+        """Return the newest checkpoint at or before `step`, or else the oldest one; None without
+        any.
+        """
         earlier = [
             checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step
         ]
         return max(earlier) if earlier else min(self.checkpoints, default=None)
 
     def format_stop_prefix(self) -> str:
-        """Return the command that stops the run, and nothing once it has ended."""
+        """Return the command that stops the run, or an empty string if it has ended."""
         return "" if self.has_ended else f"`lachesis stop {self.run_id}`; then "
 
     def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
-        """Return the command that trains anew, with the edits that the profile allows."""
+        """Return the command that starts a new run with these edits."""
         argv = ["lachesis", "train", self.environment]
         argv += [
             argument
@@ -122,8 +125,11 @@ class RunFacts:
         return f"`{shlex.join(argv)}`"
 
     def advise_training(self, *edits: AdvisedEdit, start_from: int | None = None) -> str:
-        """Return the command that trains anew and what it does, as a sentence. The sentence
-        promises only the edits that the profile allows, and names the fields that it fixes."""
+        """Return the command that starts a new run and its effect, as a sentence.
+
+        The sentence promises only the edits that the profile allows, and names the fields that it
+        locks.
+        """
         allowed_edits = [edit for edit in edits if edit.field in self.tunable_fields]
         locked_fields = [edit.field for edit in edits if edit.field not in self.tunable_fields]
         settings = [f"{edit.field}={edit.value}" for edit in allowed_edits]
@@ -136,8 +142,10 @@ class RunFacts:
         return sentence
 
     def advise_lower_learning_rate(self, step: int) -> str:
-        """Return the advice to go on from a checkpoint near `step` with a lower learning rate. The
-        number of the checkpoint is that of an existing one; without any, training begins anew."""
+        """Return the advice to continue from a checkpoint near `step` with a lower learning rate.
+
+        Without any checkpoint, training begins from the start.
+        """
         edits = []
         if self.learning_rate is not None:
             rate = f"{self.learning_rate * ADVISED_RATE_FACTOR:.2g}"
@@ -145,7 +153,7 @@ class RunFacts:
         return self.advise_training(*edits, start_from=self.find_checkpoint_near(step))
 
     def format_test_command(self, environment: str | None = None) -> str:
-        """Return the command that tests the environment; a local base model answers."""
+        """Return the command that tests the environment with the run's base model."""
         argv = ["lachesis", "test", environment or self.environment]
         if self.profile != "embedded":
             argv += ["--profile", self.profile]
@@ -158,13 +166,13 @@ class RunFacts:
         return f"`lachesis logs {self.run_id} {service}`"
 
     def format_report_command(self) -> str:
-        """Return the command that writes the run's report, which has sampled rollouts."""
+        """Return the command that writes the run's report, which contains sampled rollouts."""
         return f"`lachesis report {self.run_id}`"
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """A run until now: its last steps, its first ones, and the sums over all of them."""
+    """The history of a run: its first steps, its last steps, and the sums over all steps."""
 
     last_steps: Sequence[Step]
     first_steps: Sequence[Step]
@@ -173,11 +181,11 @@ class RunHistory:
 
 
 def get_recent_values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:
-    """Return what the last `count` steps have under this key."""
+    """Return the values of this key in the last `count` steps, leaving out missing ones."""
     return [step[key] for step in steps[-count:] if step.get(key) is not None]
 
 
 def compute_recent_mean(steps: Sequence[Step], key: str, count: int = WINDOW) -> float | None:
-    """Return the mean of `values`, or None without any."""
+    """Return the mean of a key over the last `count` steps, or None if there is no value."""
     numbers = get_recent_values(steps, key, count)
     return statistics.fmean(numbers) if numbers else None

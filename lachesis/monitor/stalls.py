@@ -1,8 +1,9 @@
-"""What a run is waiting for, since when, and whether that is too long. Pure functions on one look.
+"""Find what a run is waiting for, since when, and whether it has waited too long.
 
-The part that is named is the one that has to move next: environment, sampler, API queue, rollouts,
-forward_backward, optim_step, checkpoint, or a process that does not answer. A run that waits for an
-evaluation after its last step has not stalled: the trainer itself limits that wait.
+The functions are pure functions of one observation. A stall names the part that has to act next:
+environment, sampler, API queue, rollouts, forward_backward, optim_step, checkpoint, or a process
+that does not answer. A run that waits for an evaluation after its last step has not stalled: the
+trainer limits that wait itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ STOPPED_STATES = ("stopped", "tracing-stop")
 PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
 MAX_PHASE_SLOWDOWN = 5.0
-"""A phase may take so many times its usual length before it counts as a stall."""
+"""Multiple of its usual duration after which a phase counts as stalled."""
 SERVICE_TITLES = {
     "trainer": "the inference server",
     "api": "the Atropos API",
@@ -29,20 +30,27 @@ SERVICE_TITLES = {
 
 
 class Stall(BaseModel):
+    """A part of a run that has been waited for too long."""
+
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     part: str
     """The part that is waited for."""
     since: str
-    """UTC, ISO 8601: its last sign of life."""
+    """Last sign of life of that part, in UTC (ISO 8601)."""
     evidence: str
 
 
 def find_stall(
     observation: Observation, silent_since: dict[str, float], *, has_clock_changed: bool = False
 ) -> Stall | None:
-    """The stall of a run that trains, or None. `silent_since` says since when a service has not
-    answered, by earlier looks. After somebody has set the time, times from before it say nothing.
+    """Return the stall of a training run, or None.
+
+    Args:
+        observation: What was observed of the run.
+        silent_since: Since when each silent service has not answered, as a Unix time.
+        has_clock_changed: Whether the system clock was set recently. Then times from before the
+        change are not used.
     """
     if observation.record.status != "running" or observation.record.phase != "training":
         return None
@@ -55,7 +63,7 @@ def find_stall(
 
 
 def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
-    """A process that somebody or something has stopped; it needs no patience to be sure."""
+    """Find a process that was stopped by a signal; this is certain without waiting."""
     role_order = ("environment", "trainer", "api", "engine", "flow")
     stopped = [
         name
@@ -114,12 +122,12 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
         and observation.observed_at - observation.environment_counts["at"]
         > observation.limits.stall_after_s
     ):
-        # it beats every two seconds, whatever it waits for
+        # the process writes its counts every two seconds, whatever it is waiting for
         silent_s = observation.observed_at - observation.environment_counts["at"]
         return _make_stall(
             "environment",
             observation.environment_counts["at"],
-            f"{waiting_text}; its process gives no sign of life since {silent_s:.0f} s",
+            f"{waiting_text}; its process has shown no sign of life for {silent_s:.0f} s",
         )
     if observation.observed_at - since < _compute_patience_s(observation, phase):
         return None
@@ -137,12 +145,12 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
     return _make_stall(
         phase,
         since,
-        f"the trainer waits for {awaited[phase]}{server_text} since {observation.observed_at - since:.0f} s",
+        f"the trainer has been waiting for {awaited[phase]}{server_text} for {observation.observed_at - since:.0f} s",
     )
 
 
 def _compute_patience_s(observation: Observation, phase: str) -> float:
-    """Before there is a usual length, a first batch of long answers may take its time."""
+    """Return the seconds that a phase may take, more for the first batch of long answers."""
     durations_s = [
         step[PHASE_TIME_KEYS[phase]]
         for step in observation.last_steps
@@ -156,14 +164,14 @@ def _compute_patience_s(observation: Observation, phase: str) -> float:
 
 
 def _explain_missing_batch(observation: Observation, since: float, waiting_text: str) -> Stall:
-    """The trainer waits for a batch; who keeps it waiting."""
+    """Return which part keeps a trainer waiting that waits for a batch."""
     counts, max_wait_s = (
         observation.environment_counts,
         _compute_patience_s(observation, "rollouts"),
     )
     if counts is None:
         return _make_stall(
-            "environment", since, f"{waiting_text}; the environment has not told anything of itself"
+            "environment", since, f"{waiting_text}; the environment has not reported anything yet"
         )
     for kind, part, template in (
         (
@@ -175,7 +183,7 @@ def _explain_missing_batch(observation: Observation, since: float, waiting_text:
         (
             "group",
             "environment",
-            "{n} groups are under way and ask for no samples, the oldest for {age:.0f} s: its score does not end",
+            "{n} groups are in progress and request no samples, the oldest for {age:.0f} s: its scoring does not end",
         ),
     ):
         oldest_since = counts.get(f"{kind}_since")
@@ -205,7 +213,7 @@ def _explain_missing_groups(
         return _make_stall(
             "environment",
             last_group_at or since,
-            f"{waiting_text}; the environment gives no usable group: {reason}",
+            f"{waiting_text}; the environment returns no usable group: {reason}",
         )
     if blocking_environment := api_counts.get("turn"):
         return _make_stall(

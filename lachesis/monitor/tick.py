@@ -1,7 +1,7 @@
-"""One tick of the monitor: look at all living runs, judge them, do what their policies say, and
+"""Run one tick of the monitor: observe all living runs, judge them, apply their policies, and
 publish.
 
-Nothing is remembered in the process: what a tick must know of the one before lies in the run's
+The process keeps no state between ticks. What a tick must know of the previous one is in the run's
 `monitor.json`.
 """
 
@@ -33,21 +33,23 @@ from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
 MAX_AUTO_RESUMES = 3
-"""A run that stalls again and again is stopped in the end."""
+"""Automatic resumes of a run that stalls repeatedly; after that it is stopped."""
 WATCH_AFTER_END_S = 900.0
-"""A run that ended is looked after for so long: its last report, and what it may have left behind.
+"""Seconds for which a run is watched after its end, for its last report and for leftover processes.
 """
 MIN_CLOCK_JUMP_S = 30.0
-"""A clock that moves so far against the monotonic one was set, or the host slept."""
+"""Seconds between wall clock and monotonic clock from which the clock was set or the host was
+asleep.
+"""
 MAX_STOPPING_S = 300.0
-"""Longer than the services of a run take to end, the trainer at the cloud among them; who holds it
-after that is stuck.
+"""Seconds after which a stopping run is stuck. It is longer than any of its services needs to end,
+including a trainer on the Tinker cloud.
 """
 
 
 @dataclass
 class WatchedRun:
-    """One run in one tick."""
+    """What one tick found about one run."""
 
     observation: Observation
     memory: MonitorMemory
@@ -55,7 +57,7 @@ class WatchedRun:
     stall: Stall | None
     budget_shares: dict[str, float]
     messages: list[str] = field(default_factory=list)
-    """What was done in this tick, or could not be done."""
+    """What this tick did about the run, or could not do."""
     is_published: bool = False
 
     @property
@@ -64,14 +66,16 @@ class WatchedRun:
 
 
 class Monitor:
-    """Of one home."""
+    """The monitor of one home."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
 
     def tick(self) -> list[WatchedRun]:
-        """Look, judge, act, publish. A Prefect server that does not answer keeps nothing but
-        publishing from being done, and what goes wrong with one run keeps the others from nothing.
+        """Observe, judge, act and publish.
+
+        A Prefect server that does not answer only prevents publishing. An error with one run does
+        not affect the others.
         """
         records, warning = refresh.refresh_runs(self.store, self.store.scan()[0])
         if warning:
@@ -81,7 +85,7 @@ class Monitor:
         try:
             self._end_leftovers(watched_runs)
         except Exception as error:
-            log.warning("what dead runs have left was not ended: %s", error)
+            log.warning("leftover processes of dead runs were not ended: %s", error)
         for watched in watched_runs:
             try:
                 self._apply_policies(watched)
@@ -115,8 +119,12 @@ class Monitor:
         return watched_runs
 
     def publish_final_report(self, run_id: str) -> None:
-        """Judge and publish a run that has just ended, without waiting for the next tick, which
-        looks for what it may have left behind. Raises LachesisError.
+        """Judge and publish a run that has just ended, without waiting for the next tick.
+
+        The next tick still looks for leftover processes.
+
+        Raises:
+            LachesisError: The Prefect server does not answer, or refuses the report.
         """
         watched = self._judge(observe_runs(self.store, [self.store.load(run_id)])[0])
         self._write_health(watched)
@@ -198,7 +206,7 @@ class Monitor:
         self, watched: WatchedRun, reason: str, *, should_resume: bool = False
     ) -> None:
         submit.cancel_run(self.store, watched.record, reason)
-        # after it: a run that could not be asked to end must not be resumed one day
+        # set afterwards: a run whose stop was not requested must not be resumed later
         if should_resume:
             self.store.update(watched.record.run_id, resume_wanted=True)
         watched.messages.append(
@@ -237,11 +245,11 @@ class Monitor:
         )
 
     def _end_stuck_processes(self, watched: WatchedRun) -> None:
-        """A run whose end takes longer than any of its services may: end what of it still holds it."""
+        """End the processes of a run that takes longer to stop than any of its services may."""
         watched.memory.held_since = watched.memory.held_since or time.monotonic()
         if time.monotonic() - watched.memory.held_since > MAX_STOPPING_S:
             run_dir = watched.observation.run_dir
-            # another one may have opened the file, such as a backup
+            # another program, such as a backup, may have opened the file
             flow_processes = set(cleanup.find_flow_processes(self.store.home))
             stuck_processes = [
                 process
@@ -250,13 +258,13 @@ class Monitor:
             ]
             stuck_processes += leftovers.find_processes(run_dir.path).get(run_dir.path, [])
             watched.messages += [
-                f"ended what held it too long: {description}"
+                f"ended a process that kept it from stopping: {description}"
                 for description in leftovers.terminate_processes(stuck_processes)
             ]
 
     def _end_leftovers(self, watched_runs: list[WatchedRun]) -> None:
-        """Processes of runs and inference tests whose flow and reaper are gone, and what such a run
-        did not finish.
+        """End processes of runs and inference tests whose flow and reaper are gone, and finish
+        their cleanup.
         """
         ended_runs = {
             watched.observation.run_dir.path: watched
@@ -276,9 +284,9 @@ class Monitor:
             if (owner is None and path.parent == self.store.root) or RunDir(
                 path.parent, path.name
             ).is_alive():
-                continue  # a run that lives, or is being started
+                continue  # the run is alive or being started
             messages = [
-                f"ended what it had left behind: {description}"
+                f"ended a leftover process: {description}"
                 for description in leftovers.terminate_processes(processes)
             ]
             if owner is not None:
@@ -286,11 +294,11 @@ class Monitor:
             else:
                 log.info("inference test %s: %s", path.name, "; ".join(messages))
 
-    # --- tell
+    # --- report
     # -------------------------------------------------------------------------------------------------------
 
     def _emit_changes(self, watched: WatchedRun) -> None:
-        """Events for automations, once per stall and once per verdict."""
+        """Emit events for Prefect automations, once per stall and once per judgement."""
         stalled_part = watched.stall.part if watched.stall else None
         if stalled_part and stalled_part != watched.memory.stalled:
             self._emit_event(
@@ -332,8 +340,8 @@ class Monitor:
 
 
 def _has_clock_changed(memory: MonitorMemory, patience_s: float) -> bool:
-    """Whether somebody has set the time lately: then what happened before it is no measure of how
-    long anything takes.
+    """Return whether the clock was set recently, so that earlier times cannot be compared with
+    later ones.
     """
     monotonic_s, clock_offset_s = time.monotonic(), time.time() - time.monotonic()
     if memory.ahead_s is not None and abs(clock_offset_s - memory.ahead_s) > MIN_CLOCK_JUMP_S:

@@ -1,11 +1,11 @@
-"""Running sums over the steps of a run, and a test of whether its mean reward rises.
+"""Keep running sums over the steps of a run, and test whether its mean reward rises.
 
-A run may have thousands of steps, so a look at it reads only the new ones: the sums lie in
-`monitor.json` and have a fixed size. Rewards of successive steps are alike (the policy, and often
-the items, change slowly), which would make a plain regression too sure of itself. The test
-therefore uses batch means: the steps are gathered into at most `BINS` equal parts, and the
-uncertainty comes from how these parts differ (Law 2015, Simulation Modeling and Analysis, section
-9.5.3).
+A run may have thousands of steps, so only new ones are read: the sums are kept in `monitor.json`
+and have a fixed size. Rewards of successive steps are correlated (the policy, and often the items,
+change slowly), so the standard error of an ordinary regression would be too small. The test
+therefore uses batch means: the steps are divided into at most `MAX_BLOCKS` equal blocks, and the
+uncertainty is estimated from the differences between blocks (Law 2015, Simulation Modeling and
+Analysis, section 9.5.3).
 """
 
 from __future__ import annotations
@@ -23,33 +23,35 @@ Step = dict[str, Any]
 WINDOW = 20
 """Steps of the windows at the start, at the end, and of the best mean reward."""
 MAX_BLOCKS = 64
-"""When there are this many, neighbours are merged."""
+"""Number of blocks at which neighbouring blocks are merged."""
 MAX_BINS, MIN_BINS, MIN_BIN_STEPS = 16, 4, 5
 MAX_HELD_OUT_POINTS = 64
-"""Held-out results that are kept; of more, every second one is left out."""
+"""Held-out results that are kept; beyond that, every second one is removed."""
 NORMAL_QUANTILE = 1.96
 """The 97.5 % quantile of the normal distribution."""
 MIN_CONTRAST, MIN_CERTAIN_CONTRAST = 3.0, 6.0
-"""Standard errors between the first and the last steps by which a rise is seen, and by which it
-counts for the rest of the run. The first is more than `NORMAL_LIMIT`, as a window of few steps is
-less certain of its noise."""
+"""Standard errors between the first and the last steps from which a rise is significant, and from
+which it remains certain for the rest of the run. The first is above `NORMAL_QUANTILE`, because the
+noise of a window of few steps is known less exactly.
+"""
 MIN_CERTAIN_STEPS = 3 * WINDOW
 NOISE_PART_STEPS = 5
-"""Steps per part of the estimate of noise; long enough to be little alike, short enough to change
-little by learning."""
+"""Steps per part when noise is estimated: long enough that parts are nearly independent, and short
+enough that learning changes little within one.
+"""
 
 
 class HeldOutTrendPoint(BaseModel):
-    """One held-out result and the reward of training at that time."""
+    """One held-out result and the training reward at that time."""
 
     step: int
-    """The step of the weights that were evaluated."""
+    """Step of the evaluated weights."""
     share: float
     """Share of the held-out items that were answered correctly, from 0 to 1."""
     error: float
-    """Its standard error."""
+    """Standard error of the share."""
     reward: float
-    """Mean reward in training over the last `WINDOW` steps."""
+    """Mean training reward over the last `WINDOW` steps."""
     reward_error: float
 
 
@@ -59,22 +61,22 @@ class RewardRise:
 
     steps: int
     slope: float
-    """Per step."""
+    """Change of the mean reward per step."""
     standard_error: float
     """Standard error of the slope."""
     t_quantile: float
-    """Standard errors by which the slope must be above 0: the 97.5 % quantile of Student's t."""
+    """The 97.5 % quantile of Student's t: how many standard errors the slope must be above 0."""
     contrast: float
-    """The last third less the first `WINDOW` steps, in standard errors."""
+    """Mean of the last third minus the mean of the first `WINDOW` steps, in standard errors."""
 
     @property
     def is_significant(self) -> bool:
-        """Whether the slope, or the contrast of a rise that ended long ago, is more than noise."""
+        """Whether the slope, or the contrast of a rise that ended earlier, is more than noise."""
         return self.slope > self.t_quantile * self.standard_error or self.contrast > MIN_CONTRAST
 
     @property
     def is_certain(self) -> bool:
-        """The same beyond the doubt that comes with looking many times."""
+        """Whether the rise is significant even though it is tested at many steps."""
         if self.steps < MIN_CERTAIN_STEPS:
             return False
         return (
@@ -83,51 +85,56 @@ class RewardRise:
         )
 
     def compute_max_rise(self, steps: int) -> float:
-        """Return the largest rise over so many steps that agrees with what was measured."""
+        """Return the largest rise over this many steps that is consistent with the measurements."""
         return (self.slope + self.t_quantile * self.standard_error) * steps
 
 
 class Trend(BaseModel):
-    """What is kept of all steps of a run."""
+    """Sums over all steps of a run, in a fixed size."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     position: int = 0
-    """Bytes of the metrics file that were taken in."""
+    """Bytes of the metrics file that were read so far."""
     last_step: int = 0
     block_steps: int = 1
     """Steps per block."""
     blocks: list[tuple[int, float, float]] = []
-    """Per block of successive steps: their number, the sum of their numbers, and the sum of their
-    rewards."""
+    """Per block of successive steps: the number of steps, the sum of the step numbers, and the sum
+    of their rewards.
+    """
     first: list[float] = []
-    """The rewards of the first `WINDOW` steps."""
+    """Rewards of the first `WINDOW` steps."""
     recent: list[float] = []
-    """The rewards of the last `WINDOW` steps."""
+    """Rewards of the last `WINDOW` steps."""
     best: float | None = None
-    """The highest mean reward of a window."""
+    """Highest mean reward of a window."""
     best_step: int = 0
-    """The last step of that window."""
+    """Last step of that window."""
     noise: float = 0.0
-    """Sum of the squared differences of successive parts' means."""
+    """Sum of the squared differences between the means of successive parts."""
     parts: int = 0
     last_part: float | None = None
     peak_rate: float = 0.0
-    """The highest learning rate of an update."""
+    """Highest learning rate of an update."""
     silent_steps: int = 0
-    """Steps without a gradient since the last one that had one."""
+    """Steps without a gradient since the last step that had one."""
     silent_rollouts: int = 0
     rollouts: int = 0
-    """Rollouts that this attempt has trained on or left out."""
+    """Rollouts that this attempt has trained on or dropped."""
     invalid: int = 0
-    """Rollouts without a usable score, as the steps of this attempt have counted them."""
+    """Rollouts without a usable score that the steps of this attempt have counted."""
     risen_at: int | None = None
-    """The step at which it was certain that the reward had risen."""
+    """The step at which it became certain that the reward had risen."""
     held_out: list[HeldOutTrendPoint] = []
 
     def add(self, steps: Iterable[Step], *, since: float = 0.0) -> None:
-        """Take in new steps, in order; those before `since` (seconds since 1970) are another
-        attempt's."""
+        """Add new steps, in order.
+
+        Args:
+            steps: Metrics of the new steps.
+            since: Unix time at which this attempt started; earlier steps belong to another attempt.
+        """
         for step in steps:
             self.last_step = step["step"]
             self.peak_rate = max(self.peak_rate, step.get("train/learning_rate") or 0.0)
@@ -167,7 +174,7 @@ class Trend(BaseModel):
         self._update_noise_and_best(step)
 
     def _update_noise_and_best(self, step: int) -> None:
-        """Measure the noise after each part, and the best window at every half one."""
+        """Update the noise after each part, and the best window after each half window."""
         count = self.num_steps
         if count % NOISE_PART_STEPS == 0:
             part = statistics.fmean(self.recent[-NOISE_PART_STEPS:])
@@ -201,12 +208,14 @@ class Trend(BaseModel):
 
     @property
     def num_steps(self) -> int:
-        """Steps with a reward."""
+        """The number of steps with a reward."""
         return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0] if self.blocks else 0
 
     @property
     def window_standard_error(self) -> float:
-        """Standard error of a window's mean reward, from how successive parts differ."""
+        """The standard error of a window's mean reward, from the differences between successive
+        parts.
+        """
         return (
             math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
             if self.parts
@@ -239,7 +248,7 @@ class Trend(BaseModel):
         )
 
     def _gather_bins(self) -> list[tuple[int, float, float]]:
-        """The blocks gathered into at most `BINS` parts of about equal length."""
+        """Merge the blocks into fewer parts of about equal length."""
         parts = min(MAX_BINS, len(self.blocks), self.num_steps // MIN_BIN_STEPS)
         if not parts:
             return []

@@ -1,4 +1,4 @@
-"""Find signs that updates do not reach the weights, or break them."""
+"""Detect updates that do not reach the weights, or that damage them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from lachesis.monitor.run_history import (
 from lachesis.monitor.trend import WINDOW
 
 MIN_LEARNING_RATE = 1e-6
-"""Below this learning rate, rounding may hide what an update changes."""
+"""Learning rate below which rounding may hide what an update changes."""
 MIN_SHARE_OF_PEAK_RATE = 0.01
-"""The same for a rate below this share of the run's highest one: the start of a warm-up and the end
-of a schedule."""
+"""Share of the run's highest learning rate below which an update is not judged: the start of a
+warm-up and the end of a schedule.
+"""
 
 
 def find_unchanged_weights(history: RunHistory) -> Finding | None:
@@ -41,11 +42,11 @@ def find_unchanged_weights(history: RunHistory) -> Finding | None:
 
 
 def _collect_weight_changes(steps: Sequence[Step], min_rate: float) -> list[tuple[float, float]]:
-    """Return the changes of the weights by updates whose learning rate was at least `least`, and
-    that rate.
+    """Return the weight changes of updates with a learning rate of at least `min_rate`, with that
+    rate.
 
-    A line may have the change that the update of the line before has made, so of the two rates the
-    lower one counts.
+    A line of the metrics may contain the change made by the update of the previous line, so the
+    lower of the two rates is used.
     """
     changes = []
     for previous_step, step in itertools.pairwise([{}, *steps]):
@@ -96,9 +97,11 @@ def _find_newest_checkpoint(history: RunHistory) -> int | None:
 
 
 MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE = 1e-7, 1e-3
-"""Nats per token: the same weights give the same log-probabilities up to rounding; and the same per
-unit of the learning rate. An update of the embedded engine's tiny model changes a token by about 6
-nats per unit, at every rate from 1e-7 to 1e-3."""
+"""Nats per token: identical weights give identical log-probabilities up to rounding; the second
+limit is per unit of the learning rate. An update of the embedded engine's tiny model changes a
+token by about 6 nats per unit, at every rate from 1e-7 to 1e-3.
+"""
 SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0
-"""Mean absolute difference of sampling and training log-probabilities in nats per token. At 1 the
-ratio of the importance-sampling loss is off by a factor of e for a typical token."""
+"""Mean absolute difference of sampling and training log-probabilities, in nats per token. At 1, the
+ratio of the importance-sampling loss is wrong by a factor of e for a typical token.
+"""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
-from lachesis.base import paths
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.tls import get_tls_context
+from lachesis.orchestration.server_info import find_api_url, read_auth_string
 
 CONNECT_TIMEOUT_S = 1.0
 """A server that is down refuses a connection at once; one that is busy accepts it and is slow."""
@@ -39,53 +37,6 @@ MAX_DELETED_RUNS = 50
 """The server's own limit for one call."""
 MISSING = object()
 """Returned for an object that the server does not know."""
-
-
-def read_server_info(home: Path | None = None) -> Json | None:
-    """Return what the launcher of this home has written, or None.
-
-    The keys are `api_url`, `ui_url`, `keys`, `max_runs` and `pids`.
-    """
-    try:
-        server_info = json.loads(server_file(home).read_text())
-        is_valid = (
-            isinstance(server_info["api_url"], str)
-            and isinstance(server_info["keys"], list)
-            and isinstance(server_info["max_runs"], int)
-        )
-        return (
-            server_info
-            if is_valid and all(isinstance(key, str) for key in server_info["keys"])
-            else None
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def server_file(home: Path | None = None) -> Path:
-    """Return the file in which the launcher describes its Prefect server."""
-    return (home or paths.home()) / "server.json"
-
-
-def find_api_url(home: Path | None = None) -> str | None:
-    """Return `$PREFECT_API_URL`, else the URL of this home's running launcher, else None."""
-    configured_url = os.environ.get("PREFECT_API_URL")
-    if configured_url:
-        return configured_url.rstrip("/")
-    server_info = read_server_info(home)
-    return None if server_info is None else str(server_info["api_url"])
-
-
-def read_auth_string() -> str | None:
-    """Return NAME:PASSWORD of the server, or None if it requires none.
-
-    It comes from $PREFECT_API_AUTH_STRING or the setting of the server itself.
-    """
-    return (
-        os.environ.get("PREFECT_API_AUTH_STRING")
-        or os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
-        or None
-    )
 
 
 class PrefectApi:

@@ -1,4 +1,4 @@
-"""Go on with a run that has ended, as a new attempt from its newest checkpoint."""
+"""Continue a run that has ended, as a new attempt from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lachesis.runs.store import RunStore
 
 
 def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
-    """What changes in the record of a run that goes on from its newest checkpoint."""
+    """Return the changes to the record of a run that continues from its newest checkpoint."""
     return {
         "status": "pending",
         "phase": "queued",
@@ -44,7 +44,7 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "boot": None,
         "took_s": None,
         "queued_at": now_iso(),
-        # the flow run of the attempt before it has ended, which says nothing about this one
+        # the previous attempt's flow run has ended; that says nothing about this attempt
         "flow_run_id": None,
         "flow_pid": None,
     }
@@ -139,16 +139,16 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecor
 def needs_new_attempt(record: RunRecord) -> bool:
     """Return whether a flow run that starts now has to make a new attempt of the run.
 
-    It is so when a flow has begun this attempt before, and when the attempt was suspended before it
-    could begin: then Prefect starts the flow run again by a retry or a resume.
+    This is the case if a flow has already begun this attempt, and if the attempt was suspended
+    before it could begin: then Prefect starts the flow run again through a retry or a resume.
     """
     return record.started_at is not None or is_suspended(record)
 
 
 def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether this flow run belongs to the run's attempt, or was started in Prefect by hand.
+    """Return whether a flow run belongs to the run's attempt, or was started by hand in Prefect.
 
-    A flow run that cannot be asked about belongs to it.
+    If Prefect cannot be asked about the flow run, it is assumed to belong to the attempt.
     """
     if flow_run_id is None or flow_run_id == record.flow_run_id:
         return True

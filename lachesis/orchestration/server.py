@@ -20,11 +20,8 @@ from lachesis.base.errors import (
 )
 from lachesis.base.files import storage_errors
 from lachesis.base.typed_values import read_env_number
-from lachesis.orchestration.prefect_api import (
-    PrefectApi,
-    read_server_info,
-    server_file,
-)
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server_info import read_server_info, server_file
 
 TRAINING_FLOW = "launch-training"
 TEST_FLOW = "validate-environment"

@@ -13,11 +13,9 @@ from lachesis.base.errors import (
     ServerDownError,
 )
 from lachesis.base.waiting import wait_until
-from lachesis.orchestration.prefect_api import (
-    PrefectApi,
-    find_api_url,
-)
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TEST_FLOW, TRAINING_FLOW, find_deployment, get_max_runs
+from lachesis.orchestration.server_info import find_api_url
 from lachesis.orchestration.suspension import (
     SUSPENDED,
     is_suspended,

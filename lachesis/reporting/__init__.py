@@ -1,1 +1,1 @@
-"""What is shown of a run: its status, its results and its report."""
+"""Report on a run: its status, its results, and an HTML page."""

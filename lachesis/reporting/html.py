@@ -1,4 +1,4 @@
-"""The report of a run as one HTML file that needs nothing else, and its pictures as PNG files."""
+"""Write the report of a run as one self-contained HTML file, and its charts as PNG files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
 SMOOTHING_STEPS = 10
-"""Steps of the running mean that is drawn over the single steps."""
+"""Steps of the moving average that is drawn over the single steps."""
 TIMING_KEYS = (
     "time/rollouts",
     "time/forward_backward",
@@ -40,8 +40,19 @@ collapse; margin: .5rem 0; } td, th { padding: .2rem .8rem .2rem 0; text-align: 
 def write_report(
     record: RunRecord, run_dir: RunDir, results: RunResults, target: Path
 ) -> list[Path]:
-    """Write one PNG per picture and then `report.html` into `to`; return the files, the page first.
-    Raises StorageError.
+    """Write one PNG per chart and then `report.html`.
+
+    Args:
+        record: The record of the run.
+        run_dir: The folder of the run.
+        results: The results of the run.
+        target: The folder to write to.
+
+    Returns:
+        The written files, the page first.
+
+    Raises:
+        StorageError: A file cannot be written.
     """
     steps = MetricsFile(run_dir.metrics).read()
     figures = {name: draw(steps, results) for name, draw in DRAW_FUNCTIONS.items() if steps}
@@ -58,7 +69,7 @@ def write_report(
             steps,
             {name: _render_svg(figure) for name, figure in figures.items()},
         )
-        write_private(files[0], page)  # as a whole: somebody may be reading the one before
+        write_private(files[0], page)  # atomic, because somebody may be reading the previous page
     return files
 
 
@@ -69,12 +80,12 @@ def _render_svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-# --- pictures
+# --- charts
 # -------------------------------------------------------------------------------------------------------
 
 
 def draw_reward(steps: Sequence[Step], results: RunResults) -> Any:
-    """Mean reward per step, its running mean, and the results on held-out items with their
+    """Draw the mean reward per step, its moving average, and the held-out results with their
     intervals.
     """
     figure, axes = _make_axes(1)
@@ -90,7 +101,7 @@ def draw_reward(steps: Sequence[Step], results: RunResults) -> Any:
 
 
 def _draw_held_out(axis: Any, results: RunResults, *, is_mixture: bool) -> None:
-    """Draw the curve of held-out results, a bar for the 95 % interval of each."""
+    """Draw the held-out results, each with a bar for its 95 % interval."""
     curve = results.held_out_curve
     if not curve:
         return
@@ -120,7 +131,7 @@ def _draw_held_out(axis: Any, results: RunResults, *, is_mixture: bool) -> None:
 
 
 def draw_learning(steps: Sequence[Step], results: RunResults) -> Any:
-    """What the judgement of learning looks at."""
+    """Draw the metrics that the judgement of learning uses."""
     names = {
         "batch/zero_signal_share": "groups without a signal",
         "entropy/sampling": "entropy (nats per token)",
@@ -138,7 +149,7 @@ def draw_learning(steps: Sequence[Step], results: RunResults) -> Any:
 
 
 def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
-    """Where the time of a step goes, and how many tokens pass in a second."""
+    """Draw where the time of a step goes, and the tokens per second."""
     figure, axes = _make_axes(2)
     x = [step["step"] for step in steps]
     stacks = [[step.get(phase) or 0.0 for step in steps] for phase in TIMING_KEYS]
@@ -177,7 +188,7 @@ def _make_axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
 
 
 def _find_environment_keys(steps: Sequence[Step]) -> list[str]:
-    """The rewards of each environment, where several feed the run."""
+    """Return the metric keys of each environment's reward, if several environments feed the run."""
     return sorted(
         {
             key
@@ -276,7 +287,7 @@ def _render_facts(record: RunRecord, results: RunResults) -> str:
 
 
 def _describe_held_out(results: RunResults) -> dict[str, str]:
-    """Return the accuracies before and after training in words."""
+    """Return the accuracies before and after training as text."""
     descriptions = {}
     for name, accuracy in results.held_out.items():
         interval = results.held_out_intervals.get(name) or {}
@@ -288,7 +299,7 @@ def _describe_held_out(results: RunResults) -> dict[str, str]:
 
 
 def _render_held_out_curve(results: RunResults) -> str:
-    """Return a table of the held-out results by step, and what went wrong with evaluations."""
+    """Return a table of the held-out results by step, and a sentence about failed evaluations."""
     failures = results.evaluation
     failure_text = (
         f"<p>{failures['failed']} evaluations failed; the last one: {_escape(failures['last_reason'])}</p>"
@@ -337,7 +348,7 @@ def _format_number(number: float) -> str:
 
 
 def _render_rollouts(run_dir: RunDir) -> str:
-    """The first and the last group that the trainer has kept."""
+    """Return the first and the last group that the trainer has kept."""
     groups = read_json_lines(run_dir.rollouts)
     if not groups:
         return ""
@@ -359,7 +370,7 @@ def _render_group(group: Json, title: str) -> str:
 
 
 def _render_evaluation(run_dir: RunDir) -> str:
-    """Held-out items as they were answered before and after training."""
+    """Return held-out items with the answers before and after training."""
     samples = {
         when: read_json_lines(run_dir.evaluation / when / "samples.jsonl")[:12]
         for when in ("before", "after")
@@ -388,5 +399,5 @@ def _render_table(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _escape(value: Any) -> str:
-    """What a model or an environment said cannot become markup."""
+    """Return the value as text in which nothing is markup."""
     return html.escape("" if value is None else str(value))

@@ -1,4 +1,4 @@
-"""The answers about a run: its status and its results, as typed models."""
+"""Define the answers about a run, its status and its results, as typed models."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ from lachesis.runs.held_out import HeldOutPoint
 
 
 class RunProgress(ResponseModel):
+    """How far a run is."""
+
     step: int
     """Training steps done."""
     total: int
     """Training steps of the whole run."""
     eta_seconds: float | None
-    """Estimated seconds to the last step; null before the second step and after the end."""
+    """Estimated seconds until the last step; null before the second step and after the end."""
 
 
 class QueuePlace(ResponseModel):
+    """A run's position in the queue of this host."""
+
     place: int
-    """1 is the next to start."""
+    """Position in the queue; 1 is the next run to start."""
     running: int
-    """Runs on this host now."""
+    """Runs that are running on this host."""
     limit: int
-    """Most runs at once on this host."""
+    """Maximum number of concurrent runs on this host."""
 
 
 class LastError(ResponseModel):
+    """The error that ended a run."""
+
     message: str
     service: str | None
-    """The process that died first, when one did."""
+    """The process that exited first, if one did."""
     log: str | None
     """Its log file."""
     log_tail: str
@@ -37,6 +43,8 @@ class LastError(ResponseModel):
 
 
 class StatusMetrics(ResponseModel):
+    """The metrics of a run's last step."""
+
     step: int
     reward_mean: float | None
     """Mean score of the last step's rollouts."""
@@ -51,60 +59,60 @@ class StatusMetrics(ResponseModel):
 
 
 class RunStatus(ResponseModel):
-    """How a run is doing."""
+    """The status of a run."""
 
     run_id: str
     status: str
     """pending, starting, running, stopping, stopped, completed or failed."""
     phase: str
-    """What the run is doing inside that status, in words."""
+    """What the run is doing within that status, in words."""
     environment: str
     profile: str
     running_time_minutes: float
     processes: dict[str, str]
-    """Per process (api, trainer, env; engine on the embedded profile): pending, starting, running
-    or exited (code).
+    """State per process (api, trainer, env; engine on the embedded profile): pending, starting,
+    running or exited (code).
     """
     progress: RunProgress
     queue: QueuePlace | None = None
-    """While the run waits for a free place on this host."""
+    """Present while the run waits for a free place on this host."""
     wandb_project: str
     wandb_run_name: str
     wandb_url: str | None = None
     wandb_error: str | None = None
     checkpoints: list[int]
-    """Steps of those that can be gone on from."""
+    """Steps of the checkpoints that the run can be resumed from."""
     resumed: Json | None = None
-    """What this attempt went on from."""
+    """The checkpoint that this attempt was resumed from."""
     forked_from: str | None = None
-    """RUN@STEP, the checkpoint of another run that this one has begun from."""
+    """RUN@STEP, the checkpoint of another run that this run started from."""
     logs: dict[str, str]
     metrics: StatusMetrics
     held_out_curve: list[HeldOutPoint]
-    """Results on held-out items by step, during training and at its ends."""
+    """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """Evaluations during training that failed: how many, and why the last one did."""
+    """Failed evaluations during training: their number, and the reason of the last failure."""
     rollouts: Json | None = None
-    """Of this attempt's environment, once there is something to say: `scored` and `invalid`
-    rollouts, the reasons of invalid ones (`invalid_reasons`) and of rewards of 0 that have one
-    (`zero_reasons`), each with its count.
+    """Rollout counts of this attempt: `scored` and `invalid` rollouts, and, each with its count,
+    the reasons of invalid ones (`invalid_reasons`) and of rewards of 0 (`zero_reasons`).
     """
     dead_environments: dict[str, str] | None = None
-    """Of several environments those whose groups were all invalid, for which the others wait, each
-    with what is wrong."""
+    """In a run with several environments, those whose groups were all invalid and that the others
+    are waiting for, each with the problem.
+    """
     health: Json | None
-    """The monitor's last verdict; null before it has looked."""
+    """The monitor's last judgement; null before the first one."""
     error: str | None = None
     last_error: LastError | None = None
     ui_url: str | None
-    """The run's page in the Prefect UI."""
+    """URL of the run in the Prefect UI."""
     next_steps: list[str]
     warning: str | None = None
-    """What keeps this report from being up to date."""
+    """What prevents this report from being up to date."""
 
 
 class RunResults(ResponseModel):
-    """What came of a run."""
+    """The results of a run."""
 
     run_id: str
     status: str
@@ -114,36 +122,37 @@ class RunResults(ResponseModel):
     wandb_run_name: str
     wandb_url: str | None = None
     wandb_dir: str | None = None
-    """Where W&B's offline files are, when the run was not online."""
+    """Folder of W&B's offline files, if the run was not online."""
     reward: dict[str, float | None]
     """First and last mean reward, each over five steps, or over half of the steps of a shorter run.
     """
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
     held_out_intervals: dict[str, Json]
-    """For each of these accuracies its number of items and its 95 % interval: `items`, `low`,
+    """For each of these accuracies, its number of items and its 95 % interval: `items`, `low`,
     `high`.
     """
     held_out_curve: list[HeldOutPoint]
-    """Results on held-out items by step, during training and at its ends."""
+    """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """Evaluations during training that failed: how many, and why the last one did."""
+    """Failed evaluations during training: their number, and the reason of the last failure."""
     weights: WeightLocations
     final_metrics: Json
     history: list[Json]
-    """The chief metrics of at most ten steps, evenly spread, first and last among them."""
+    """The main metrics of at most ten evenly spaced steps, including the first and the last."""
     metrics_file: str
-    """Every step, one JSON object per line."""
+    """File with the metrics of every step, one JSON object per line."""
     forecast: Json | None = None
-    """What a validation of the same code expected of the whole run: tokens, hours and US dollars as
-    ranges.
+    """What a validation of the same code forecast for the whole run: ranges of tokens, hours and US
+    dollars.
     """
     actual: Json | None = None
-    """What it took until now, and the ratio to the forecast for the steps that were made."""
+    """What the run has used so far, and its ratio to the forecast for the steps that were made."""
     health: Json | None = None
     """The last judgement of the monitor."""
     rollouts: Json | None = None
-    """As in the status: which rollouts could not be scored, and which rewards of 0 have a reason.
+    """Rollout counts as in the status: which rollouts could not be scored, and the reasons of
+    rewards of 0.
     """
     error: str | None = None
     next_steps: list[str]

@@ -1,6 +1,4 @@
-"""What is told about a run: its status, its results, and what a launch would do. The same for every
-surface.
-"""
+"""Build the answers about a run, its status and its results, for every user interface."""
 
 from __future__ import annotations
 
@@ -38,11 +36,11 @@ from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_forecast
 
 REWARD_STEPS = 5
-"""The first and the last reward of a run are means over this many steps at most; one step has few
-prompts.
+"""Maximum number of steps that the first and the last reward of a run are averaged over, because
+one step has few prompts.
 """
 PACE_STEPS = 20
-"""The time that is left is estimated from the pace of this many last steps."""
+"""Number of last steps whose pace gives the estimated time until the end."""
 NEXT_STEP_COMMANDS = {
     "status": "lachesis status {run}",
     "logs": "lachesis logs {run} {service}",
@@ -52,7 +50,7 @@ NEXT_STEP_COMMANDS = {
     "weights": "lachesis weights {run} --to DIR",
     "report": "lachesis report {run}",
 }
-"""How a person does what comes next; another surface has its own words for the same keys."""
+"""Next steps as shell commands. Another user interface has its own texts for the same keys."""
 
 
 def build_run_status(
@@ -65,6 +63,7 @@ def build_run_status(
     warning: str | None,
     next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
 ) -> RunStatus:
+    """Return the status of a run, as text for a person and as data for a program."""
     checkpoints = [manifest.step for manifest in Checkpoints(run_dir.checkpoints).list_intact()]
     steps = _select_attempt_steps(record, steps, checkpoints)
     last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
@@ -113,7 +112,7 @@ def build_run_status(
 def _build_status_metrics(
     record: RunRecord, last_step: Step, curve: list[HeldOutPoint]
 ) -> StatusMetrics:
-    """Return the numbers of the contract."""
+    """Return the metrics of the last step under the names that users rely on."""
     return StatusMetrics(
         step=last_step.get("step", 0),
         reward_mean=last_step.get("reward/mean"),
@@ -127,7 +126,7 @@ def _build_status_metrics(
 def _select_attempt_steps(
     record: RunRecord, steps: list[Step], checkpoints: list[int]
 ) -> list[Step]:
-    """Without those after the checkpoint that the attempt begins with, until it makes them again."""
+    """Return the steps without those after the checkpoint that this attempt was resumed from."""
     has_stale_steps = (
         record.attempt > 1
         and bool(steps)
@@ -147,6 +146,7 @@ def build_run_results(
     *,
     next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
 ) -> RunResults:
+    """Return the results of a run."""
     optional_fields: Json = {
         **_build_forecast_fields(record, run_dir, steps),
         "health": record.health,
@@ -181,14 +181,16 @@ def build_run_results(
 
 
 def _find_offline_wandb_run(run_dir: RunDir) -> str | None:
-    """The newest of W&B's offline folders; `wandb sync` sends it."""
+    """Return the newest offline run folder of W&B, which `wandb sync` uploads; None if there is
+    none.
+    """
     folders = sorted((run_dir.path / "wandb").glob("offline-run-*"))
     return str(folders[-1]) if folders else None
 
 
 def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]) -> Json:
-    """The forecast that the run was started with, and what came of it."""
-    # the evaluations before and after come after the last step
+    """Return the forecast that the run was started with, and what it has used."""
+    # the final evaluation uses tokens after the last step
     last_step, usage_at_end = steps[-1] if steps else {}, read_spent_file(run_dir.spent)
     tokens = TokenCounts(
         **{
@@ -221,7 +223,7 @@ def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]
 
 
 def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) -> list[str]:
-    """What is worth doing with the run now, as the commands or calls in `words`."""
+    """Return what can be done with the run now, as commands or calls of the asking user interface."""
     if record.status == "completed":
         keys = ["results", "report", "weights"]
     elif record.has_ended:
@@ -237,7 +239,7 @@ def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) 
 
 
 def _list_process_states(record: RunRecord) -> dict[str, str]:
-    """The contract's three from the first moment on."""
+    """Return the state per process; the three processes of every run are always present."""
     states = {
         shorten_service_name(name): service.state for name, service in record.services.items()
     }
@@ -245,7 +247,7 @@ def _list_process_states(record: RunRecord) -> dict[str, str]:
 
 
 def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
-    """The contract's three from the first moment on, and those of what else is started."""
+    """Return the log file per process; the three processes of every run are always present."""
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
     return {shorten_service_name(name): str(run_dir.get_log_file(name)) for name in names}
@@ -280,7 +282,7 @@ def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
 
 def _estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
     attempt_start = iso_to_unix_s(record.started_at or record.created_at)
-    # not those before a resume
+    # without the steps before a resume
     recent_steps = [
         step for step in steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start
     ]

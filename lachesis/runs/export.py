@@ -41,7 +41,7 @@ class BetterCheckpoint(BaseModel):
     sampler_weights: str
     """Tinker path for sampling."""
     state: str
-    """Tinker path for training on, with the optimizer."""
+    """Tinker path for further training, including the optimizer state."""
     adapter: str | None
     """A PEFT folder on this machine; null when another server holds the weights."""
     reason: str
@@ -57,7 +57,7 @@ class WeightLocations(BaseModel):
     sampler_weights: str | None = None
     """Tinker path for sampling."""
     state: str | None = None
-    """Tinker path for training on, with the optimizer."""
+    """Tinker path for further training, including the optimizer state."""
     adapter: str | None = None
     """A PEFT folder on this machine; null when another server holds the weights."""
     best: BetterCheckpoint | None = None

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from lachesis.orchestration.prefect_api import PrefectApi, server_file
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server_info import server_file
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 

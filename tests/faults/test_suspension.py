@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from lachesis.base.json_text import Json
-from lachesis.orchestration.prefect_api import find_api_url
+from lachesis.orchestration.server_info import find_api_url
 from lachesis.orchestration.suspension import SUSPENDED
 from lachesis.runs.run_record import RunRecord
 from tests.faults.world import Run, World

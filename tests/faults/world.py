@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import LachesisError
-from lachesis.orchestration.prefect_api import server_file
+from lachesis.orchestration.server_info import server_file
 from lachesis.runs import cleanup
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile

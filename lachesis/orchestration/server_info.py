@@ -1,0 +1,57 @@
+"""Read where the Prefect server of a home listens, and its password."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from lachesis.base import paths
+from lachesis.base.json_text import Json
+
+
+def read_server_info(home: Path | None = None) -> Json | None:
+    """Return what the launcher of this home has written, or None.
+
+    The keys are `api_url`, `ui_url`, `keys`, `max_runs` and `pids`.
+    """
+    try:
+        server_info = json.loads(server_file(home).read_text())
+        is_valid = (
+            isinstance(server_info["api_url"], str)
+            and isinstance(server_info["keys"], list)
+            and isinstance(server_info["max_runs"], int)
+        )
+        return (
+            server_info
+            if is_valid and all(isinstance(key, str) for key in server_info["keys"])
+            else None
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def server_file(home: Path | None = None) -> Path:
+    """Return the file in which the launcher describes its Prefect server."""
+    return (home or paths.home()) / "server.json"
+
+
+def find_api_url(home: Path | None = None) -> str | None:
+    """Return `$PREFECT_API_URL`, else the URL of this home's running launcher, else None."""
+    configured_url = os.environ.get("PREFECT_API_URL")
+    if configured_url:
+        return configured_url.rstrip("/")
+    server_info = read_server_info(home)
+    return None if server_info is None else str(server_info["api_url"])
+
+
+def read_auth_string() -> str | None:
+    """Return NAME:PASSWORD of the server, or None if it requires none.
+
+    It comes from $PREFECT_API_AUTH_STRING or the setting of the server itself.
+    """
+    return (
+        os.environ.get("PREFECT_API_AUTH_STRING")
+        or os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+        or None
+    )
