@@ -48,7 +48,7 @@ def test_rl_check_environment(
     ]
     assert [one["name"] for one in answer["checks"]] == names
     assert ask("rl_check_environment", environment="my_task", new=True)["code"] == "storage", (
-        "it is there already"
+        "it already exists"
     )
 
     text = (mine / "my_task.py").read_text()

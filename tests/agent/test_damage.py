@@ -43,7 +43,7 @@ def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line
     for tool in RUN_TOOLS[:2]:
         answer = ask(tool, run_id=run_id)
         assert "code" not in answer, answer
-        json.loads(to_compact_json(answer), parse_constant=pytest.fail)  # NaN is no JSON
+        json.loads(to_compact_json(answer), parse_constant=pytest.fail)  # NaN is not JSON
     assert ask("rl_get_results", run_id=run_id)["reward"]["first"] == 0.5
 
 

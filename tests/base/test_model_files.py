@@ -160,7 +160,7 @@ def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
         ("a tokenizer", "tokenizer.json"),
         ("a file of weights", "model.safetensors"),
     ):
-        with pytest.raises(ModelNotFoundError, match=rf"{folder} holds no whole model: {missing}"):
+        with pytest.raises(ModelNotFoundError, match=rf"{folder} is incomplete: {missing}"):
             require_model(str(folder))
         write_model(folder, name)
     require_model(str(folder))

@@ -186,7 +186,7 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
     assert describe.find_environment(name).file_path == str(tmp_path / "mine.py")
     monkeypatch.chdir(tmp_path)
     assert describe.register_environment("mine") == "mine"
-    with pytest.raises(UnknownEnvironmentError, match=r"the file is given as empty\.py"):
+    with pytest.raises(UnknownEnvironmentError, match=r"name the file as empty\.py"):
         describe.register_environment("empty")
     with pytest.raises(UnknownEnvironmentError, match="there is no file"):
         describe.register_environment(str(tmp_path / "gone.py"))
@@ -201,7 +201,7 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_environment_without_examples_says_what_is_missing() -> None:
     with pytest.raises(
-        EnvironmentLoadError, match=r"ArithmeticEnv offers no example\(item, right=…\)"
+        EnvironmentLoadError, match=r"ArithmeticEnv has no method example\(item, right=…\)"
     ):
         describe.collect_examples(describe.find_environment("arithmetic"), {}, count=1, share=1.0)
 

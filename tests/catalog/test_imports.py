@@ -154,6 +154,7 @@ def test_the_advice_fits_the_file(tmp_path: Path) -> None:
         file, ModuleNotFoundError("No module named 'json.no'", name="json.no")
     )
     assert (
-        inner == "json is there, but it has no module json.no: another version of it may be needed"
+        inner
+        == "json is installed, but it has no module json.no: another version of it may be needed"
     )
     assert requirements.get_import_advice(file, ImportError("cannot import name 'x'")) == ""

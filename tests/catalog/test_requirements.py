@@ -64,8 +64,8 @@ def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ("# /// script\n# dependencies = []\n", "the line '' stands between"),
-        ("# /// script\nimport os\n# ///\n", "the line 'import os' stands between"),
+        ("# /// script\n# dependencies = []\n", "the line '' between '# /// script'"),
+        ("# /// script\nimport os\n# ///\n", "the line 'import os' between '# /// script'"),
         ("# /// script\n# dependencies = [\n# ///\n", "cannot be used"),
         ('# /// script\n# dependencies = "a"\n# ///\n', "dependencies is a list of texts"),
         (HEADER.format('"no such thing!"'), "cannot be used"),
@@ -125,7 +125,7 @@ def test_an_environment_has_its_own_version_beside_ours(
     assert importlib.metadata.version("iniconfig") == before
     started = (place / "installed.txt").stat().st_mtime_ns
     assert requirements.install_requirements(Path(environment.file_path)) == place
-    assert (place / "installed.txt").stat().st_mtime_ns == started, "it is there already"
+    assert (place / "installed.txt").stat().st_mtime_ns == started, "it already exists"
 
 
 def test_what_pip_says_is_told_and_half_a_place_is_made_anew(

@@ -57,7 +57,7 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(name: str, value: Any, me
 def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
     current = run_config.resolve_run_config("gsm8k", "tinker", {})
     with pytest.raises(
-        LockedFieldError, match=r"env.total_steps is locked at 2500 \(bounds what a run can cost\)"
+        LockedFieldError, match=r"env.total_steps is locked at 2500 \(limits what a run can cost\)"
     ) as caught:
         ConfigFields("tinker").check_edit("total_steps", 5, current)
     assert caught.value.details == {"locked_value": 2500}

@@ -61,11 +61,11 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
     [
         (
             {"env": {"batch_size": 6, "group_size": 4}},
-            r"env.batch_size \(6\) is no multiple of env.group_size \(4\)",
+            r"env.batch_size \(6\) is not a multiple of env.group_size \(4\)",
         ),
         (
             {"env": {"batch_size": 4, "group_size": 8}},
-            r"env.batch_size \(4\) is no multiple of env.group_size \(8\)",
+            r"env.batch_size \(4\) is not a multiple of env.group_size \(8\)",
         ),
         (
             {"env": {"group_size": 1, "batch_size": 4}},
@@ -151,7 +151,7 @@ def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path)
     config = run_config.resolve_run_config("gsm8k", "tinker", {})
     assert (config.env.total_steps, config.tinker.lora_rank) == (10, 16)
     (clean_environment / "profiles.yaml").write_text("tinker: 3")
-    with pytest.raises(ConfigError, match="is not of the form profile"):
+    with pytest.raises(ConfigError, match="must have the form PROFILE"):
         run_config.resolve_run_config("gsm8k", "tinker", {})
 
 

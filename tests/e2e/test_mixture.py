@@ -39,7 +39,7 @@ def test_two_environments_train_one_model(
     refused = cli(
         "train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm
     )
-    assert "env.mixture names calm, which is the run's own environment" in refused["error"]
+    assert "env.mixture names calm, which is the run's first environment" in refused["error"]
     words = (
         "train",
         "calm",

@@ -330,14 +330,14 @@ def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> N
         model_input=ids([1, 2]), loss_fn_inputs={"target_tokens": np.array([2, 3])}
     )
     for data, loss, message in (
-        (good, "stable_reinforce", "'stable_reinforce' is not offered"),
+        (good, "stable_reinforce", "'stable_reinforce' is not supported"),
         ([short], "importance_sampling", "model_input has 3 tokens, target_tokens has 2"),
         ([outside], "cross_entropy", "datum 0: model_input has a token id outside the vocabulary"),
         ([lacking], "ppo", "datum 0 lacks logprobs, advantages, which ppo needs"),
     ):
         with pytest.raises(tinker.RequestFailedError, match=message):
             training.forward_backward(data, loss).result()
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+    with pytest.raises(tinker.RequestFailedError, match="already exists"):
         training.save_state("twice").result(), training.save_state("twice").result()
     assert step(training, good).metrics["loss:sum"] != 0
 

@@ -134,5 +134,5 @@ def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
         {**body, "sparse_col_indices": [7]},
         {"shape": [3], "data": [1]},
     ):
-        with pytest.raises(EngineRequestError, match="target is no tensor"):
+        with pytest.raises(EngineRequestError, match="target is not a tensor"):
             protobuf_messages.parse_json_tensor("target", wrong)

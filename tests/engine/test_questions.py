@@ -228,7 +228,7 @@ def test_tensors_that_are_not_finite_are_refused(
     inputs[name] = np.array([0.5, value], np.float32)
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs=inputs)
     with pytest.raises(
-        tinker.RequestFailedError, match=f"datum 0: {name} holds a value that is not finite"
+        tinker.RequestFailedError, match=f"datum 0: {name} has a value that is not finite"
     ):
         training.forward_backward([datum], "ppo").result()
 

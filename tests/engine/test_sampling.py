@@ -162,7 +162,7 @@ def test_prompt_logprobs_come_with_a_sample(sampler: tinker.SamplingClient) -> N
     ("tokens", "params", "message"),
     [
         ([], {}, "the prompt is empty"),
-        ([0] * 512, {}, "the prompt has 512 tokens; the context holds 512"),
+        ([0] * 512, {}, "the prompt has 512 tokens; the context of the model holds 512"),
         ([99999], {}, "token id outside the vocabulary"),
         ([1], {"temperature": -1.0}, "temperature is -1.0"),
         ([1], {"max_tokens": 0}, "max_tokens is 0"),

@@ -73,7 +73,7 @@ def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
         assert tensors["x"].sum() == (0 if about["which"] == "old" else 2)
         assert store.list_checkpoints() == [str(PATH)]
         outcomes.append(about["which"])
-        with pytest.raises(EngineRequestError, match="exists already"):
+        with pytest.raises(EngineRequestError, match="already exists"):
             save(store, "old")
         save(store, "old", overwrite=True)
         assert store.read_record(PATH)["which"] == "old"

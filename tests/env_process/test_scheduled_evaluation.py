@@ -189,11 +189,11 @@ async def _cancel(env: Env) -> None:
         (
             _nothing,
             {
-                "error": "evaluate() gave no metrics; it must call evaluate_log(metrics) or return them"
+                "error": "evaluate() returned no metrics; it must return them or call evaluate_log(metrics)"
             },
         ),
         (_cancel, {"error": "evaluate() was cancelled"}),
-        (lambda env: asyncio.sleep(60), {"error": "evaluate() was not done after 0.5 s"}),
+        (lambda env: asyncio.sleep(60), {"error": "evaluate() did not finish within 0.5 s"}),
     ],
     ids=[
         "raises",
@@ -341,7 +341,7 @@ async def test_training_that_stands_still_is_not_waited_for(
 
 
 class Unreadable:
-    """A value that is no number, and says so in its own way."""
+    """A value that is not a number, and says so in its own way."""
 
     def __float__(self) -> float:
         raise RuntimeError("only one element tensors can be converted")

@@ -217,14 +217,14 @@ def test_calls_are_read_and_checked() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"name": "guess"', "is no JSON"),
+        ('{"name": "guess"', "is not JSON"),
         ("[1]", "an object with `name` and `arguments`"),
         ('{"name": "look", "arguments": {}}', "there is no tool 'look'; there are: guess"),
         ('{"name": "guess", "arguments": {"number": 10}}', "10 is greater than the maximum of 9"),
         ('{"name": "guess", "arguments": {}}', "'number' is a required property"),
         ('{"name": "guess", "arguments": 3}', "3 is not of type 'object'"),
         ('{"name": "guess", "arguments": {"number": NaN}}', "wrong: nan is not of type 'integer'"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_malformed_call_is_told_to_the_model(text: str, said: str) -> None:
@@ -265,4 +265,4 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     assert (await played("six")).outcome.reason == "no tool was called"
     mended = await played("<tool_call>six</tool_call>", call(6))
     assert mended.outcome.reward == 0.875
-    assert "is no JSON" in mended.messages[-2]["content"]
+    assert "is not JSON" in mended.messages[-2]["content"]

@@ -66,9 +66,10 @@ def test_broken_rows_are_left_out_and_counted(
     with caplog.at_level(logging.WARNING):
         found = rows(file, needed=("q", "a"))
     assert [one["q"] for one in found] == ["a", "c"]
-    assert "row 2 is left out: is no JSON object" in caplog.text
+    assert "row 2 is left out: is not a JSON object" in caplog.text
     assert (
-        "4 of 6 rows are left out: 2 is no JSON object, 1 has no 'a', 1 has no 'q'" in caplog.text
+        "4 of 6 rows are left out: 2 is not a JSON object, 1 has no 'a', 1 has no 'q'"
+        in caplog.text
     )
 
 
@@ -78,7 +79,7 @@ def test_broken_rows_are_left_out_and_counted(
         (None, "cannot be read: No such file"),
         ("", "it is empty"),
         ('{"q": 1}\n', "has no 'a'"),
-        ("\xff", "is no JSON object"),
+        ("\xff", "is not a JSON object"),
     ],
 )
 def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None, said: str) -> None:

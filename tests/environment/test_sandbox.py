@@ -183,7 +183,7 @@ async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
         assert time.monotonic() < until, "no program runs"
         await asyncio.sleep(0.05)
     programs[0].kill()
-    with pytest.raises(Invalid, match="something on this machine has killed the program"):
+    with pytest.raises(Invalid, match="another process of this machine killed the program"):
         await running
 
 
@@ -192,7 +192,7 @@ async def test_a_program_killed_before_it_begins_is_not_to_blame(
 ) -> None:
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr("lachesis.environment.sandbox.JAIL_FILE", tmp_path / "killed.py")
-    with pytest.raises(Invalid, match="something on this machine has killed the program"):
+    with pytest.raises(Invalid, match="another process of this machine killed the program"):
         await ran("print(1)")
 
 

@@ -96,14 +96,14 @@ async def test_countdown_counts_what_is_wrong_by_its_name(made: Make) -> None:
     assert await scored(env, item, "(4-2)*3") == (0.1, None)
     assert await scored(env, item, "4/(3-2-1)") == (0.0, "the answer does not use each number once")
     assert await scored(env, item, "2/(3-4)+1") == (0.0, "the answer does not use each number once")
-    assert await scored(env, item, "4+3+2=9") == (0.0, "the answer is no expression")
-    strange = "the answer holds something that is no number and none of + - * /"
+    assert await scored(env, item, "4+3+2=9") == (0.0, "the answer is not an expression")
+    strange = "the answer holds something that is not a number and none of + - * /"
     assert await scored(env, item, "2**3**4") == (0.0, strange)
     assert await scored(env, item, "f(2,3,4)") == (0.0, strange)
     assert await scored(env, {**item, "numbers": [2, 2, 4]}, "4/(2-2)") == (0.1, None)
     assert await scored(env, {**item, "numbers": [1, 2], "target": 3}, "True+2") == (
         0.0,
-        "the answer holds something that is no number and none of + - * /",
+        "the answer holds something that is not a number and none of + - * /",
     )
 
 
@@ -183,8 +183,8 @@ def problems(tmp_path: Path) -> Path:
         ("\\boxed{8}", 0.0, None),
         ("7", 0.0, "no number in \\boxed{}"),
         ("\\boxed{}", 0.0, None),
-        ("\\boxed{9^{9^{9^{9}}}}", 0.0, "something in \\boxed{} that is no number"),
-        ("\\boxed{99999999!}", 0.0, "something in \\boxed{} that is no number"),
+        ("\\boxed{9^{9^{9^{9}}}}", 0.0, "something in \\boxed{} that is not a number"),
+        ("\\boxed{99999999!}", 0.0, "something in \\boxed{} that is not a number"),
         ("\\boxed" + "{" * 1000, 0.0, None),
     ],
 )
@@ -333,8 +333,8 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
     ("function", "said"),
     [
         ("", "is ''"),
-        ("mine.py:reward", "the whole path"),
-        ("/gone.py:reward", "is there"),
+        ("mine.py:reward", "the absolute path of an existing file"),
+        ("/gone.py:reward", "an existing file"),
         ("{here}/mine.py:absent", "no function 'absent'"),
     ],
 )

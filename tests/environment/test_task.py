@@ -117,7 +117,7 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
     assert reasons[0] == "the verifier was not done after 0.02 s"
     assert (
         reasons[-1]
-        == "too many calls of the verifier have not ended; none is made until one of them has"
+        == "too many calls of the verifier have not returned; no further call is made until one does"
     )
 
 
@@ -152,8 +152,8 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
     ("said", "outcomes"),
     [
         ("rank", [Outcome(0.5), Outcome(0.0), Outcome(1.0)]),
-        ("one", [Outcome(None, reason="score_group() gave 1 values for 3 rollouts")] * 3),
-        ("none", [Outcome(None, reason="score_group() gave a NoneType for 3 rollouts")] * 3),
+        ("one", [Outcome(None, reason="score_group() returned 1 values for 3 rollouts")] * 3),
+        ("none", [Outcome(None, reason="score_group() returned a NoneType for 3 rollouts")] * 3),
         ("raises", [Outcome(None, reason="the verifier raised KeyError somewhere: 'x'")] * 3),
         (
             "nan",
@@ -198,7 +198,7 @@ async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(
         return 1.0
 
     reasons = [(await env.score_safely(slow, {}, None)).reason for _ in range(12)]
-    assert "none is made" in str(reasons[-1])
+    assert "no further call is made" in str(reasons[-1])
     await asyncio.sleep(0.7)
     assert (await env.score_safely(lambda item, rollout: 0.5, {}, None)) == Outcome(0.5)
 
@@ -388,7 +388,7 @@ async def test_a_server_that_fails_costs_the_group_and_no_more(
 
 
 @pytest.mark.parametrize(
-    ("items", "said"), [([], "holds 0 different"), ([{"question": "a"}] * 3, "holds 1 different")]
+    ("items", "said"), [([], "has 0 different"), ([{"question": "a"}] * 3, "has 1 different")]
 )
 async def test_a_data_set_that_is_too_small_is_told(
     made: Make, items: list[Item], said: str

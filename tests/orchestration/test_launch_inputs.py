@@ -170,7 +170,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
     assert default("other") == default("arithmetic") == sums
     assert launch_inputs.find_base_model(LaunchRequest("own", "tinker"), [], None, tmp_path) is None
     assert launch_inputs.describe_default_model(LaunchRequest("own"), str(newer)) == (
-        f"nobody named a model, so the one taught on own is taken: {newer}"
+        f"no model is named: {newer}"
     )
     assert (
         launch_inputs.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer))
@@ -248,7 +248,7 @@ def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
     service = LachesisService()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
         service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
-    with pytest.raises(ModelNotFoundError, match="holds no model"):
+    with pytest.raises(ModelNotFoundError, match="is not a model"):
         service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
 
 
@@ -303,7 +303,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FieldValueError, match="allowed: a JSONL file that can be read"):
+    with pytest.raises(FieldValueError, match="allowed: a readable JSONL file"):
         launch_inputs.resolve_examples_file(name)
 
 

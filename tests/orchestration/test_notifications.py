@@ -25,7 +25,7 @@ from lachesis.runs.evaluation import read_evaluation
     ],
 )
 def test_an_address_that_cannot_work_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no web address; allowed"):
+    with pytest.raises(ConfigError, match="is not a web address; allowed"):
         set_notifications(url)
 
 

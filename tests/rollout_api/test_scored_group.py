@@ -60,19 +60,21 @@ def test_a_sound_group_has_no_fault(more: dict[str, Any]) -> None:
         ({"masks": []}, "2 rollouts and 0 masks"),
         ({"masks": [[-100, 2], 3]}, "rollout 1 has 1 tokens and 0 masks"),
         ({"inference_logprobs": 7}, "2 rollouts and 0 inference_logprobs"),
-        ({"tokens": [[1, 2], 3]}, "each is a list of token ids"),
+        ({"tokens": [[1, 2], 3]}, "each must be a list of token ids"),
         ({"scores": [1, True, 0]}, "2 rollouts and 3 scores"),
         ({"scores": [1, "high"]}, "a score is 'high'"),
         ({"env_id": True}, "env_id is True"),
         ({"env_id": nested(100_000)}, "env_id is a value that is nested too deeply"),
         ({"scores": [1, nested(100_000)]}, "a score is a value that is nested too deeply"),
         ({"group_overrides": nested(100_000)}, "group_overrides is a value that is nested"),
-        ({"distill_logprobs": [[[0.0], [-1.0]], [[-2.0]]]}, "are needed together"),
+        ({"distill_logprobs": [[[0.0], [-1.0]], [[-2.0]]]}, "must be given together"),
     ],
 )
 def test_a_fault_is_named(more: dict[str, Any], reason: str) -> None:
     assert reason in (find_fault({**GROUP, **more}) or "")
-    assert find_fault([GROUP]) == "a group is an object with the lists tokens, masks and scores"
+    assert (
+        find_fault([GROUP]) == "a group must be an object with the lists tokens, masks and scores"
+    )
 
 
 @pytest.mark.parametrize(

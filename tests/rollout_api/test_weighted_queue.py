@@ -210,7 +210,7 @@ def test_each_environment_reads_its_own_view() -> None:
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        ({"arithmetic": {}}, "env.mixture names arithmetic, which is the run's own environment"),
+        ({"arithmetic": {}}, "env.mixture names arithmetic, which is the run's first environment"),
         ({"b": {"weight": 0}}, "env.mixture.b.weight is 0; allowed: above 0, at most 1000"),
         ({"b": {"weight": "much"}}, "env.mixture.b.weight is 'much'"),
         ({"b": {"weight": float("nan")}}, "env.mixture.b.weight is nan"),

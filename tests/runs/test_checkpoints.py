@@ -60,8 +60,7 @@ def test_damaged_ones_are_passed_over_with_a_warning(
     files[100].write_bytes(b"x" + files[100].read_bytes()[1:])
     assert resumed(checkpoints) == 75
     assert (
-        "checkpoint of step 100 is damaged and passed over: engine/r/sampler_weights/100"
-        in caplog.text
+        "checkpoint of step 100 is damaged and skipped: engine/r/sampler_weights/100" in caplog.text
     )
     files[75].write_bytes(b"")
     assert resumed(checkpoints) == 50
@@ -127,7 +126,7 @@ def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
     assert resumed(checkpoints) == steps[-1]
     assert [one.step for one in checkpoints.find_superseded(1)] == list(steps[:-1])
     assert checkpoints.describe_skipped(checkpoints.select("999975")) == (
-        "damaged, and passed over: step-1000000, step-1000025; this is step 999975"
+        "damaged and skipped: step-1000000, step-1000025; this is step 999975"
     )
     checkpoints.set_aside(after=999_975)
     assert resumed(checkpoints) == 999_975
@@ -175,7 +174,7 @@ def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> N
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):
         checkpoints.select("last")
     with pytest.raises(
-        RunStateError, match="no whole checkpoint '7'; allowed: best, last, none yet"
+        RunStateError, match="no complete checkpoint '7'; allowed: best, last, none yet"
     ):
         checkpoints.select("7")
     files = {
@@ -208,6 +207,6 @@ def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> N
 def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         StorageError,
-        match=r"step-000001\.json: No such file or directory; check the space and the rights",
+        match=r"step-000001\.json: No such file or directory; check the free space and the permissions",
     ):
         Checkpoints(tmp_path / "gone").write(Manifest(step=1, state="s", sampler_weights="w"))

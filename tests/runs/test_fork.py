@@ -58,7 +58,9 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         forks.find_source(store, "ffffffff")
     with pytest.raises(UnknownRunError):
         forks.find_source(store, "../../etc")
-    with pytest.raises(RunStateError, match="no whole checkpoint '5'; allowed: best, last, 4, 8"):
+    with pytest.raises(
+        RunStateError, match="no complete checkpoint '5'; allowed: best, last, 4, 8"
+    ):
         forks.find_source(store, f"{RUN}@5")
     make(store, "4567abcd")
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):

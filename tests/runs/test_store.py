@@ -231,7 +231,7 @@ def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.create(record())
     store.create(record("ffff0000", status="completed"))
-    with pytest.raises(UnknownRunError, match=r"no run '\.\./\.\./etc'; known: ") as caught:
+    with pytest.raises(UnknownRunError, match=r"no run '\.\./\.\./etc'; existing runs: ") as caught:
         store.load("../../etc")
     assert caught.value.details == {"active_runs": ["0123abcd"]}
 
@@ -252,7 +252,7 @@ def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: 
     metrics = folder.path / "full.jsonl"
     os.symlink("/dev/full", metrics)
     with pytest.raises(
-        StorageError, match=r"full\.jsonl: No space left on device; check the space"
+        StorageError, match=r"full\.jsonl: No space left on device; check the free space"
     ):
         MetricsFile(metrics).append(1, {"reward/mean": 1.0})
     blocker = tmp_path / "file"

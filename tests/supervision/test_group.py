@@ -128,7 +128,7 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
         )
         group.start(one)
         with pytest.raises(
-            HealthTimeoutError, match=r"api is not healthy after 0 s \(last answer: ConnectError"
+            HealthTimeoutError, match=r"api is not healthy after 0 s \(last response: ConnectError"
         ):
             wait_until_healthy(group, one)
 

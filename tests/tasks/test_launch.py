@@ -104,7 +104,7 @@ def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) 
     record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
     folder = store.dir(record.run_id)
     (folder.checkpoints / "step-000000.json").write_text("{}")
-    with pytest.raises(ValidationMissingError, match="it was never validated"):
+    with pytest.raises(ValidationMissingError, match="it has never been validated"):
         launch._require_validation(store, record)
     launch._require_validation(store, record.model_copy(update={"require_validation": False}))
     folder.metrics.write_text('{"step": 1}\n')

@@ -123,7 +123,7 @@ def test_two_environments_that_die_together_are_both_started_again(world: World)
 def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
     world.folder.get_counters_file("environment").write_text(json.dumps({"groups": 3, "at": 1.0}))
     problem = world.kill("environment")
-    with pytest.raises(ProcessExitedError, match="environment was ended by signal 9"):
+    with pytest.raises(ProcessExitedError, match="environment was killed by signal 9"):
         world.again.restart("environment", problem)
 
 
@@ -162,6 +162,6 @@ def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_not
 def test_the_death_of_the_trainer_ends_the_restart(world: World) -> None:
     problem = world.kill("environment")
     killer = world.kill_while_it_starts("trainer")
-    with pytest.raises(ProcessExitedError, match="trainer was ended by signal 9"):
+    with pytest.raises(ProcessExitedError, match="trainer was killed by signal 9"):
         world.again.restart("environment", problem)
     killer.join()

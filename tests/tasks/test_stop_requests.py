@@ -127,7 +127,7 @@ def test_other_ends_are_no_suspensions(
     assert not isinstance(caught.value, stop_requests.SuspendRequested)
     assert stop_requests.leave_flow_run_suspended().type == "CANCELLED"
     server.state = {"type": "CRASHED"}
-    with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` goes on"):
+    with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` continues"):
         stop_requests.raise_if_stop_requested(store, RUN)
     store.update(RUN, stop_reason="budget")
     with pytest.raises(stop_requests.StopRequested, match="budget"):

@@ -256,7 +256,7 @@ def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path:
         )
     )
     with pytest.raises(
-        StageError, match=r"it printed more than 50 MB and was ended, see .*check\.log"
+        StageError, match=r"it printed more than 50 MB and was killed, see .*check\.log"
     ) as failed:
         stages(make("never returns", file=file), {})
     assert failed.value.details["stage"] == "dataset"
@@ -290,14 +290,14 @@ class Checked:
 
 @pytest.mark.parametrize("score", [None, "good", float("nan"), float("inf")])
 async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
-    with pytest.raises(child_stages.StageFailed, match="a score is a finite number"):
+    with pytest.raises(child_stages.StageFailed, match="a score must be a finite number"):
         await child_stages._check_without_model({"env": Checked(score), "items": ["1+1="]})
 
 
 async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
     found = await child_stages._check_without_model({"env": Checked(0.5), "items": ["1+1="]})
-    told = "corrupt() gave '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
-    assert found["faults"] == [f"{told}; what corrupt() gives must score less"]
+    told = "corrupt() returned '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
+    assert found["faults"] == [f"{told}; the answer of corrupt() must score less"]
     found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
     assert found["faults"] == [
         "gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"
@@ -397,8 +397,8 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     ("scores", "word", "said"),
     [
         ([[0.5, 0.5000000001], [0.5, 0.5]], "too easy", "4 of 4 rollouts score above 0"),
-        ([[1.0, 1.0], [1.0, 1.0]], "too easy", "every one of the 4 scores is 1"),
-        ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "every one of the 4 scores is -1"),
+        ([[1.0, 1.0], [1.0, 1.0]], "too easy", "all 4 scores are 1"),
+        ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "all 4 scores are -1"),
     ],
 )
 def test_scores_that_are_all_the_same_are_remarked(

@@ -152,7 +152,7 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ({"inference_logprobs": None}, "the environment sent no inference_logprobs"),
         (
             {"inference_logprobs": [[-1.0] * 4]},
-            "2 rollouts and 1 inference_logprobs; one list for each rollout",
+            "2 rollouts and 1 inference_logprobs; needed: one list per rollout",
         ),
         (
             {"inference_logprobs": [[-1.0], [-1.0]]},
@@ -177,7 +177,7 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ({"group_overrides": ["x"]}, "group_overrides is .*; an object or null is needed"),
         (
             {"distill_logprobs": [[[0.0]] * 4] * 2},
-            "distill_token_ids and distill_logprobs are needed together",
+            "distill_token_ids and distill_logprobs must be given together",
         ),
         ({"tokens": []}, "at least one rollout"),
     ],

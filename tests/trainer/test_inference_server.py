@@ -167,7 +167,7 @@ async def test_the_base_model_stands_beside_the_policy(server: str) -> None:
         (
             "/generate",
             {"input_ids": [1] * 600, "sampling_params": {}},
-            "the prompt has 600 tokens; the context holds 512",
+            "the prompt has 600 tokens; the context of the model holds 512",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None
     found, _, _ = export.parity.check_adapter(run.record.base_model, copy, texts, None)
     assert not found.verified
     assert found.largest > 1e-3
-    with pytest.raises(CheckpointError, match="holds no text to compare with"):
+    with pytest.raises(CheckpointError, match="has no text to compare with"):
         export.parity.check_adapter(run.record.base_model, copy, [], None)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         export.parity.check_adapter(run.record.base_model, tmp_path, texts, None)

@@ -60,8 +60,7 @@ async def test_a_group_that_cannot_be_asked_about_is_left_out(policy: Policy) ->
     batch = to_batch(groups, RECIPE, filled.refusal_reasons)
     assert (sorted(batch.drop_reasons), len(batch.datums)) == ([0, 1], 2)
     assert (
-        batch.drop_reasons[0]
-        == "rollout 1 has 3 tokens and 1 masks; one entry for each token is needed"
+        batch.drop_reasons[0] == "rollout 1 has 3 tokens and 1 masks; needed: one entry per token"
     )
 
 

@@ -199,8 +199,8 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
             (scored(1e300, 0.0), "a score is 1e+300"),
             ({**scored(1.0, 0.0), "scores": [1.0]}, "2 rollouts and 1 scores"),
             ({**scored(), "tokens": []}, "at least one rollout"),
-            ({"tokens": 1}, "a group is an object"),
-            (7, "a group is an object"),
+            ({"tokens": 1}, "a group must be an object"),
+            (7, "a group must be an object"),
         ):
             answer = await client.post(
                 "/scored_data",
@@ -219,7 +219,7 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
         await client.post("/scored_data_list", json=[scored(1.0, 0.0)])
         assert len(await asyncio.wait_for(atropos.next_batch(5), 10)) == 2
         assert await atropos.read_queue_counts() == {"queue/dropped": 0, "queue/refused": 7}
-        assert "a group is an object" in (await client.get("/counts")).json()["refusal"]
+        assert "a group must be an object" in (await client.get("/counts")).json()["refusal"]
         for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
             assert (await client.get("/reset_data", headers=headers)).status_code == 403
     await atropos.close()
@@ -234,13 +234,13 @@ def changed(name: str, value: Any) -> dict[str, Any]:
     [
         (
             changed("masks", [[-100, 2]]),
-            "a group has 2 rollouts and 1 masks; one list for each rollout is needed",
+            "a group has 2 rollouts and 1 masks; needed: one list per rollout",
         ),
         (changed("inference_logprobs", [[1.0, -1.0]]), "2 rollouts and 1 inference_logprobs"),
         (changed("tokens", [[1, 2]]), "a group has 1 rollouts and 2 scores"),
         (
             changed("masks", [[-100, 2], [-100]]),
-            "rollout 1 has 2 tokens and 1 masks; one entry for each token is needed",
+            "rollout 1 has 2 tokens and 1 masks; needed: one entry per token",
         ),
         (
             changed("inference_logprobs", [[1.0], [1.0, -1.0]]),
@@ -261,7 +261,7 @@ def changed(name: str, value: Any) -> dict[str, Any]:
         (changed("group_overrides", [1]), "group_overrides is [1]; an object or null is needed"),
         (
             changed("distill_token_ids", [[[1], [2]]] * 2),
-            "distill_token_ids and distill_logprobs are needed together",
+            "distill_token_ids and distill_logprobs must be given together",
         ),
         (
             {**changed("distill_token_ids", [[[1]]] * 2), "distill_logprobs": [[[0.0]]] * 2},

@@ -36,8 +36,8 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2, is no example"),
-        ({"prompt": "a"}, "line 2, is no example"),
+        ("{", "line 2, is not an example"),
+        ({"prompt": "a"}, "line 2, is not an example"),
         (
             {"messages": [{"role": "user", "content": "a"}]},
             "the last message is not the assistant's",

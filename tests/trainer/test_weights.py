@@ -111,7 +111,7 @@ def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_
     ]
     assert len(set(files)) == 3
     with pytest.raises(
-        RunStateError, match="no whole checkpoint '3'; allowed: best, last, 2, 4, 6"
+        RunStateError, match="no complete checkpoint '3'; allowed: best, last, 2, 4, 6"
     ):
         export.export(trained.record, folder, tmp_path / "three", checkpoint="3")
     assert not (tmp_path / "three").exists()
@@ -165,7 +165,7 @@ def spoil_adapter(record: RunRecord, folder: RunDir) -> RunRecord:
     ("damage", "message"),
     [
         (remove_base, "cannot be loaded on /no/such/model"),
-        (spoil_adapter, "is NOT the trained weights"),
+        (spoil_adapter, "differs from the trained weights"),
     ],
 )
 @pytest.mark.parametrize("exists", [False, True])
@@ -209,7 +209,8 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
     with pytest.raises(
-        CheckpointError, match=r"is NOT the trained weights: .* by \S+ at most \(allowed: 0\.001\)"
+        CheckpointError,
+        match=r"differs from the trained weights: .* by \S+ at most \(allowed: 0\.001\)",
     ):
         export.export(trained.record, folder, tmp_path / "embedded")
 
@@ -260,6 +261,6 @@ def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
     replace_adapter(folder, STEPS, wrong)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
     with pytest.raises(
-        CheckpointError, match=r"is NOT the trained weights: .* on average \(allowed: 0\.05\)"
+        CheckpointError, match=r"differs from the trained weights: .* on average \(allowed: 0\.05\)"
     ):
         export.export(cloud, folder, tmp_path / "out")

@@ -61,7 +61,7 @@ def test_a_new_environment_passes_every_check(
 
 FAULTS = {  # what is replaced, with what, and what is said then
     "import": ("import random\n", "import random\nimport no_such_module\n", "no_such_module"),
-    "dataset": ("for word in sorted(words)]", "for word in []]", "holds 0 different items"),
+    "dataset": ("for word in sorted(words)]", "for word in []]", "has 0 different items"),
     "rollout": (
         "        # Named parts;",
         "        assert answer.isupper(), 'bug'\n        #",
@@ -70,7 +70,7 @@ FAULTS = {  # what is replaced, with what, and what is said then
     "model-free check": (
         'return {"letters": 0.5 * letters, "exact": 0.5 * (said == right)}',
         "return 1.0",
-        "what corrupt() gives must score less",
+        "the answer of corrupt() must score less",
     ),
 }
 
@@ -152,7 +152,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     scaffold.write_scaffold("mine", tmp_path).write_text("work of hours")
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         scaffold.write_scaffold("mine", tmp_path)
     assert (tmp_path / "mine.py").read_text() == "work of hours"
     with pytest.raises(StorageError):

@@ -61,7 +61,7 @@ def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
     assert made is not None
     assert (made.hours.low, made.hours.expected, made.hours.high) == (0.08, 0.1, 0.12)
     assert made.cost_usd is None
-    assert "no price known" in made.basis
+    assert "no known price of the base model" in made.basis
     assert make_forecast([], PLAN, PRICES) is None
 
 
@@ -203,7 +203,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
             )
         )
 
-    refused("it was never validated")
+    refused("it has never been validated")
     add(fingerprint="other")
     refused("before the environment's code was changed")
     add(own_values={"largest": 99})
@@ -248,7 +248,7 @@ def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
     """
     some = judge_learnability(InferenceCounts(scores_P=[[0.0, 1.0]] * 3, empty=3))
     assert (some.word, some.zero_signal_share, some.invalid_rate) == ("learnable", 0.5, 0.0)
-    assert "3 groups were left out by the environment" in " ".join(some.evidence)
+    assert "3 groups were dropped by the environment" in " ".join(some.evidence)
     most = judge_learnability(InferenceCounts(scores_P=[[1.0, 1.0, 1.0, 0.0]], empty=15))
     assert (most.word, most.zero_signal_share) == ("too easy", 0.9375)
     none = judge_learnability(InferenceCounts(empty=8))

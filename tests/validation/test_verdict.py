@@ -74,8 +74,8 @@ def test_the_remarks() -> None:
     )
     assert verdict.word == "too hard"
     assert [text.split(";")[0] for text in verdict.evidence[1:]] == [
-        "2 of 4 completions were cut off at their limit of tokens",
-        "1 groups were left out by the environment itself",
+        "2 of 4 completions were truncated at the token limit",
+        "1 groups were dropped by the environment itself",
         "every one of the 2 scores is 0",
         "from 1 groups only",
     ]
