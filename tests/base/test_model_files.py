@@ -84,10 +84,10 @@ def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> N
     [
         (
             "gated/model",
-            r"no model gated/model on the Hub \(http.*\), or it is not open to you \(HTTP 403\): .* HF_TOKEN",
+            r"the Hub \(http.*\) has no model gated/model, or you have no access to it \(HTTP 403\): .* HF_TOKEN",
         ),
-        ("no/model", "or it is not open to you"),
-        ("old/model", "there is no model old/model on the Hub .* --model FOLDER"),
+        ("no/model", "or you have no access to it"),
+        ("old/model", "the Hub .* has no model old/model .* --model FOLDER"),
         ("no model", "'?no model'? is neither a folder nor a name on the Hugging Face Hub"),
         ("../etc/passwd", "is neither a folder nor a name"),
         ("", "is neither a folder nor a name"),

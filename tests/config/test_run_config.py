@@ -74,7 +74,7 @@ def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -
         ({"env": {"max_batches_offpolicy": 0}}, "env.max_batches_offpolicy is 0"),
         ({"env": {"inference_weight": -1}}, "env.inference_weight is -1"),
         ({"env": {"min_batch_allocation": 0.5}}, "env.min_batch_allocation is 0.5"),
-        ({"env": {"max_num_workers": 0}}, "env.max_num_workers is 0: that would start no worker"),
+        ({"env": {"max_num_workers": 0}}, "env.max_num_workers is 0: no worker"),
         (
             {"env": {"max_token_length": 512}},
             r"env.max_token_length \(512\) is not below tinker.max_token_trainer_length \(512\)",

@@ -203,9 +203,9 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
         ({"learning_rate": float("nan")}, "adam_params.learning_rate is not finite"),
         (
             {"learning_rate": -1.0},
-            "adam_params.learning_rate is -1.0; a number is needed, finite and at least 0",
+            "adam_params.learning_rate is -1.0; allowed: a number, finite and at least 0",
         ),
-        ({"beta2": 1.0}, "adam_params.beta2 is 1.0; a number is needed, at least 0 and below 1"),
+        ({"beta2": 1.0}, "adam_params.beta2 is 1.0; allowed: a number, at least 0 and below 1"),
     ],
 )
 def test_numbers_that_would_ruin_an_adapter_are_refused(

@@ -370,7 +370,7 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
     await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
     first, second, third = (report for _, report in trainer.reports)
     assert first["metrics"] == {"('a', 'b')": 0.3, "value": None, "accuracy": 0.5}
-    assert second["error"].startswith("the metrics of evaluate() are no JSON: TypeError")
+    assert second["error"].startswith("the metrics of evaluate() are not JSON: TypeError")
     assert third["metrics"] == {"accuracy": 1.0}
 
 

@@ -219,7 +219,7 @@ def test_calls_are_read_and_checked() -> None:
     [
         ('{"name": "guess"', "is not JSON"),
         ("[1]", "an object with `name` and `arguments`"),
-        ('{"name": "look", "arguments": {}}', "there is no tool 'look'; there are: guess"),
+        ('{"name": "look", "arguments": {}}', "there is no tool 'look'; available: guess"),
         ('{"name": "guess", "arguments": {"number": 10}}', "10 is greater than the maximum of 9"),
         ('{"name": "guess", "arguments": {}}', "'number' is a required property"),
         ('{"name": "guess", "arguments": 3}', "3 is not of type 'object'"),

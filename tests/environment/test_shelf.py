@@ -97,13 +97,13 @@ async def test_countdown_counts_what_is_wrong_by_its_name(made: Make) -> None:
     assert await scored(env, item, "4/(3-2-1)") == (0.0, "the answer does not use each number once")
     assert await scored(env, item, "2/(3-4)+1") == (0.0, "the answer does not use each number once")
     assert await scored(env, item, "4+3+2=9") == (0.0, "the answer is not an expression")
-    strange = "the answer holds something that is not a number and none of + - * /"
+    strange = "the answer contains something other than numbers and + - * /"
     assert await scored(env, item, "2**3**4") == (0.0, strange)
     assert await scored(env, item, "f(2,3,4)") == (0.0, strange)
     assert await scored(env, {**item, "numbers": [2, 2, 4]}, "4/(2-2)") == (0.1, None)
     assert await scored(env, {**item, "numbers": [1, 2], "target": 3}, "True+2") == (
         0.0,
-        "the answer holds something that is not a number and none of + - * /",
+        "the answer contains something other than numbers and + - * /",
     )
 
 

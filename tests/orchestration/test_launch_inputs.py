@@ -170,7 +170,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
     assert default("other") == default("arithmetic") == sums
     assert launch_inputs.find_base_model(LaunchRequest("own", "tinker"), [], None, tmp_path) is None
     assert launch_inputs.describe_default_model(LaunchRequest("own"), str(newer)) == (
-        f"no model is named: {newer}"
+        f"no model is named, so the one taught on own is used: {newer}"
     )
     assert (
         launch_inputs.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer))
@@ -348,10 +348,10 @@ def test_another_model_or_rank_than_the_checkpoints_is_refused(
     answer = refused(*begin, "--model", "tiny")
     tiny = build.get_tiny_model_path(build.TinyModelRecipe(), Path(os.environ["LACHESIS_HOME"]))
     assert (
-        f"has base model {random_model}, this run {tiny}; they must be the same, so leave it out"
+        f"has base model {random_model} and this run {tiny}; they must be equal, so leave it out"
         in answer["error"]
     )
-    assert "has lora_rank 8, this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
+    assert "has lora_rank 8 and this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
     assert refused(*begin)["code"] == "server_down"
     assert refused(*begin, "--model", random_model)["code"] == "server_down"
 
@@ -360,7 +360,7 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
     earlier: str, refused: Refused
 ) -> None:
     answer = refused("resume", earlier, "--set", "learning_rate=1e-4")
-    before, _, after = answer["error"].partition("; a new run")
+    before, _, after = answer["error"].partition("; to change other fields")
     assert before == (
         "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, limits.max_tokens, "
         "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, limits.on_broken"

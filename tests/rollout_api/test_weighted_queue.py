@@ -219,7 +219,7 @@ def test_each_environment_reads_its_own_view() -> None:
             "env.mixture.b sets group_size, which all environments of a run have in common",
         ),
         ({"b": {"max_token_length": 99999}}, "env.mixture.b: env.max_token_length"),
-        ({"a b": {}, "a-b": {}}, "names that differ in signs only"),
+        ({"a b": {}, "a-b": {}}, "names that differ in punctuation only"),
     ],
 )
 def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> None:

@@ -72,7 +72,7 @@ def test_damaged_ones_are_passed_over_with_a_warning(
     assert resumed(checkpoints) == 25
     files[25].unlink()
     with pytest.raises(
-        CheckpointError, match=r"none of the checkpoints in .* is whole .*step-000100\.json"
+        CheckpointError, match=r"no checkpoint in .* is complete .*step-000100\.json"
     ):
         checkpoints.find_resumable()
 

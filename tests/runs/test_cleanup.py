@@ -69,7 +69,7 @@ def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store: RunStore, sle
         assert cleanup.find_all_leftovers(store) == [], "the run lives"
     (found,) = cleanup.find_all_leftovers(store)
     assert f"process {stray.pid}" in found.description
-    assert f"of run {RUN}, which does not live" in found.description
+    assert f"of run {RUN}, which has ended" in found.description
     assert found.clean_up().startswith(f"ended {stray.pid} ")
     stray.wait(5)
     assert guessed.poll() is None

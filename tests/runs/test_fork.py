@@ -84,12 +84,12 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
 @pytest.mark.parametrize(
     ("profile", "changes", "said"),
     [
-        ("tinker", {}, "profile embedded, this run tinker"),
-        ("embedded", {"tinker": {"lora_rank": 8}}, "lora_rank 32, this run 8"),
+        ("tinker", {}, "profile embedded and this run tinker"),
+        ("embedded", {"tinker": {"lora_rank": 8}}, "lora_rank 32 and this run 8"),
         (
             "embedded",
             {"openai": {"model_name": "other"}, "env": {"tokenizer_name": "other"}},
-            "base model m, this run other; they must be the same, so leave it out",
+            "base model m and this run other; they must be equal, so leave it out",
         ),
     ],
 )

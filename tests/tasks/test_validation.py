@@ -146,7 +146,7 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert verdicts["learnable"].zero_signal_share == 0
     assert verdicts["learnable"].reward_mean == 0.5
     assert verdicts["too hard"].truncation_rate == 1.0
-    assert "cut off" in " ".join(verdicts["too hard"].evidence)
+    assert "truncated at the token limit" in " ".join(verdicts["too hard"].evidence)
     assert verdicts["deaf"].word == "broken"
     assert "every one of 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
     assert verdicts["nan"].word == "broken"
@@ -296,7 +296,7 @@ async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
 
 async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
     found = await child_stages._check_without_model({"env": Checked(0.5), "items": ["1+1="]})
-    told = "corrupt() returned '3', which scores 0.5, and gold() '2', which scores 0.5, to '1+1='"
+    told = "corrupt() returned '3', which scores 0.5, and gold() '2', which scores 0.5, for '1+1='"
     assert found["faults"] == [f"{told}; the answer of corrupt() must score less"]
     found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
     assert found["faults"] == [

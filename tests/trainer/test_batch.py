@@ -144,7 +144,7 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ),
         (
             {**taught([1, 2, 3, EOS], float("-inf")), "tokens": [[1, 2, 3, EOS]] * 2},
-            "are not finite, or below -1000",
+            "are not finite, allowed: -1000 to 0",
         ),
         ({"scores": [float("nan"), 1.0]}, "group 0: a score is nan; allowed: finite numbers"),
         ({"scores": [1.0]}, "group 0: a group has 2 rollouts and 1 scores"),
@@ -162,14 +162,14 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ({"masks": [[-100] * 3, [-100] * 3]}, "rollout 0 has 4 tokens and 3 masks"),
         (
             {"inference_logprobs": [[1.0, 1.0, float("-inf"), 0.0]] * 2},
-            r"are not usable: \[-inf\]; none may be above 0",
+            r"are not usable: \[-inf\]; allowed: -1000 to 0",
         ),
         (
             {"inference_logprobs": [[1.0, 1.0, 1.0, -0.5]] * 2},
-            r"are not usable: \[1.0\]; none may be above 0",
+            r"are not usable: \[1.0\]; allowed: -1000 to 0",
         ),
-        ({"inference_logprobs": [[1.0, 1.0, -9999.0, -0.5]] * 2}, "or below -1000"),
-        ({"tokens": [[1, 2, -3, EOS]] * 2}, "no token id is negative"),
+        ({"inference_logprobs": [[1.0, 1.0, -9999.0, -0.5]] * 2}, "allowed: -1000 to 0"),
+        ({"tokens": [[1, 2, -3, EOS]] * 2}, "no token id may be negative"),
         ({"tokens": [[1, 2, 10**30, EOS]] * 2}, "OverflowError"),
         ({"tokens": [[1, 2, "x", EOS]] * 2}, "ValueError"),
         ({"tokens": [[[1], [2], [3], [4]]] * 2}, "lists of numbers"),

@@ -198,4 +198,4 @@ async def test_a_line_that_cannot_be_written_costs_no_checkpoint(
         await run.attempt()
     assert calls[-2:] == [FAILING, FAILING], "it was tried again"
     assert run.newest().step == FAILING
-    assert "step 6 has no line in the metrics" in caplog.text
+    assert "the metrics of step 6 were not written" in caplog.text

@@ -42,7 +42,7 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
             {"messages": [{"role": "user", "content": "a"}]},
             "the last message is not the assistant's",
         ),
-        ({"prompt": "a", "completion": 7}, "the completion is no text"),
+        ({"prompt": "a", "completion": 7}, "the completion is not a text"),
         (
             {"prompt": "a" * 70, "completion": "b"},
             "line 2, has 75 tokens, 2 of them to learn; allowed: at most 64",
@@ -55,7 +55,7 @@ def test_a_line_that_is_no_example_is_named(tmp_path: Path, line: Any, message: 
         read_examples(file, build.build_tokenizer(), max_tokens=64)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_examples(tmp_path / "nothing.jsonl", build.build_tokenizer(), max_tokens=64)
-    with pytest.raises(ConfigError, match="holds no example"):
+    with pytest.raises(ConfigError, match="has no examples"):
         read_examples(written(tmp_path, ""), build.build_tokenizer(), max_tokens=64)
 
 

@@ -243,7 +243,7 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     with console.console.capture() as shown:
         console.console.print(show_runs.render_export(note))
     text = " ".join(shown.get().split())
-    verdict = "not verified, as the base model is less than twice as far from what was trained"
+    verdict = "not verified, because the base model differs less than twice as much"
     assert f"{verdict}: log-probabilities of" in text
 
 

@@ -58,14 +58,14 @@ def test_an_environment_that_leaves_out_all_its_groups_is_broken() -> None:
     assert (
         judge_learnability(InferenceCounts(empty=3))
         .evidence[0]
-        .startswith("no group came in 3 tries")
+        .startswith("no group was made in 3 tries")
     )
 
 
 def test_one_score_for_every_answer_is_a_fault_of_the_verifier() -> None:
     verdict = judge_learnability(InferenceCounts(scores_P=[[0.5, 0.5], [0.5, 0.5]]))
     assert verdict.word == "broken"
-    assert verdict.evidence[0].startswith("every one of 4 rollouts got the score 0.5")
+    assert verdict.evidence[0].startswith("all 4 rollouts got the score 0.5")
 
 
 def test_the_remarks() -> None:
@@ -76,8 +76,8 @@ def test_the_remarks() -> None:
     assert [text.split(";")[0] for text in verdict.evidence[1:]] == [
         "2 of 4 completions were truncated at the token limit",
         "1 groups were dropped by the environment itself",
-        "every one of the 2 scores is 0",
-        "from 1 groups only",
+        "all 2 scores are 0",
+        "based on 1 groups only",
     ]
     invalid = judge_learnability(
         InferenceCounts(scores_P=MIXED, invalid=1, errors={"ValueError: x": 1})
