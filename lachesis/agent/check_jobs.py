@@ -243,7 +243,7 @@ def main() -> None:
     except LachesisError as error:
         job.status, job.error = "failed", str(error)
     except Exception as error:
-        job.status, job.error = "failed", f"a fault of Lachesis: {type(error).__name__}: {error}"
+        job.status, job.error = "failed", f"an error in Lachesis: {type(error).__name__}: {error}"
         raise
     finally:
         _save_job(job)

@@ -217,7 +217,9 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
         ("second", "B"),
     ]
     place = tmp_path / "community" / "games" / "second.py"
-    assert found.clashes == {"second": f"{place}: its name task is taken by {tmp_path / 'first.py'}"}
+    assert found.clashes == {
+        "second": f"{place}: its name task is taken by {tmp_path / 'first.py'}"
+    }
 
 
 def test_a_file_of_a_searched_folder_keeps_its_name(

@@ -515,7 +515,7 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(
     assert not psutil.pid_exists(left.pid)
     left.wait(5)
     assert stranger.poll() is None
-    assert any(f"ended what it had left behind: {left.pid}" in text for text in seen.messages)
+    assert any(f"ended a leftover process: {left.pid}" in text for text in seen.messages)
 
 
 def test_a_run_that_was_stopped_to_go_on_is_resumed(
@@ -648,7 +648,7 @@ def test_a_crashed_run_that_its_user_stopped_stays_so(
         status="failed",
         ended_at=now_iso(),
     )
-    assert "stays so" in LachesisService(store.home).stop("0123abcd")["message"]
+    assert "will not be resumed" in LachesisService(store.home).stop("0123abcd")["message"]
     Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
 
@@ -697,7 +697,8 @@ def test_whatever_is_wrong_with_one_run_the_others_are_watched(
     assert store.load("0600d000").health is not None
     if damage == "a configuration that is none":
         assert any(
-            text.startswith("its budgets and policies are not kept") for text in seen[BAD].messages
+            text.startswith("its budgets and policies are not enforced")
+            for text in seen[BAD].messages
         )
 
 

@@ -216,7 +216,7 @@ def test_each_environment_reads_its_own_view() -> None:
         ({"b": {"weight": float("nan")}}, "env.mixture.b.weight is nan"),
         (
             {"b": {"group_size": 4}},
-            "env.mixture.b sets group_size, which all environments of a run have in common",
+            "env.mixture.b sets group_size, which all environments of a",
         ),
         ({"b": {"max_token_length": 99999}}, "env.mixture.b: env.max_token_length"),
         ({"a b": {}, "a-b": {}}, "names that differ in punctuation only"),

@@ -148,7 +148,7 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
     assert verdicts["too hard"].truncation_rate == 1.0
     assert "truncated at the token limit" in " ".join(verdicts["too hard"].evidence)
     assert verdicts["deaf"].word == "broken"
-    assert "every one of 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
+    assert "all 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
     assert verdicts["nan"].word == "broken"
     assert "a score is nan" in " ".join(verdicts["nan"].evidence)
     assert verdicts["raises"].word == "broken"
@@ -300,7 +300,7 @@ async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
     assert found["faults"] == [f"{told}; the answer of corrupt() must score less"]
     found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
     assert found["faults"] == [
-        "gold() gave '2' to '1+1=', which scores 0.0; it must give a right answer"
+        "gold() returned '2' for '1+1=', which scores 0.0; it must return a right answer"
     ]
     assert (await child_stages._check_without_model({"env": object(), "items": []}))[
         "offered"

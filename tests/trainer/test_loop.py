@@ -104,7 +104,7 @@ async def test_a_bad_group_costs_itself_and_is_named(
     assert [
         reason in message
         for message in caplog.messages
-        if "is left out of the batch of step 1" in message
+        if "is dropped from the batch of step 1" in message
     ] == [True]
 
 

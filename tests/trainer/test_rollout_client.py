@@ -265,7 +265,7 @@ def changed(name: str, value: Any) -> dict[str, Any]:
         ),
         (
             {**changed("distill_token_ids", [[[1]]] * 2), "distill_logprobs": [[[0.0]]] * 2},
-            "1 distill_token_ids; one entry",
+            "1 distill_token_ids; needed: one entry",
         ),
         (changed("env_id", -7), "env_id is -7"),
         (changed("messages", [[1]]), "TypeError"),
