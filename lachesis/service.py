@@ -23,7 +23,7 @@ from lachesis.config.edits import (
     describe_field,
     get_editable_values,
 )
-from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
+from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
 from lachesis.orchestration import launch_inputs, refresh, server, submit
@@ -35,6 +35,7 @@ from lachesis.orchestration.resolved_launch import (
     make_run_record,
     read_launch_fields,
     resolve_launch,
+    resolve_test,
 )
 from lachesis.orchestration.resuming import resume_ended_run
 from lachesis.reporting.run_answers import RunResults, RunStatus
@@ -51,8 +52,6 @@ from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
 from lachesis.validation.inference_tests import (
-    DEFAULT_MODELS,
-    EMBEDDED,
     InferenceRequest,
     InferenceTest,
     InferenceTestStore,
@@ -219,24 +218,7 @@ class LachesisService:
         Raises:
             LachesisError: What `start_test` would raise.
         """
-        launch_fields = read_launch_fields(request, self.schema_timeout_s)
-        config = launch_fields.build_config(self.store.home)
-        model_names = options.models
-        if model_names is None:
-            if problem := launch_inputs.find_model_problem(request, config, self.store.home):
-                raise ConfigError(problem)
-            model_names = [name for name, _, _ in DEFAULT_MODELS]
-            if request.profile == "embedded":
-                model_names = [f"{EMBEDDED}{config.openai.model_name}"]
-        model_names = [
-            launch_inputs.resolve_tested_model(name, self.store.home) for name in model_names
-        ]
-        if any(name.startswith(EMBEDDED) for name in model_names):
-            check_embedded()
-        if remote_models := [name for name in model_names if not name.startswith(EMBEDDED)]:
-            check_endpoint(remote_models, server.read_key_names())
-        PrefectApi()  # raises when no server is known, before anything is made
-        return ResolvedTest(ResolvedLaunch(request, launch_fields.environment, config), model_names)
+        return resolve_test(request, options, self.store.home, self.schema_timeout_s)
 
     def start_test(self, test: LaunchRequest | ResolvedTest, options: TestOptions) -> InferenceTest:
         """Submit an inference test of an environment, configured as this launch would be.

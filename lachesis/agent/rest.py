@@ -161,7 +161,6 @@ def create_routes() -> FastAPI:
     """Return the routes without the guard in front of them. The page at /docs loads nothing from
     other hosts.
     """
-    wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
     app: FastAPI = FastAPIOffline(
         title="Lachesis",
         version=__version__,
@@ -170,15 +169,24 @@ def create_routes() -> FastAPI:
         # shows the token field on the page; HttpGuard has already checked the token
         dependencies=[Security(HTTPBearer(auto_error=False))],
     )
+    _add_error_handlers(app)
+    _add_service_routes(app)
+    _add_environment_routes(app)
+    _add_run_routes(app)
+    _add_test_routes(app)
+    return app
 
-    def describe_route(tool_name: str, tag: str) -> Json:
-        registered_tool = TOOLS[tool_name]
-        return {
-            "summary": f"{registered_tool.title} ({tool_name})",
-            "description": registered_tool.description,
-            "tags": [tag],
-        }
 
+def _describe_route(tool_name: str, tag: str) -> Json:
+    registered_tool = TOOLS[tool_name]
+    return {
+        "summary": f"{registered_tool.title} ({tool_name})",
+        "description": registered_tool.description,
+        "tags": [tag],
+    }
+
+
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(LachesisError)
     async def handle_lachesis_error(request: Request, error: LachesisError) -> JSONResponse:
         return _make_error_response(error)
@@ -202,6 +210,8 @@ def create_routes() -> FastAPI:
             error.headers,
         )
 
+
+def _add_service_routes(app: FastAPI) -> None:
     @app.get(
         "/",
         response_model=ServiceInfo,
@@ -214,15 +224,19 @@ def create_routes() -> FastAPI:
     @app.get(
         "/health",
         response_model=schemas.ServiceHealth,
-        **describe_route("rl_health_check", "service"),
+        **_describe_route("rl_health_check", "service"),
     )
     def health(context: RequestContext) -> Any:
         return _run_tool("rl_health_check", context)
 
+
+def _add_environment_routes(app: FastAPI) -> None:
+    """Add the routes that list and select environments, and those of the draft."""
+
     @app.get(
         "/environments",
         response_model=list[schemas.EnvironmentEntry],
-        **describe_route("rl_list_environments", "environments"),
+        **_describe_route("rl_list_environments", "environments"),
     )
     def environments(context: RequestContext) -> Any:
         return _respond(lambda: context.session.list_environments().to_payload()["environments"])
@@ -230,7 +244,7 @@ def create_routes() -> FastAPI:
     @app.post(
         "/environments/{name}/select",
         response_model=schemas.SelectAnswer,
-        **describe_route("rl_select_environment", "environments"),
+        **_describe_route("rl_select_environment", "environments"),
     )
     def select(
         context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None
@@ -244,7 +258,7 @@ def create_routes() -> FastAPI:
     @app.get(
         "/config",
         response_model=schemas.CurrentConfig,
-        **describe_route("rl_get_current_config", "configuration"),
+        **_describe_route("rl_get_current_config", "configuration"),
     )
     def config(context: RequestContext) -> Any:
         return _run_tool("rl_get_current_config", context)
@@ -252,17 +266,19 @@ def create_routes() -> FastAPI:
     @app.post(
         "/config",
         response_model=schemas.EditAnswer,
-        **describe_route("rl_edit_config", "configuration"),
+        **_describe_route("rl_edit_config", "configuration"),
     )
     def edit(context: RequestContext, body: EditBody) -> Any:  # type: ignore[valid-type]
         return _run_tool("rl_edit_config", context, _read_arguments(body))
 
-    @app.get("/runs", response_model=schemas.RunList, **describe_route("rl_list_runs", "runs"))
+
+def _add_run_routes(app: FastAPI) -> None:
+    @app.get("/runs", response_model=schemas.RunList, **_describe_route("rl_list_runs", "runs"))
     def runs(context: RequestContext) -> Any:
         return _run_tool("rl_list_runs", context)
 
     @app.post(
-        "/runs", response_model=schemas.StartAnswer, **describe_route("rl_start_training", "runs")
+        "/runs", response_model=schemas.StartAnswer, **_describe_route("rl_start_training", "runs")
     )
     def start(
         context: RequestContext,
@@ -271,7 +287,7 @@ def create_routes() -> FastAPI:
         return _run_tool("rl_start_training", context, _read_arguments(body) if body else {})
 
     @app.get(
-        "/runs/{run_id}", response_model=RunStatus, **describe_route("rl_check_status", "runs")
+        "/runs/{run_id}", response_model=RunStatus, **_describe_route("rl_check_status", "runs")
     )
     def status(context: RequestContext, run_id: RunId) -> Any:
         return _respond(lambda: context.session.get_live_status(run_id).to_payload())
@@ -279,7 +295,7 @@ def create_routes() -> FastAPI:
     @app.post(
         "/runs/{run_id}/stop",
         response_model=schemas.StopAnswer,
-        **describe_route("rl_stop_training", "runs"),
+        **_describe_route("rl_stop_training", "runs"),
     )
     def stop(context: RequestContext, run_id: RunId) -> Any:
         return _run_tool("rl_stop_training", context, {"run_id": run_id})
@@ -287,15 +303,20 @@ def create_routes() -> FastAPI:
     @app.get(
         "/runs/{run_id}/metrics",
         response_model=RunResults,
-        **describe_route("rl_get_results", "runs"),
+        **_describe_route("rl_get_results", "runs"),
     )
     def metrics(context: RequestContext, run_id: RunId) -> Any:
         return _run_tool("rl_get_results", context, {"run_id": run_id})
 
+
+def _add_test_routes(app: FastAPI) -> None:
+    """Add the routes whose calls wait for a result, in threads of their own."""
+    wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
+
     @app.post(
         "/test/inference",
         response_model=schemas.TestReport,
-        **describe_route("rl_test_inference", "inference test"),
+        **_describe_route("rl_test_inference", "inference test"),
     )
     async def test_inference(
         context: RequestContext,
@@ -309,15 +330,13 @@ def create_routes() -> FastAPI:
     @app.post(
         "/environments/check",
         response_model=schemas.EnvironmentCheck,
-        **describe_route("rl_check_environment", "environments"),
+        **_describe_route("rl_check_environment", "environments"),
     )
     async def check_environment(context: RequestContext, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
         arguments = _read_arguments(body)
         return await anyio.to_thread.run_sync(
             lambda: _run_tool("rl_check_environment", context, arguments), limiter=wait_limiter
         )
-
-    return app
 
 
 def _read_arguments(body: Any) -> Json:

@@ -32,6 +32,27 @@ from lachesis.validation.inference_tests import TestOptions
 
 __all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
 MIN_PYTHON = (3, 11)
+ResumedRun = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="An ended run to continue, from its newest checkpoint if there is one",
+    ),
+]
+StartFrom = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
+    ),
+]
+NewLimits = Annotated[
+    dict[str, Any] | None,
+    Field(
+        max_length=10,
+        description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
+    ),
+]
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 """Tools whose calls may take half a minute; a server must answer other calls meanwhile."""
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
@@ -134,13 +155,7 @@ def rl_start_training(
     dry_run: Annotated[
         bool, Field(description="Only show the whole configuration, the services and their ports")
     ] = False,
-    resume: Annotated[
-        str | None,
-        Field(
-            max_length=100,
-            description="An ended run to continue, from its newest checkpoint if there is one",
-        ),
-    ] = None,
+    resume: ResumedRun = None,
     idempotency_key: Annotated[
         str | None,
         Field(min_length=1, max_length=200, description="The same key returns the same run"),
@@ -157,20 +172,8 @@ def rl_start_training(
             description="Refuse unless a test of this code, at most seven days old, found it learnable"
         ),
     ] = False,
-    start_from: Annotated[
-        str | None,
-        Field(
-            max_length=100,
-            description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
-        ),
-    ] = None,
-    limits: Annotated[
-        dict[str, Any] | None,
-        Field(
-            max_length=10,
-            description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
-        ),
-    ] = None,
+    start_from: StartFrom = None,
+    limits: NewLimits = None,
 ) -> schemas.StartAnswer:
     """Start a training run from the draft and return its run id at once; training continues without
     the agent.

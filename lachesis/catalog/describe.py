@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base import paths
-from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, run_bounded
+from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, ChildResult, run_bounded
 from lachesis.base.errors import (
     EnvironmentLoadError,
     EnvironmentTimeoutError,
@@ -238,6 +238,27 @@ def collect_examples(
     return conversations
 
 
+def _require_answer(child_result: ChildResult, file: str, out: Path, timeout_s: float) -> None:
+    """Raise the error of a child that has written no answer."""
+    if child_result.end_reason == "time":
+        raise EnvironmentTimeoutError(
+            f"{file} was still being imported after {timeout_s:.0f} s; an environment must load "
+            "its data in setup(), not at import. `lachesis envs NAME` waits longer, and its "
+            f"result is cached. The output ends:\n{redact(child_result.last_lines(15))}"
+        )
+    if child_result.end_reason == "output":
+        raise EnvironmentLoadError(
+            f"{file} was killed while it was imported, because it printed more than "
+            f"{MAX_OUTPUT_BYTES // 1_000_000} MB; its last line: "
+            f"{shorten(redact(child_result.last_lines(1)), 80)!r}"
+        )
+    if not out.is_file():
+        raise EnvironmentLoadError(
+            f"{file} ended the process (exit code {child_result.exit_code}) while it was "
+            f"imported:\n{redact(child_result.last_lines(15))}"
+        )
+
+
 def _run_child(
     child_command: str,
     environment: Environment,
@@ -254,16 +275,8 @@ def _run_child(
     file = environment.file_path
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out = Path(folder) / "answer.json"
-        command = [
-            find_interpreter(Path(file)),
-            "-P",
-            "-m",
-            "lachesis.env_process",
-            child_command,
-            file,
-            environment.class_name,
-            str(out),
-        ]
+        arguments = [child_command, file, environment.class_name, str(out)]
+        command = [find_interpreter(Path(file)), "-P", "-m", "lachesis.env_process", *arguments]
         env = build_child_env(
             {
                 **({} if allow_download else {"HF_HUB_OFFLINE": "1"}),
@@ -274,23 +287,7 @@ def _run_child(
         child_result = run_bounded(
             command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s
         )
-        if child_result.end_reason == "time":
-            raise EnvironmentTimeoutError(
-                f"{file} was still being imported after {timeout_s:.0f} s; an environment must load "
-                "its data in setup(), not at import. `lachesis envs NAME` waits longer, and its "
-                f"result is cached. The output ends:\n{redact(child_result.last_lines(15))}"
-            )
-        if child_result.end_reason == "output":
-            raise EnvironmentLoadError(
-                f"{file} was killed while it was imported, because it printed more than "
-                f"{MAX_OUTPUT_BYTES // 1_000_000} MB; its last line: "
-                f"{shorten(redact(child_result.last_lines(1)), 80)!r}"
-            )
-        if not out.is_file():
-            raise EnvironmentLoadError(
-                f"{file} ended the process (exit code {child_result.exit_code}) while it was "
-                f"imported:\n{redact(child_result.last_lines(15))}"
-            )
+        _require_answer(child_result, file, out, timeout_s)
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:
         reason = redact(answer["error"])

@@ -10,22 +10,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import FieldValueError
+from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.catalog import describe
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import Environment
 from lachesis.config import mixture, profiles
 from lachesis.config.edits import ConfigFields
+from lachesis.config.profiles import check_embedded, check_endpoint
 from lachesis.config.run_config import RunConfig, resolve_run_config
-from lachesis.orchestration import launch_inputs
+from lachesis.orchestration import launch_inputs, server
 from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs import fork
 from lachesis.runs.fork import ForkSource
 from lachesis.runs.run_record import AdditionalEnvironment, RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.validation import gate
-from lachesis.validation.inference_tests import InferenceTestStore
+from lachesis.validation.inference_tests import (
+    DEFAULT_MODELS,
+    EMBEDDED,
+    InferenceTestStore,
+    TestOptions,
+)
 
 
 @dataclass(frozen=True)
@@ -185,3 +192,29 @@ def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, Addit
         for name, file in files.items()
         if name != launch.environment.name
     }
+
+
+def resolve_test(
+    request: LaunchRequest, options: TestOptions, home: Path, schema_timeout_s: float
+) -> ResolvedTest:
+    """Resolve an inference test and check everything that it needs to start, without making anything.
+
+    Raises:
+        LachesisError: A value or a model cannot be used, a key is missing, or no server is known.
+    """
+    launch_fields = read_launch_fields(request, schema_timeout_s)
+    config = launch_fields.build_config(home)
+    model_names = options.models
+    if model_names is None:
+        if problem := launch_inputs.find_model_problem(request, config, home):
+            raise ConfigError(problem)
+        model_names = [name for name, _, _ in DEFAULT_MODELS]
+        if request.profile == "embedded":
+            model_names = [f"{EMBEDDED}{config.openai.model_name}"]
+    model_names = [launch_inputs.resolve_tested_model(name, home) for name in model_names]
+    if any(name.startswith(EMBEDDED) for name in model_names):
+        check_embedded()
+    if remote_models := [name for name in model_names if not name.startswith(EMBEDDED)]:
+        check_endpoint(remote_models, server.read_key_names())
+    PrefectApi()  # raises when no server is known, before anything is made
+    return ResolvedTest(ResolvedLaunch(request, launch_fields.environment, config), model_names)

@@ -87,6 +87,16 @@ class ServicePlan:
         return next(spec for spec in self.services if spec.name == name)
 
 
+def _require_original_environments(record: RunRecord, folder: RunDir, config: RunConfig) -> None:
+    """Raise ConfigError when the configuration has other environments than the run began with."""
+    current_names = config.build_environment_configs()
+    if set(current_names) != set(record.environment_files):
+        raise ConfigError(
+            f"{folder.config} has the environments {', '.join(current_names)}; allowed: those the "
+            f"run began with ({', '.join(record.environment_files)})"
+        )
+
+
 def make_training_plan(
     record: RunRecord,
     folder: RunDir,
@@ -109,37 +119,17 @@ def make_training_plan(
     Raises:
         ConfigError: The configuration has other environments than the run began with.
     """
-    if set(config.build_environment_configs()) != set(record.environment_files):
-        original_names, current_names = (
-            ", ".join(record.environment_files),
-            ", ".join(config.build_environment_configs()),
-        )
-        raise ConfigError(
-            f"{folder.config} has the environments {current_names}; allowed: those the run began "
-            f"with ({original_names})"
-        )
+    _require_original_environments(record, folder, config)
     ports = dict(zip(START_ORDER, reserve_free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
-    files = {folder.config: config.to_yaml()}
-    token, client_env = (
-        f"tml-{secrets.token_urlsafe(24)}",
-        make_inference_client_env(ports["trainer"]),
-    )
+    files, evaluations = {folder.config: config.to_yaml()}, {}
+    token = f"tml-{secrets.token_urlsafe(24)}"
     services = [
         make_api_spec(config, folder, ports["api"]),
         make_trainer_spec(record, config, folder, ports, token, resume=received_groups is not None),
     ]
     if record.profile == "embedded":
-        engine = make_engine_spec(
-            config,
-            ports["engine"],
-            token,
-            record.seed,
-            store_folder=folder.engine,
-            log=folder.get_log_file("engine"),
-        )
-        services.insert(0, engine)
-    evaluations = {}
+        services.insert(0, _make_run_engine_spec(record, folder, config, ports["engine"], token))
     trainer_url = f"http://{HOST}:{ports['trainer']}"
     for env_id, (name, part) in enumerate(config.build_environment_configs().items()):
         environment = EnvironmentServices(
@@ -153,30 +143,35 @@ def make_training_plan(
         files[environment.config_file] = part.to_yaml()
         services.append(environment.make_serve_spec(groups=(received_groups or {}).get(name, 0)))
         if config.tinker.final_evaluation:
-            for when, url in (
-                ("before", f"{trainer_url}/base/v1"),
-                ("after", config.openai.base_url),
-            ):
+            urls = {"before": f"{trainer_url}/base/v1", "after": config.openai.base_url}
+            for when, url in urls.items():
                 evaluations[when + environment.name_suffix], file = (
                     environment.make_evaluation_spec(when)
                 )
                 files[file] = environment.make_evaluation_yaml(when, url)
-    client_roles = ("trainer", "environment", "evaluate")
-    services, evaluation_specs = (
-        [
-            with_env(
-                spec,
-                {
-                    MARK_VARIABLE: build_mark(folder.path),
-                    **(client_env if get_service_role(spec.name) in client_roles else {}),
-                },
-            )
-            for spec in specs
-        ]
-        for specs in (services, evaluations.values())
-    )
+    client_env = make_inference_client_env(ports["trainer"])
     return ServicePlan(
-        config, services, dict(zip(evaluations, evaluation_specs, strict=True)), trainer_url, files
+        config,
+        [_add_run_env(spec, folder, client_env) for spec in services],
+        {name: _add_run_env(spec, folder, client_env) for name, spec in evaluations.items()},
+        trainer_url,
+        files,
+    )
+
+
+def _make_run_engine_spec(
+    record: RunRecord, folder: RunDir, config: RunConfig, port: int, token: str
+) -> ServiceSpec:
+    """Describe the embedded engine of the run, which keeps its checkpoints in the run's folder."""
+    log = folder.get_log_file("engine")
+    return make_engine_spec(config, port, token, record.seed, store_folder=folder.engine, log=log)
+
+
+def _add_run_env(spec: ServiceSpec, folder: RunDir, client_env: dict[str, str]) -> ServiceSpec:
+    """Return the spec with the mark of the run, and with the inference variables if it needs them."""
+    is_client = get_service_role(spec.name) in ("trainer", "environment", "evaluate")
+    return with_env(
+        spec, {MARK_VARIABLE: build_mark(folder.path), **(client_env if is_client else {})}
     )
 
 

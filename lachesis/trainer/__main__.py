@@ -177,18 +177,11 @@ async def _train(
     from lachesis.trainer.state import TrainerState
 
     checkpoints = Checkpoints(run_folder / "checkpoints")
-    resume_checkpoint = checkpoints.find_resumable() if args.resume else None
-    state = TrainerState(step=resume_checkpoint.step if resume_checkpoint else 0)
-    if resume_checkpoint:
-        log.info(
-            "resuming from step %d: %s, with its optimizer",
-            resume_checkpoint.step,
-            resume_checkpoint.state,
-        )
-    policy = await run_unless_stopped(
-        stop,
-        Policy.create(config, resume_from=resume_checkpoint.state if resume_checkpoint else None),
-    )
+    state, resume_path = TrainerState(), None
+    if resume_checkpoint := checkpoints.find_resumable() if args.resume else None:
+        state.step, resume_path = resume_checkpoint.step, resume_checkpoint.state
+        log.info("resuming from step %d: %s, with its optimizer", state.step, resume_path)
+    policy = await run_unless_stopped(stop, Policy.create(config, resume_from=resume_path))
     if policy is None:
         return  # The process was asked to end before there was anything to save.
     run_dir = RunDir(run_folder.parent, run_folder.name)
@@ -203,26 +196,20 @@ async def _train(
             num_to_keep=config.tinker.keep_checkpoints,
             resume_checkpoint=resume_checkpoint,
         )
-        state.groups, state.groups_by_environment = (
-            checkpoint_manager.groups,
-            dict(checkpoint_manager.groups_by_environment),
-        )
+        state.groups = checkpoint_manager.groups
+        state.groups_by_environment = dict(checkpoint_manager.groups_by_environment)
         state.evaluations = _create_evaluations(
             config, run_dir, state.usage, has_final_evaluation=args.hold
         )
         checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
         if resume_checkpoint:
-            state.resume_point = (
-                await checkpoint_manager.verify_resume(resume_checkpoint)
-            ).model_dump()
-        rollout_client, wandb = (
-            RolloutClient(config.env.rollout_server_url),
-            _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None,
-        )
+            resume_point = await checkpoint_manager.verify_resume(resume_checkpoint)
+            state.resume_point = resume_point.model_dump()
+        wandb = _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None
         trainer = Trainer(
             config,
             policy,
-            rollout_client,
+            RolloutClient(config.env.rollout_server_url),
             checkpoint_manager=checkpoint_manager,
             state=state,
             run_dir=run_dir,

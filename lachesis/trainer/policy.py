@@ -159,12 +159,10 @@ class Policy:
             np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
             for loss_output in output.loss_fn_outputs
         ]
-        logprob_metrics = compute_loss_metrics(
-            batch, training_logprobs_D, float(output.metrics["loss:sum"]), self.config
-        )
+        loss_sum = float(output.metrics["loss:sum"])
         return {
             **metrics,
-            **logprob_metrics,
+            **compute_loss_metrics(batch, training_logprobs_D, loss_sum, self.config),
             **_rename_optimizer_metrics(optim_output.metrics),
             **timing,
         }

@@ -111,24 +111,10 @@ class ActualUsage(BaseModel):
     ratio: dict[str, float] = {}
 
 
-def make_forecast(
-    groups: Sequence[GroupUsage],
-    planned: PlannedRun,
-    prices: Prices | None,
-    *,
-    step_seconds: float | None = None,
-) -> Forecast | None:
-    """Return the forecast, or None without a measured group.
-
-    Args:
-        groups: What the groups of a test have used.
-        planned: The planned run.
-        prices: The prices of the base model, if they are known.
-        step_seconds: The seconds per step of an earlier run of the same kind, if there is one.
-    """
-    measured_groups = [group for group in groups if group.rollouts]
-    if not measured_groups:
-        return None
+def _estimate_tokens_per_rollout(
+    measured_groups: Sequence[GroupUsage], planned: PlannedRun
+) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
+    """Return the low, the expected and the high number of tokens per rollout."""
     num_rollouts = sum(group.rollouts for group in measured_groups)
     # A prompt that several completions share is paid once for all of them, and the run may have
     # other groups than the test.
@@ -165,6 +151,29 @@ def make_forecast(
         sampled=sampled * (1 + width),
         trained=sequence_length * (1 + width),
     )
+    return low, expected, high
+
+
+def make_forecast(
+    groups: Sequence[GroupUsage],
+    planned: PlannedRun,
+    prices: Prices | None,
+    *,
+    step_seconds: float | None = None,
+) -> Forecast | None:
+    """Return the forecast, or None without a measured group.
+
+    Args:
+        groups: What the groups of a test have used.
+        planned: The planned run.
+        prices: The prices of the base model, if they are known.
+        step_seconds: The seconds per step of an earlier run of the same kind, if there is one.
+    """
+    measured_groups = [group for group in groups if group.rollouts]
+    if not measured_groups:
+        return None
+    num_rollouts = sum(group.rollouts for group in measured_groups)
+    low, expected, high = _estimate_tokens_per_rollout(measured_groups, planned)
     token_bounds = [
         _add_evaluation_tokens(
             _scale_tokens(per_rollout, planned.num_rollouts),
