@@ -109,7 +109,8 @@ async def main() -> None:
         found[name] = pause
         print(f"{name}: longest pause {1000 * pause:.0f} ms, {took:.2f} s in all")
     print(
-        f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses {found['beside it'] / found['in the loop']:.3f}"
+        f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses "
+        f"{found['beside it'] / found['in the loop']:.3f}"
     )
     await atropos.close()
     server.close()

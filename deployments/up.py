@@ -170,8 +170,8 @@ class Launcher:
                         f"the server is already running: {server_info['ui_url']}, for {self.home}"
                     ) from None
                 raise RunStateError(
-                    f"another launcher runs in {self.home}, or a killed one has left a server and a "
-                    "runner; `lachesis doctor` says which, and `lachesis doctor --fix` ends the "
+                    f"another launcher runs in {self.home}, or a killed one has left a server and "
+                    f"a runner; `lachesis doctor` says which, and `lachesis doctor --fix` ends the "
                     "latter, each run with a checkpoint"
                 ) from None
             self.lock_fd = lock.fileno()

@@ -22,7 +22,8 @@ from lachesis.environment import DatasetError, Item, TaskEnv, TaskEnvConfig, row
 class RewardFunctionConfig(TaskEnvConfig):
     function: str = Field(
         "",
-        description="/…/FILE.py:NAME of a function of `prompt` and `completion` that returns a number",
+        description="/…/FILE.py:NAME of a function of `prompt` and `completion` that returns a "
+        "number",
     )
     dataset: str = Field(
         "", description="JSONL file or data set of Hugging Face whose rows have a `prompt`"

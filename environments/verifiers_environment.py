@@ -45,7 +45,8 @@ class VerifiersEnvironment(VerifiersEnv):
             file = Path(name).expanduser()
             if not file.is_absolute() or not file.is_file():
                 raise DatasetError(
-                    f"the field environment is {name!r}; needed: the absolute path of an existing file"
+                    f"the field environment is {name!r}; needed: the absolute path of an existing "
+                    f"file"
                 )
             sys.path.insert(0, str(file.parent))
             name = file.stem

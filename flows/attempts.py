@@ -37,8 +37,8 @@ from tasks.report import record_final_judgement
 
 log = logging.getLogger("lachesis.flow")
 STOPPED_FROM_OUTSIDE = (
-    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or "
-    "a signal"
+    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
+    "or a signal"
 )
 
 
@@ -150,7 +150,8 @@ def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:
     newest = Checkpoints(folder.checkpoints).find_newest()
     saved_step = newest.step if newest else 0
     return (
-        f"the steps after {saved_step} of {last_step} were not saved, see {folder.get_log_file('trainer')}"
+        f"the steps after {saved_step} of {last_step} were not saved, see "
+        f"{folder.get_log_file('trainer')}"
         if last_step > saved_step
         else None
     )

@@ -292,7 +292,8 @@ class LachesisService:
         observed_records, warning = refresh.refresh_runs(self.store, records)
         damage_warning = (
             unreadable
-            and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see {self.store.root}"
+            and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see "
+            f"{self.store.root}"
         )
         return refresh_newest_health(self.store, observed_records), "; ".join(
             text for text in (warning, damage_warning) if text
@@ -390,7 +391,8 @@ class LachesisService:
         log_files = find_log_files(self.store.load(run_id), self.store.dir(run_id))
         if service not in log_files:
             raise ConfigError(
-                f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: {', '.join(log_files)}"
+                f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: "
+                f"{', '.join(log_files)}"
             )
         path = Path(log_files[service])
         position = path.stat().st_size if path.exists() else 0

@@ -73,7 +73,8 @@ def test_imports_stay_light() -> None:
         "loaded = {}\n"
         "for name in sys.argv[1:]:\n"
         "    importlib.import_module(name)\n"
-        "    loaded[name] = [one for one in ('torch', 'prefect', 'transformers', 'tinker', 'wandb') if one in sys.modules]\n"
+        "    loaded[name] = [one for one in ('torch', 'prefect', 'transformers', 'tinker', "
+        "'wandb') if one in sys.modules]\n"
         "print(json.dumps(loaded))"
     )
     loaded = json.loads(subprocess.check_output([sys.executable, "-c", script, *LIGHT], cwd=ROOT))

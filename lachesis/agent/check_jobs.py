@@ -186,7 +186,8 @@ def _load_job(check_id: str) -> CheckJob:
     file = _get_job_folder(check_id) / "check.json"
     if not check_id.isalnum() or not file.is_file():
         raise UnknownTestError(
-            f"there is no check {shorten(repr(check_id), 60)}; rl_check_environment(environment) starts one"
+            f"there is no check {shorten(repr(check_id), 60)}; rl_check_environment(environment) "
+            f"starts one"
         )
     try:
         return CheckJob.model_validate_json(file.read_bytes())

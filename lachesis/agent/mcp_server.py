@@ -36,14 +36,17 @@ SESSION_HEADER = "x-lachesis-session"
 CONFIRM_SCHEMA = {
     "type": "boolean",
     "default": False,
-    "description": "On a profile that may cost money, nothing is done without it and the answer is a preview",
+    "description": "On a profile that may cost money, nothing is done without it and the answer is "
+    "a preview",
 }
 MAX_WAITING_CALLS = 100
 """Maximum number of calls that wait for an inference test at once, while other calls are answered.
 """
 INSTRUCTIONS = (
-    "Train language models by reinforcement: list environments, select one, edit the draft, test, start, check, get results. "
-    "A start returns at once and training continues by itself; do not poll. The resource lachesis://skill has exact calls."
+    "Train language models by reinforcement: list environments, select one, edit the draft, test, "
+    "start, check, get results. "
+    "A start returns at once and training continues by itself; do not poll. The resource "
+    "lachesis://skill has exact calls."
 )
 
 

@@ -46,7 +46,8 @@ def preview_resume(session: AgentSession, run_id: str) -> schemas.StartAnswer:
         else "start again from the beginning, because it has no checkpoint,"
     )
     return schemas.StartAnswer(
-        message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile {record.profile}",
+        message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile "
+        f"{record.profile}",
         run_id=run_id,
         status=record.status,
         environment=record.environment,

@@ -105,7 +105,8 @@ class AgentTool:
         raw_arguments = {} if arguments is None else arguments
         if not isinstance(raw_arguments, dict) or not _is_storable_json(raw_arguments):
             raise ArgumentsError(
-                f"{self.name}: the arguments are not a JSON object of valid Unicode text, or are nested too deeply"
+                f"{self.name}: the arguments are not a JSON object of valid Unicode text, or are "
+                f"nested too deeply"
             )
         try:
             validated_arguments = self.arguments.model_validate(raw_arguments)

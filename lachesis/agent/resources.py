@@ -56,7 +56,8 @@ RESOURCE_TEMPLATES = (
     Resource(
         f"{SCHEME}runs/{{run_id}}/logs/{{service}}",
         "run log",
-        f"The last {LOG_LINES} lines of one process of a run: trainer, env, api, engine, or env-NAME of a further environment",
+        f"The last {LOG_LINES} lines of one process of a run: trainer, env, api, engine, or "
+        f"env-NAME of a further environment",
         "text/plain",
     ),
 )

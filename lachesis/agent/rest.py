@@ -106,7 +106,8 @@ ERRORS: dict[int | str, Json] = {
         (404, "no such environment, field, model or run"),
         (
             409,
-            "not possible in this state, an environment that cannot be imported, or a key is missing",
+            "not possible in this state, an environment that cannot be imported, or a key is "
+            "missing",
         ),
         (411, "a body without its length"),
         (413, "a body beyond a megabyte"),

@@ -79,11 +79,15 @@ class AgentSession:
         draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
         launch_description = self.service.describe(make_launch_request(draft))
         missing = list_missing_keys(draft.profile, server.read_key_names())
-        missing_keys_warning = f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of `lachesis serve`"
+        missing_keys_warning = (
+            f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of "
+            "`lachesis serve`"
+        )
         with self.session_file.change() as state:
             state.draft = draft
         return schemas.SelectAnswer(
-            message=f"{name} is selected; edit it with rl_edit_config, test it with rl_test_inference, start it with "
+            message=f"{name} is selected; edit it with rl_edit_config, test it with "
+            f"rl_test_inference, start it with "
             "rl_start_training",
             environment=name,
             file_path=launch_description["file_path"],
@@ -114,7 +118,8 @@ class AgentSession:
             model=launch_description["model"],
             configurable_fields=[views.build_field_view(field) for field in editable_fields],
             locked_fields=[views.build_locked_field_view(field) for field in locked_fields],
-            tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to the profile and its operator",
+            tip="rl_edit_config(field, value) changes a configurable field; locked ones belong to "
+            "the profile and its operator",
             **views.drop_empty(
                 problem=launch_description["problem"], warning=launch_description["warning"]
             ),
@@ -139,7 +144,8 @@ class AgentSession:
     def require_draft(self, state: SessionState) -> Draft:
         if state.draft is None:
             raise RunStateError(
-                f"no environment is selected in session {self.session_file.name}: call rl_select_environment(name) first; "
+                f"no environment is selected in session {self.session_file.name}: call "
+                f"rl_select_environment(name) first; "
                 "rl_list_environments() shows the names"
             )
         return state.draft
@@ -325,9 +331,11 @@ class AgentSession:
             ],
             count=len(scan.environments),
             tips=[
-                "rl_select_environment(name) chooses one; its answer has the fields and their values",
+                "rl_select_environment(name) chooses one; its answer has the fields and their "
+                "values",
                 "rl_test_inference() tests it before anything is trained",
-                "rl_check_environment(name, new=true) creates one of your own and checks it; your files are found in "
+                "rl_check_environment(name, new=true) creates one of your own and checks it; your "
+                "files are found in "
                 f"{' and '.join(map(str, paths.environment_dirs()))} (more: LACHESIS_ENVIRONMENTS)",
             ],
             **views.drop_empty(problems=scan.problems, clashes=scan.clashes),
@@ -377,7 +385,8 @@ def _find_earlier_start(
         if key is not None and start.key == key:
             if start.draft != draft:
                 raise ConfigError(
-                    f"idempotency_key {key!r} belongs to run {start.run_id}, which has another configuration; use a new key"
+                    f"idempotency_key {key!r} belongs to run {start.run_id}, which has another "
+                    f"configuration; use a new key"
                 )
             return start
         if (

@@ -95,7 +95,8 @@ class SessionFile:
         """
         if not SESSION_NAME.fullmatch(name):
             raise ConfigError(
-                f"{name[:100]!r} is not a session name; allowed: 1 to 80 letters, digits, dots, dashes and underscores, "
+                f"{name[:100]!r} is not a session name; allowed: 1 to 80 letters, digits, dots, "
+                f"dashes and underscores, "
                 "the first a letter or digit"
             )
         self.name = name
@@ -131,7 +132,8 @@ class SessionFile:
                 )
                 os.replace(self.file, damaged_path)
             raise StorageError(
-                f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is kept in {damaged_path}; "
+                f"the state of session {self.name} was damaged ({error.errors()[0]['msg']}) and is "
+                f"kept in {damaged_path}; "
                 "the session starts empty: select an environment again"
             ) from error
 
@@ -173,7 +175,8 @@ class SessionFile:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise RunStateError(
-                            f"another call of session {self.name} has not ended after {LOCK_TIMEOUT_S:.0f} s; try again"
+                            f"another call of session {self.name} has not ended after "
+                            f"{LOCK_TIMEOUT_S:.0f} s; try again"
                         ) from None
                     time.sleep(0.02)
             yield

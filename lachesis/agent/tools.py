@@ -81,14 +81,14 @@ def rl_select_environment(
         str | None,
         Field(
             max_length=100,
-            description="Where to train: embedded (this machine, no key), tinker (paid cloud) or custom",
+            description="Where to train: embedded (this machine), tinker (paid cloud) or custom",
         ),
     ] = None,
     model: Annotated[
         str | None,
         Field(
             max_length=1000,
-            description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's own",
+            description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's",
         ),
     ] = None,
 ) -> schemas.SelectAnswer:
@@ -140,10 +140,12 @@ def _preview_start(
         else previews.preview_start(context.session, start_from)
     )
     update = {
-        "message": f"{preview.message}. Profile {preview.profile} may cost money: show this to the user",
+        "message": f"{preview.message}. Profile {preview.profile} may cost money: show this "
+        "to the user",
         "confirmation_required": True,
         "next_steps": [
-            "ask the user; only after their yes call rl_start_training with the same arguments and confirm=true"
+            "ask the user; only after their yes call rl_start_training with the same arguments and "
+            "confirm=true"
         ],
     }
     return preview.model_copy(update=update)
@@ -163,13 +165,14 @@ def rl_start_training(
     allow_duplicate: Annotated[
         bool,
         Field(
-            description="Start another run although the same draft was started less than a minute ago"
+            description="Start another run although the same draft was started within the last minute"
         ),
     ] = False,
     require_validation: Annotated[
         bool,
         Field(
-            description="Refuse unless a test of this code, at most seven days old, found it learnable"
+            description="Refuse unless a test of this code, at most seven days old, found it "
+            "learnable"
         ),
     ] = False,
     start_from: StartFrom = None,
@@ -185,7 +188,8 @@ def rl_start_training(
         idempotency_key or allow_duplicate or require_validation or start_from
     ):
         raise ArgumentsError(
-            "resume is safe to repeat by itself; idempotency_key, allow_duplicate, require_validation and start_from are for "
+            "resume is safe to repeat by itself; idempotency_key, allow_duplicate, "
+            "require_validation and start_from are for "
             "new runs"
         )
     if limits is not None and resume is None:
@@ -226,8 +230,10 @@ def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | 
     if record.has_ended or not context.session.is_paid(run_id):
         return None
     return schemas.StopAnswer(
-        message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on profile {record.profile}, "
-        "which may have cost money. It would save a checkpoint and end; ask the user, then call again with confirm=true",
+        message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on "
+        f"profile {record.profile}, "
+        "which may have cost money. It would save a checkpoint and end; ask the user, then call "
+        "again with confirm=true",
         run_id=run_id,
         status=record.status,
         confirmation_required=True,
@@ -323,7 +329,8 @@ def rl_check_environment(
     new: Annotated[
         bool,
         Field(
-            description="Create a working file of that name from the template first, for you to change"
+            description="Create a working file of that name from the template first, for you to "
+            "change"
         ),
     ] = False,
     install: Annotated[

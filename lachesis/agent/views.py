@@ -13,12 +13,14 @@ from lachesis.validation.inference_tests import InferenceTest
 
 NEXT_STEP_CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
-    "logs": "read `logs.{service}`, a file, or the MCP resource lachesis://runs/{run}/logs/{service}",
+    "logs": "read `logs.{service}`, a file, or the MCP resource "
+    "lachesis://runs/{run}/logs/{service}",
     "stop": 'rl_stop_training(run_id="{run}")',
     "resume": 'rl_start_training(resume="{run}")',
     "results": 'rl_get_results(run_id="{run}")',
     "report": "the file that `lachesis report {run}` writes is for people",
-    "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a better checkpoint; "
+    "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a "
+    "better checkpoint; "
     "`lachesis weights {run} --checkpoint best --to DIR` copies the best one with checksums",
 }
 """Next steps as tool calls."""
@@ -32,7 +34,8 @@ def build_rate_limited_status(
     return schemas.RateLimitedStatus(
         **last_report.report,
         rate_limited=True,
-        message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} s. The run continues by itself; its "
+        message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} "
+        f"s. The run continues by itself; its "
         "end is reported at once",
         next_check_in_seconds=next_check_s,
         reported_seconds_ago=age_s,
@@ -45,11 +48,13 @@ def list_steps_after_test(test: InferenceTest) -> list[str]:
     verdict = summary.get("verdict")
     if verdict == "broken" or not summary.get("environment_working"):
         return [
-            "read `error`, `stages` and the verdicts in `models_tested`, fix the cause, then rl_test_inference()"
+            "read `error`, `stages` and the verdicts in `models_tested`, fix the cause, then "
+            "rl_test_inference()"
         ]
     if verdict == "too hard":
         return [
-            "there is almost no reward to learn from: easier items, a stronger model, a larger group_size; then test again"
+            "there is almost no reward to learn from: easier items, a stronger model, a larger "
+            "group_size; then test again"
         ]
     if verdict == "too easy":
         return ["nothing is left to learn: harder items; then test again"]

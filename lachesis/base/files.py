@@ -23,7 +23,8 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            f"{path}: {error.strerror or error}; check the free space and the permissions of that folder"
+            f"{path}: {error.strerror or error}; check the free space and the permissions of that "
+            f"folder"
         ) from error
 
 

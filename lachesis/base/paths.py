@@ -44,8 +44,8 @@ def checkout_dir() -> Path:
     root = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
     if not (root / "deployments" / "up.py").is_file():
         raise MissingDependencyError(
-            f"{root} is not a Lachesis checkout (it has no deployments/up.py); the flows live in the checkout, "
-            "not in the installed package: clone the repository and set LACHESIS_CHECKOUT to it"
+            f"{root} is not a Lachesis checkout (it has no deployments/up.py); the flows live in "
+            f"the checkout, not in the installed package: clone the repository and set LACHESIS_CHECKOUT to it"
         )
     return root
 

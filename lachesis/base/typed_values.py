@@ -242,6 +242,7 @@ def read_env_number(name: str, default: float, *, min_value: float) -> float:
         value = math.nan
     if not value >= min_value:
         raise ConfigError(
-            f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at least {min_value:g}"
+            f"the environment variable {name} is {shorten(repr(text))}; allowed: a number, at "
+            f"least {min_value:g}"
         )
     return value

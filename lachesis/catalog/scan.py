@@ -108,7 +108,8 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             own_name = scanned_class.own_name or scanned_class.file.stem
             if environment.name != own_name:
                 result.clashes[environment.name] = (
-                    f"{scanned_class.file}: its name {own_name} is taken by {file_by_name[own_name]}"
+                    f"{scanned_class.file}: its name {own_name} is taken by "
+                    f"{file_by_name[own_name]}"
                 )
             file_by_name[environment.name] = scanned_class.file
             result.environments.append(environment)

@@ -87,7 +87,8 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
         console.console.print(table)
     console.console.print(
         Text(
-            f"the Prefect UI of this run, while `lachesis serve` runs: {submit.get_run_url(record)}",
+            f"the Prefect UI of this run, while `lachesis serve` runs: "
+            f"{submit.get_run_url(record)}",
             style="dim",
         )
     )

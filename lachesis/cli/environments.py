@@ -47,7 +47,8 @@ def _install_requirements(args: argparse.Namespace) -> int:
     console.print_answer(
         args,
         answer,
-        f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and other environments with the same requirements",
+        f"{', '.join(dependencies)} is installed at {folder}, for {environment.name} and other "
+        f"environments with the same requirements",
     )
     return 0
 
@@ -59,8 +60,10 @@ def _create_environment(args: argparse.Namespace) -> int:
         [
             f"{file} was created. Next steps:",
             f"  lachesis env check {file}",
-            f"  lachesis model build --for {file}     # builds a tiny model pretrained on its answer format",
-            f"  lachesis test {file}     # uses that model; this and the next need `lachesis serve`",
+            f"  lachesis model build --for {file}     # builds a tiny model pretrained on its "
+            f"answer format",
+            f"  lachesis test {file}     # uses that model; this and the next need `lachesis "
+            f"serve`",
             f"  lachesis train {file} --watch",
         ]
     )

@@ -31,7 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print JSON for a program")
     top = argparse.ArgumentParser(
         prog="lachesis",
-        description="Train language models with reinforcement learning: find environments, launch, watch and stop runs, export weights.",
+        description="Train language models with reinforcement learning: find environments, launch, "
+        "watch and stop runs, export weights.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_servers(add_command)
     doctor = add_command(
         "doctor",
-        "Check this machine, say how to get what is missing, and find what dead runs have left behind.",
+        "Check this machine, say how to get what is missing, and find leftovers of dead runs.",
     )
     doctor.add_argument(
         "--fix",
@@ -107,7 +108,8 @@ def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]
     logs.add_argument(
         "service",
         nargs="?",
-        help="trainer, env, api, engine or env-NAME (default: the process that failed, else trainer)",
+        help="trainer, env, api, engine or env-NAME (default: the process that failed, else "
+        "trainer)",
     )
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
@@ -197,10 +199,14 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ENVIRONMENT[=WEIGHT]",
         dest="others",
-        help="another environment for the same run, with its weight relative to the first one's 1; may be repeated",
+        help="another environment for the same run, with its weight relative to the first one's 1; "
+        "may be repeated",
     )
     _add_edit_options(command)
-    model_help = "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was pretrained on the environment)"
+    model_help = (
+        "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was "
+        "pretrained on the environment)"
+    )
     command.add_argument("--model", help=model_help)
     command.add_argument("--seed", type=int)
     command.add_argument(
@@ -277,7 +283,10 @@ def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
 
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    model_help = "on the embedded profile as for `train`: a Hugging Face name, a folder or tiny; else a folder, or a name at the endpoint"
+    model_help = (
+        "on the embedded profile as for `train`: a Hugging Face name, a folder or tiny; else a "
+        "folder, or a name at the endpoint"
+    )
     command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
     endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
     command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)

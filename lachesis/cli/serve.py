@@ -21,7 +21,8 @@ def handle_serve(args: argparse.Namespace) -> int:
         *(["--port", str(args.port)] if args.port is not None else [])
     )
     console.print_note(
-        "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends both"
+        "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
+        "both"
     )
     os.chdir(paths.checkout_dir())
     os.execv(command[0], command)
@@ -46,11 +47,13 @@ def handle_mcp(args: argparse.Namespace) -> int:
     if not args.http:
         if args.host or args.port or args.allow_host:
             raise ConfigError(
-                "--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing listens"
+                "--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing "
+                "listens"
             )
         if sys.stdin.isatty():
             console.print_note(
-                f"session {session_name}; an agent's client starts this command and talks to it; Ctrl-C ends it"
+                f"session {session_name}; an agent's client starts this command and talks to it; "
+                f"Ctrl-C ends it"
             )
         mcp_server.serve_stdio(session_name)
         return 0

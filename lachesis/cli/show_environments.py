@@ -51,6 +51,7 @@ def render_environment(launch_description: Json) -> RenderableType:
         else []
     )
     head = Text(
-        f"{launch_description['name']} ({launch_description['class_name']}): {launch_description['description']}\n{launch_description['file_path']}\n"
+        f"{launch_description['name']} ({launch_description['class_name']}): "
+        f"{launch_description['description']}\n{launch_description['file_path']}\n"
     )
     return Group(head, *warning, table, Text(""), locked)

@@ -196,7 +196,8 @@ def render_results(answer: Json) -> RenderableType:
             ("W&B", answer.get("wandb_url")),
             (
                 "reward/mean",
-                f"first {format_number(reward['first'])}, last {format_number(reward['last'])} (means over five steps)"
+                f"first {format_number(reward['first'])}, last {format_number(reward['last'])} "
+                f"(means over five steps)"
                 if reward
                 else None,
             ),
@@ -259,7 +260,8 @@ def _describe_usage(answer: Json) -> str | None:
     ratio = ", ".join(
         f"{value:.2f} of the expected {key}" for key, value in actual.get("ratio", {}).items()
     )
-    return f"{format_count(sum(actual['tokens'].values()))} tokens, {format_hours(actual['hours'])}{cost}{f' ({ratio})' if ratio else ''}"
+    tokens, hours = format_count(sum(actual["tokens"].values())), format_hours(actual["hours"])
+    return f"{tokens} tokens, {hours}{cost}{f' ({ratio})' if ratio else ''}"
 
 
 def _describe_missing_evaluation(status: str) -> str:

@@ -70,7 +70,8 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
             )
             lines.append(
                 Text(
-                    f"{model['name']}: {prompt['prompt']!r} -> {responses_text}{_format_note(prompt)}"
+                    f"{model['name']}: {prompt['prompt']!r} -> "
+                    f"{responses_text}{_format_note(prompt)}"
                 )
             )
     summary = test.result["summary"]

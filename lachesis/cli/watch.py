@@ -149,7 +149,8 @@ def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType
     )
     rewards = [step_metrics.get("reward/mean") or 0.0 for step_metrics in steps]
     curve = Text(
-        f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  {console.draw_sparkline(rewards)}"
+        f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  "
+        f"{console.draw_sparkline(rewards)}"
         if steps
         else "waiting for the first rollouts"
     )

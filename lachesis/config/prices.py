@@ -88,6 +88,7 @@ def _read_price_file(file: Path) -> dict[str, Any]:
             raise ValueError("`models` is not a mapping")
     except (OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file} must have the form models: {{NAME: {{prefill, sample, train, dated}}}}: {error}"
+            f"{file} must have the form models: {{NAME: {{prefill, sample, train, dated}}}}: "
+            f"{error}"
         ) from error
     return models

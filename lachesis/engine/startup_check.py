@@ -206,8 +206,8 @@ def _compare_decoded(
             raise _make_unsupported_error(
                 base,
                 f"log-probabilities {case} differ token by token from those of one pass by "
-                f"{max_difference:.2g} nats (the {name} of two sequences of {len(sequences[0])} and "
-                f"{len(sequences[1])} tokens; allowed: {limit:.2g})",
+                f"{max_difference:.2g} nats (the {name} of two sequences of {len(sequences[0])} "
+                f"and {len(sequences[1])} tokens; allowed: {limit:.2g})",
             )
 
 

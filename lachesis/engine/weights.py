@@ -95,8 +95,8 @@ class WeightsStore:
         """
         if not _is_plain_name(path.name) or "/" in path.name or path.name.startswith("."):
             raise EngineRequestError(
-                f"{path.name!r} is not a checkpoint name; allowed: a name that is not empty, has no '/' "
-                "and does not begin with '.'"
+                f"{path.name!r} is not a checkpoint name; allowed: a name that is not empty, has "
+                f"no '/' and does not begin with '.'"
             )
         folder = self.root / path.run / path.kind / path.name
         if self.find_folder(path).exists() and not overwrite:

@@ -27,8 +27,8 @@ MAX_SAMPLED_GROUPS = 6
 MAX_SEARCHED_ITEMS = 5000
 MAX_SEARCH_S = 20.0
 NO_ITEM_MESSAGE = (
-    "no item with this prompt was found, so the verifier has nothing to compare the answer with; an "
-    "environment can have a method item_from_prompt(prompt)"
+    "no item with this prompt was found, so the verifier has nothing to compare the answer with; "
+    "an environment can have a method item_from_prompt(prompt)"
 )
 
 

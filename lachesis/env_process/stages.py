@@ -166,9 +166,8 @@ async def _check_without_model(state: Json) -> Json:
         num_corrupt_wrong += corrupt_score < gold_score
         if not _is_right(env, gold_score) and len(faults) < 3:
             faults.append(
-                f"gold() returned {gold_answer!r} for {item!r}, which scores {gold_score}; it must return a right answer"[
-                    :300
-                ]
+                f"gold() returned {gold_answer!r} for {item!r}, which scores {gold_score}; it must "
+                f"return a right answer"[:300]
             )
         elif corrupt_score >= gold_score and len(faults) < 3:
             fault = (

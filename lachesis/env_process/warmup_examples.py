@@ -55,7 +55,8 @@ async def _draw_examples(env: Any, request: Json) -> list[list[Json]]:
             example = env.example(item, right=rng.random() < request["share"])
         except AttributeError as error:
             raise NoExamplesError(
-                f"{type(env).__name__} has no method {error.name}(item), which examples are made with"
+                f"{type(env).__name__} has no method {error.name}(item), which examples are made "
+                f"with"
             ) from error
         examples.append(await example if inspect.isawaitable(example) else example)
     return examples

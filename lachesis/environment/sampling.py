@@ -17,7 +17,8 @@ from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from lachesis.environment import timeouts
 
 FALLBACK_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 """Used for tokenizers without a chat template."""

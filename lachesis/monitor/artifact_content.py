@@ -100,7 +100,8 @@ def format_wandb_line(watched: WatchedRun) -> str:
 
 def _format_headline(watched: WatchedRun) -> str:
     if watched.stall:
-        return f"Stalled in {escape_cell(watched.stall.part)} since {watched.stall.since}: {escape_cell(watched.stall.evidence)}"
+        part, evidence = escape_cell(watched.stall.part), escape_cell(watched.stall.evidence)
+        return f"Stalled in {part} since {watched.stall.since}: {evidence}"
     return f"Learning: {watched.health.word}. Phase: {escape_cell(watched.record.phase)}"
 
 

@@ -107,8 +107,10 @@ def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="broken",
-        evidence=f"{share:.0%} of {invalid / share:,.0f} rollouts had no usable score{describe_invalid_reasons(history)}",
-        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('env')} for what the environment raises, "
+        evidence=f"{share:.0%} of {invalid / share:,.0f} rollouts had no usable "
+        f"score{describe_invalid_reasons(history)}",
+        advice=f"{history.facts.format_stop_prefix()}look in "
+        f"{history.facts.format_logs_command('env')} for what the environment raises, "
         f"and check it: `lachesis env check {history.facts.environment}`",
     )
 
@@ -125,8 +127,9 @@ def find_only_dropped_groups(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"no step was made: the environment has left out {dropped:,.0f} rollouts, which make "
-        f"{dropped / facts.batch_size:.0f} batches, as the rewards of a group were equal (or for their length)",
+        evidence=f"no step was made: the environment has left out {dropped:,.0f} rollouts, which "
+        f"make {dropped / facts.batch_size:.0f} batches, as the rewards of a group were equal (or for "
+        f"their length)",
         advice=advise_more_signal(history),
     )
 

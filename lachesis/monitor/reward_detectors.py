@@ -51,8 +51,10 @@ def find_environment_without_reward(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"no rollout of {', '.join(unrewarded_environments)} was worth more than 0 in the last {WINDOW} steps",
-        advice=f"{history.facts.format_test_command(unrewarded_environments[0])} shows whether the model can do a little of that task",
+        evidence=f"no rollout of {', '.join(unrewarded_environments)} was worth more than 0 in the "
+        f"last {WINDOW} steps",
+        advice=f"{history.facts.format_test_command(unrewarded_environments[0])} shows whether the "
+        f"model can do a little of that task",
     )
 
 
@@ -83,9 +85,10 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="not learning",
-        evidence=f"the mean reward has not risen in {rise.steps} steps, now {level:.3f}: its slope is "
-        f"{rise.slope * 100:+.4f} ± {rise.standard_error * 100:.4f} per 100 steps",
-        advice=f"{history.facts.format_report_command()} shows sampled rollouts; {history.facts.format_test_command()} shows whether "
+        evidence=f"the mean reward has not risen in {rise.steps} steps, now {level:.3f}: its slope "
+        f"is {rise.slope * 100:+.4f} ± {rise.standard_error * 100:.4f} per 100 steps",
+        advice=f"{history.facts.format_report_command()} shows sampled rollouts; "
+        f"{history.facts.format_test_command()} shows whether "
         "the model reaches any reward; a run that may take off late can simply go on",
     )
 
@@ -105,7 +108,8 @@ def find_reward_drop(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"the mean reward fell from {trend.best:.3f} around step {trend.best_step} to {current_mean:.3f}",
+        evidence=f"the mean reward fell from {trend.best:.3f} around step {trend.best_step} to "
+        f"{current_mean:.3f}",
         advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(trend.best_step)}",
     )
 
@@ -153,7 +157,8 @@ def find_held_out_drop(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"the reward in training rose from {first_third.reward:.3f} to {last_third.reward:.3f} while the "
+        evidence=f"the reward in training rose from {first_third.reward:.3f} to "
+        f"{last_third.reward:.3f} while the "
         f"held-out result fell from {first_third.share:.1%} to {last_third.share:.1%}",
         advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(best.step)}; the best held-out "
         f"result is that of step {best.step}",
@@ -177,9 +182,10 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"the gap between training and held-out results has grown by {gap_growth:.3f}: reward "
-        f"{last_third.reward:.3f} in training, {last_third.share:.1%} of the held-out items",
-        advice=f"{history.facts.format_report_command()} shows what is rewarded; more training items, or a stop at the "
+        evidence=f"the gap between training and held-out results has grown by {gap_growth:.3f}: "
+        f"reward {last_third.reward:.3f} in training, {last_third.share:.1%} of the held-out items",
+        advice=f"{history.facts.format_report_command()} shows what is rewarded; more training "
+        f"items, or a stop at the "
         "best held-out result, help against learning the items by heart",
     )
 

@@ -55,7 +55,8 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
     is_broken = has_no_signal and len(zero_signal_shares) >= WINDOW and has_lasted and not has_risen
     return Finding(
         word="broken" if is_broken else "suspect",
-        evidence=f"{statistics.fmean(zero_signal_shares):.0%} of the groups of the last {len(zero_signal_shares)} steps had "
+        evidence=f"{statistics.fmean(zero_signal_shares):.0%} of the groups of the last "
+        f"{len(zero_signal_shares)} steps had "
         f"equal rewards, at mean {reward:.3f}: {'no' if has_no_signal else 'hardly any'} gradient",
         advice=advise_more_signal(history),
     )
@@ -65,11 +66,13 @@ def advise_more_signal(history: RunHistory) -> str:
     """Return advice for a model that solves either all or none of its items."""
     facts = history.facts
     parts = [
-        f"{facts.format_test_command()} shows what this model reaches; choose easier items or a stronger model"
+        f"{facts.format_test_command()} shows what this model reaches; choose easier items or a "
+        f"stronger model"
     ]
     if facts.tiny_model:
         parts.append(
-            f"`lachesis model build --for {facts.environment}` teaches the tiny model the task first"
+            f"`lachesis model build --for {facts.environment}` teaches the tiny model the task "
+            f"first"
         )
     larger_group_size = 2 * facts.group_size
     is_divisible = (
@@ -77,7 +80,8 @@ def advise_more_signal(history: RunHistory) -> str:
     )
     if is_divisible and "group_size" in facts.tunable_fields:
         parts.append(
-            f"larger groups differ more often: {facts.format_train_command(f'group_size={larger_group_size}')}"
+            f"larger groups differ more often: "
+            f"{facts.format_train_command(f'group_size={larger_group_size}')}"
         )
     return "; ".join(parts)
 
@@ -92,8 +96,8 @@ def find_dropped_rollouts(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"the environment left out {dropped / (dropped + trained):.0%} of the rollouts of the "
-        f"last {WINDOW} steps, for equal rewards, their length or the size of their group",
+        evidence=f"the environment left out {dropped / (dropped + trained):.0%} of the rollouts of "
+        f"the last {WINDOW} steps, for equal rewards, their length or the size of their group",
         advice=advise_more_signal(history),
     )
 
@@ -119,9 +123,10 @@ def find_invalid_rollouts(history: RunHistory) -> Finding | None:
     )
     return Finding(
         word="broken" if max(share, recent_invalid[1] * has_enough) >= 0.8 else "suspect",
-        evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} had no usable score"
-        + describe_invalid_reasons(history),
-        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('env')} for what the environment raises",
+        evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} "
+        f"had no usable score" + describe_invalid_reasons(history),
+        advice=f"{history.facts.format_stop_prefix()}look in "
+        f"{history.facts.format_logs_command('env')} for what the environment raises",
     )
 
 
@@ -154,7 +159,8 @@ def find_entropy_collapse(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="suspect",
-        evidence=f"the policy's entropy is {entropy:.4f} nats per token at a mean reward of {reward:.3f}: it tries nothing new",
+        evidence=f"the policy's entropy is {entropy:.4f} nats per token at a mean reward of "
+        f"{reward:.3f}: it tries nothing new",
         advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(history.trend.best_step)}",
     )
 
@@ -175,7 +181,8 @@ def find_length_drift(history: RunHistory) -> Finding | None:
     return Finding(
         word="suspect",
         evidence=f"completions went from {first_length:.0f} to {last_length:.0f} tokens",
-        advice=f"{history.facts.format_report_command()} shows sampled rollouts: see whether the reward favours their length",
+        advice=f"{history.facts.format_report_command()} shows sampled rollouts: see whether the "
+        f"reward favours their length",
     )
 
 

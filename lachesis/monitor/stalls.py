@@ -145,7 +145,8 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
     return _make_stall(
         phase,
         since,
-        f"the trainer has been waiting for {awaited[phase]}{server_text} for {observation.observed_at - since:.0f} s",
+        f"the trainer has been waiting for {awaited[phase]}{server_text} for "
+        f"{observation.observed_at - since:.0f} s",
     )
 
 
@@ -183,7 +184,8 @@ def _explain_missing_batch(observation: Observation, since: float, waiting_text:
         (
             "group",
             "environment",
-            "{n} groups are in progress and request no samples, the oldest for {age:.0f} s: its scoring does not end",
+            "{n} groups are in progress and request no samples, the oldest for {age:.0f} s: its "
+            "scoring does not end",
         ),
     ):
         oldest_since = counts.get(f"{kind}_since")
@@ -203,7 +205,8 @@ def _explain_missing_groups(
         return _make_stall(
             "API queue",
             since,
-            f"{waiting_text}; the API has refused {api_counts['refused']} groups: {api_counts.get('refusal')}",
+            f"{waiting_text}; the API has refused {api_counts['refused']} groups: "
+            f"{api_counts.get('refusal')}",
         )
     if not last_group_at or observation.observed_at - last_group_at > max_wait_s:
         errors = "; ".join(
@@ -219,7 +222,8 @@ def _explain_missing_groups(
         return _make_stall(
             "environment",
             last_group_at,
-            f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other environment may fill",
+            f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other "
+            f"environment may fill",
         )
     queued = {**(api_counts.get("buffered") or {}), **(api_counts.get("queued") or {})}
     if queued:
@@ -230,7 +234,8 @@ def _explain_missing_groups(
         return _make_stall(
             "API queue",
             since,
-            f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: {requirement}",
+            f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: "
+            f"{requirement}",
         )
     dropped = counts.get("dropped") or 0
     drop_note = (

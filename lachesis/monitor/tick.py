@@ -210,7 +210,8 @@ class Monitor:
         if should_resume:
             self.store.update(watched.record.run_id, resume_wanted=True)
         watched.messages.append(
-            f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: {reason}"
+            f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: "
+            f"{reason}"
         )
 
     def _apply_stall_policy(self, watched: WatchedRun, stall: Stall) -> None:

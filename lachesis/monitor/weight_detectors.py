@@ -35,9 +35,11 @@ def find_unchanged_weights(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="broken",
-        evidence=f"the sampled weights have not changed in the last {num_unchanged} updates, although the "
-        f"learning rate was at least {min_rate:.2g}",
-        advice=f"{history.facts.format_stop_prefix()}look in {history.facts.format_logs_command('trainer')} for what the server answered to the updates",
+        evidence=f"the sampled weights have not changed in the last {num_unchanged} updates, "
+        f"although the learning rate was at least {min_rate:.2g}",
+        advice=f"{history.facts.format_stop_prefix()}look in "
+        f"{history.facts.format_logs_command('trainer')} for what the server answered to the "
+        f"updates",
     )
 
 
@@ -70,7 +72,8 @@ def find_non_finite_loss(history: RunHistory) -> Finding | None:
         return None
     return Finding(
         word="broken",
-        evidence=f"the loss was not a finite number in {len(bad_steps)} of the last {len(last_steps)} steps",
+        evidence=f"the loss was not a finite number in {len(bad_steps)} of the last "
+        f"{len(last_steps)} steps",
         advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(bad_steps[0] - 1)}",
     )
 

@@ -169,7 +169,8 @@ def render_curve(values: Sequence[float | None], width: int = 640, height: int =
     y = [height - 12 - (height - 24) * (value - low) / value_range for _, value in indexed_values]
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     labels = "".join(
-        f'<text x="{width - 50}" y="{y_position}" font-size="12" font-family="sans-serif" fill="#666">{value:.3g}</text>'
+        f'<text x="{width - 50}" y="{y_position}" font-size="12" font-family="sans-serif" '
+        f'fill="#666">{value:.3g}</text>'
         for value, y_position in ((high, 16), (low, height - 8))
     )
     svg = (

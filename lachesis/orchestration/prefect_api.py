@@ -309,8 +309,8 @@ class PrefectApi:
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerDownError(
-                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); start "
-                "it with `lachesis serve`"
+                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); "
+                f"start it with `lachesis serve`"
             ) from error
         if response.status_code == 404 and missing_ok:
             return MISSING

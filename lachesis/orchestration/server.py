@@ -94,7 +94,8 @@ def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
     deployment = api.read_deployment(flow, get_deployment_name(home))
     if deployment is None:
         raise ServerDownError(
-            f"the Prefect server at {api.url} has no deployment {name}; start it with `lachesis serve`"
+            f"the Prefect server at {api.url} has no deployment {name}; start it with `lachesis "
+            f"serve`"
         )
     return api, deployment
 
@@ -111,8 +112,8 @@ def find_server_problem(home: Path) -> str | None:
             or api.read_deployment(TRAINING_FLOW, get_deployment_name(home)) is None
         ):
             return (
-                f"the Prefect server at {api.url} responds, but there is no runner of {home}; start "
-                "it with `lachesis serve`"
+                f"the Prefect server at {api.url} responds, but there is no runner of {home}; "
+                f"start it with `lachesis serve`"
             )
     except ServerDownError as error:
         return str(error)

@@ -91,7 +91,8 @@ def _render_page(
         _render_facts(record, results),
     ]
     parts.append(
-        f'<h2>Learning</h2><p><span class="word {health_level.replace(" ", "-")}">{_escape(health_level)}</span> '
+        f'<h2>Learning</h2><p><span class="word '
+        f'{health_level.replace(" ", "-")}">{_escape(health_level)}</span> '
     )
     parts.append(
         " ".join(
@@ -121,7 +122,8 @@ def _render_facts(record: RunRecord, results: RunResults) -> str:
         ("profile", record.profile),
         (
             "steps",
-            f"{results.final_metrics.get('step', 0)} of {record.total_steps}, {record.batch_size} rollouts each",
+            f"{results.final_metrics.get('step', 0)} of {record.total_steps}, {record.batch_size} "
+            f"rollouts each",
         ),
         ("started", record.started_at),
         ("ended", record.ended_at),
@@ -154,7 +156,8 @@ def _render_held_out_curve(results: RunResults) -> str:
     """Return a table of the held-out results by step, and a sentence about failed evaluations."""
     failures = results.evaluation
     failure_text = (
-        f"<p>{failures['failed']} evaluations failed; the last one: {_escape(failures['last_reason'])}</p>"
+        f"<p>{failures['failed']} evaluations failed; the last one: "
+        f"{_escape(failures['last_reason'])}</p>"
         if failures
         else ""
     )

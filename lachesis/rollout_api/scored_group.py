@@ -95,8 +95,8 @@ def _find_row_fault(group: Mapping[str, Any]) -> str | None:
             continue  # Environments send an empty list for what they do not have.
         if not _is_list(rows) or len(rows) != len(lengths):
             return (
-                f"a group has {len(lengths)} rollouts and {count_entries(rows)} {name}; needed: one "
-                "list per rollout"
+                f"a group has {len(lengths)} rollouts and {count_entries(rows)} {name}; needed: "
+                f"one list per rollout"
             )
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             if not _is_list(row) or len(row) != length:

@@ -95,7 +95,8 @@ def _find_better_checkpoint(run_dir: RunDir, manifest: Manifest) -> BetterCheckp
         sampler_weights=other.sampler_weights,
         state=other.state,
         adapter=_to_text(find_adapter_folder(run_dir, other)),
-        reason=f"{_describe_score(other)} instead of {_describe_score(manifest, compared_with=other)}",
+        reason=f"{_describe_score(other)} instead of "
+        f"{_describe_score(manifest, compared_with=other)}",
     )
 
 
@@ -210,7 +211,8 @@ def build_loading_code(base_model: str, target: Path) -> list[str]:
     """Return three lines of Python that load the adapter."""
     return [
         "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), {str(target.resolve())!r})",
+        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), "
+        f"{str(target.resolve())!r})",
         f"tokenizer = AutoTokenizer.from_pretrained({base_model!r})",
     ]
 

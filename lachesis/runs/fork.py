@@ -53,8 +53,8 @@ class ForkSource:
                     else "leave it out to use that of the checkpoint"
                 )
                 raise ConfigError(
-                    f"checkpoint {self.name} has {field} {theirs} and this run {ours}; they must be "
-                    f"equal, so {hint}"
+                    f"checkpoint {self.name} has {field} {theirs} and this run {ours}; they must "
+                    f"be equal, so {hint}"
                 )
 
     def copy_into(self, run_dir: RunDir) -> None:
@@ -127,6 +127,6 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     start = f'start_from="{source_options[1]}"' if newest else ""
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
     return (
-        f"; to change other fields, start a new run {source_text} with the remaining fields at their "
-        f"defaults: `{command}`, or {tool_calls}"
+        f"; to change other fields, start a new run {source_text} with the remaining fields at "
+        f"their defaults: `{command}`, or {tool_calls}"
     )

@@ -272,8 +272,8 @@ class WandbSink:
             )
         except wandb.errors.Error as error:  # W&B did not respond or rejected the key.
             self.error = (
-                f"W&B cannot be used ({str(error).splitlines()[0]}); the run is logged offline, and "
-                "`wandb sync` uploads it"
+                f"W&B cannot be used ({str(error).splitlines()[0]}); the run is logged offline, "
+                f"and `wandb sync` uploads it"
             )
             log.warning(self.error)
             return wandb.init(mode="offline", settings=_make_quiet_settings(), **run_options)

@@ -71,7 +71,8 @@ class RunDir:
             while not try_lock(lock):
                 if time.monotonic() > deadline:
                     raise RunStateError(
-                        f"run {self.path.name} is still held by another flow after {timeout_s:.0f} s"
+                        f"run {self.path.name} is still held by another flow after {timeout_s:.0f} "
+                        f"s"
                     )
                 time.sleep(0.2)
             yield lock.fileno()

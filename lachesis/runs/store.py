@@ -90,8 +90,8 @@ class RunStore:
                 return RunRecord.model_validate_json(file.read_bytes())
             except ValidationError as error:
                 raise StorageError(
-                    f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are not "
-                    "affected"
+                    f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are "
+                    f"not affected"
                 ) from error
 
     def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:

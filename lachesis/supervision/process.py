@@ -80,5 +80,6 @@ def check_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise PortInUseError(
-                f"port {port} on 127.0.0.1 is in use by another process; choose another one with --port"
+                f"port {port} on 127.0.0.1 is in use by another process; choose another one with "
+                f"--port"
             ) from error

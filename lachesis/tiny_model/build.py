@@ -28,7 +28,8 @@ from lachesis.base.files import storage_errors
 USER, ASSISTANT, END_OF_TURN, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ ('<|assistant|>' if message['role'] == 'assistant' else '<|user|>') + message['content'] + '<|end|>' }}"
+    "{{ ('<|assistant|>' if message['role'] == 'assistant' else '<|user|>') + message['content'] + "
+    "'<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

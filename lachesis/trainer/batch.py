@@ -369,8 +369,8 @@ def _read_rollout(
     ]
     if len(unusable_logprobs):
         raise BatchError(
-            f"{rollout_label}: {len(unusable_logprobs)} sampling logprobs of trained tokens are not "
-            f"usable: {unusable_logprobs[:8].tolist()}; allowed: {MIN_LOGPROB:g} to 0"
+            f"{rollout_label}: {len(unusable_logprobs)} sampling logprobs of trained tokens are "
+            f"not usable: {unusable_logprobs[:8].tolist()}; allowed: {MIN_LOGPROB:g} to 0"
         )
     return tokens_T, loss_mask_T, logprobs_T
 

@@ -187,7 +187,8 @@ class CheckpointManager:
         )
         if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
             log.warning(
-                "the loaded weights differ from the saved ones: %+.2e nats per token of a stored text",
+                "the loaded weights differ from the saved ones: %+.2e nats per token of a stored "
+                "text",
                 loss_change,
             )
         resume_point = ResumePoint(

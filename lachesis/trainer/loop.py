@@ -368,7 +368,8 @@ class Trainer:
         """
         if self.policy.is_update_under_way:
             log.warning(
-                "no checkpoint after an error in the middle of an update; the last one is of step %d",
+                "no checkpoint after an error in the middle of an update; the last one is of step "
+                "%d",
                 self.checkpoint_manager.step,
             )
             return

@@ -130,7 +130,8 @@ class SamplingSettings(BaseModel):
         refuse_unsupported(parameters)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise BadRequestError(
-                f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest answer"
+                f"max_tokens is {self.max_tokens}; allowed: at least 1, or null for the longest "
+                f"answer"
             )
 
     @property

@@ -149,14 +149,14 @@ class WeightSyncCheck:
         ):
             return (
                 "the weights that environments sample from do not follow training: after "
-                f"{self._num_updates} updates training has moved the log-probabilities of a text by "
-                f"{trainer_change:.3g} nats per token, the sampler by {sampler_change:.3g}"
+                f"{self._num_updates} updates training has moved the log-probabilities of a text "
+                f"by {trainer_change:.3g} nats per token, the sampler by {sampler_change:.3g}"
             )
         if not sample.measure_gap() <= self._max_gap:  # This is true for NaN too.
             return (
                 "the weights that environments sample from are not those in training: "
-                f"the log-probabilities of a text differ by {sample.measure_gap():.3g} nats per token "
-                f"on average; allowed: {self._max_gap:.3g}"
+                f"the log-probabilities of a text differ by {sample.measure_gap():.3g} nats per "
+                f"token on average; allowed: {self._max_gap:.3g}"
             )
         return None
 

@@ -212,14 +212,16 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
                 return CheckResult(
                     "tokens",
                     "failed",
-                    f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the token",
+                    f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the "
+                    f"token",
                 )
             # The first token is not predicted.
             if position and mask != -100 and not logprob <= 0.01:
                 return CheckResult(
                     "tokens",
                     "failed",
-                    f"rollout {index} has a log-probability of {logprob} at a token to be trained on",
+                    f"rollout {index} has a log-probability of {logprob} at a token to be trained "
+                    f"on",
                 )
             num_trained += mask != -100
     if not num_trained:
@@ -250,8 +252,8 @@ def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
         return CheckResult(
             "round trip",
             "warned",
-            f"the prompt has {len(prompt)} ids; its text, tokenized again, has {len(reencoded)}, or "
-            "different ones",
+            f"the prompt has {len(prompt)} ids; its text, tokenized again, has {len(reencoded)}, "
+            f"or different ones",
         )
     return CheckResult(
         "round trip", "passed", f"the prompt's {len(prompt)} ids are those of its text"

@@ -193,8 +193,8 @@ def _collect_remarks(
         )
     if inference_counts.empty:
         remarks.append(
-            f"{inference_counts.empty} groups were dropped by the environment itself; they count as "
-            "groups without a signal"
+            f"{inference_counts.empty} groups were dropped by the environment itself; they count "
+            f"as groups without a signal"
         )
     if rollouts > 1 and len({score for group in groups for score in group}) == 1:
         remarks.append(

@@ -32,7 +32,8 @@ def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[Ch
 
 def test_a_child_that_ends_is_told_with_its_last_words() -> None:
     ended, _ = run(
-        "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); sys.exit(3)",
+        "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); "
+        "sys.exit(3)",
         request=b"ab",
     )
     assert (ended.end_reason, ended.exit_code, ended.last_lines(5)) == ("exit", 3, "abab\n''")
@@ -44,7 +45,8 @@ def test_a_child_that_ends_is_told_with_its_last_words() -> None:
         "while True: print('x' * 1000)",
         "import sys\nwhile True: sys.stderr.write('no end of line ')",
         "import os\nos.fork()\nwhile True: os.write(1, b'y\\n' * 30000)",
-        "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: os.write(2, bytes(60000))",
+        "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: os.write(2, "
+        "bytes(60000))",
     ],
 )
 def test_output_without_end_is_cut_off(code: str) -> None:
@@ -73,7 +75,8 @@ def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> N
 
 def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
     ended, took_s = run(
-        "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', flush=True)\nos._exit(0)"
+        "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', "
+        "flush=True)\nos._exit(0)"
     )
     assert (ended.end_reason, ended.exit_code, ended.output) == ("exit", 0, "done\n")
     assert took_s < 30

@@ -32,8 +32,8 @@ def names(folder: Path) -> list[tuple[str, str]]:
 def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
     write(
         tmp_path,
-        direct=BASE
-        + 'class A(BaseEnv):\n    """Does A.\n\n    More."""\n    name = "alpha"\n    env_config_cls = AConfig\n',
+        direct=BASE + 'class A(BaseEnv):\n    """Does A.\n\n    More."""\n    name = "alpha"\n    '
+        "env_config_cls = AConfig\n",
         indirect="from direct import A\nclass B(A):\n    pass\n",
         renamed="from atroposlib.envs.base import BaseEnv as Root\nclass C(Root):\n    pass\n",
         qualified="import atroposlib.envs.base as base\nclass D(base.BaseEnv):\n    pass\n",
@@ -151,8 +151,8 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path: Path) -> None:
     text = (
-        BASE
-        + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise ValueError('needs a key')\n"
+        BASE + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise "
+        "ValueError('needs a key')\n"
     )
     write(tmp_path, fallback=text)
     schema = describe.load_schema(describe.find_environment("fallback", [tmp_path]))
@@ -164,7 +164,8 @@ def test_a_base_of_this_project_is_a_base_environment(tmp_path: Path) -> None:
     write(
         tmp_path,
         own="from lachesis.environment import TaskEnv\nclass A(TaskEnv):\n    name = 'a'\n",
-        renamed="from lachesis.environment import ConversationEnv as Talk\nclass B(Talk):\n    pass\n",
+        renamed="from lachesis.environment import ConversationEnv as Talk\nclass B(Talk):\n    "
+        "pass\n",
         qualified="import lachesis.environment\nclass C(lachesis.environment.TaskEnv):\n    pass\n",
         whole="from lachesis import environment\nclass D(environment.TaskEnv):\n    pass\n",
         other="from elsewhere import TaskEnv\nclass E(TaskEnv):\n    pass\n",
@@ -246,7 +247,8 @@ PACKAGE = {
     "base": BASE + "from .words import WORD\nclass Shared(BaseEnv):\n    word = WORD\n",
     "words": "WORD = 'in the package'\n",
     "server": (
-        "from . import words\nfrom .base import Shared\nfrom atroposlib.envs.base import APIServerConfig, BaseEnvConfig\n"
+        "from . import words\nfrom .base import Shared\nfrom atroposlib.envs.base import "
+        "APIServerConfig, BaseEnvConfig\n"
         "class Server(Shared):\n    name = 'packed'\n"
         "    @classmethod\n    def config_init(cls):\n"
         "        return BaseEnvConfig(wandb_name=words.WORD), [APIServerConfig()]\n"

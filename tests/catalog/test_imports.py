@@ -147,8 +147,8 @@ def test_the_advice_fits_the_file(tmp_path: Path) -> None:
         file, ModuleNotFoundError("No module named 'cv2'", name="cv2")
     )
     assert (
-        f'add "opencv-python" to `dependencies` in the header of {file}, then run `lachesis env install {file}`'
-        in named
+        f'add "opencv-python" to `dependencies` in the header of {file}, then run `lachesis env '
+        f"install {file}`" in named
     )
     inner = requirements.get_import_advice(
         file, ModuleNotFoundError("No module named 'json.no'", name="json.no")

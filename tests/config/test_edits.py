@@ -135,13 +135,15 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
         (
             "total_steps",
             "many",
-            "env.total_steps is 'many': 'many' is not of type 'integer'; allowed: integer, at least 1",
+            "env.total_steps is 'many': 'many' is not of type 'integer'; allowed: integer, at "
+            "least 1",
         ),
         ("total_steps", "1.5", "'1.5' is not of type 'integer'"),
         (
             "learning_rate",
             "nan",
-            "tinker.learning_rate is 'nan': 'nan' is not of type 'number'; allowed: number, above 0",
+            "tinker.learning_rate is 'nan': 'nan' is not of type 'number'; allowed: number, above "
+            "0",
         ),
         ("learning_rate", "inf", "is not of type 'number'"),
         ("tinker.use_wandb", "maybe", "'maybe' is not of type 'boolean'; allowed: boolean"),

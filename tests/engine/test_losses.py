@@ -136,7 +136,8 @@ def test_a_token_without_advantage_cannot_overflow() -> None:
 def test_an_unknown_loss_or_setting_is_refused_by_name() -> None:
     with pytest.raises(
         EngineRequestError,
-        match="'reinforce' is not supported; allowed: cross_entropy, importance_sampling, ppo, cispo",
+        match="'reinforce' is not supported; allowed: cross_entropy, importance_sampling, ppo, "
+        "cispo",
     ):
         losses.resolve_settings("reinforce", {})
     with pytest.raises(

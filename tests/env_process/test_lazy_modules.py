@@ -20,7 +20,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "import time\nfrom late_package import part\ntime.sleep(0.2)\nvalue = part.value + 1\n"
-        "def __getattr__(name):\n    if name == 'made':\n        return 3\n    raise AttributeError(name)\n"
+        "def __getattr__(name):\n    if name == 'made':\n        return 3\n    raise "
+        "AttributeError(name)\n"
     )
     (folder / "part.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -84,7 +85,8 @@ def test_what_is_loaded_or_missing_is_left_alone(package: str) -> None:
 def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model: str) -> None:
     program = (
         "import sys\n"
-        "from lachesis.env_process.lazy_modules import load_when_used, load_tokenizers_without_torch\n"
+        "from lachesis.env_process.lazy_modules import load_when_used, "
+        "load_tokenizers_without_torch\n"
         "load_when_used('torch', 'wandb')\n"
         "import atroposlib.envs.base\n"
         "load_tokenizers_without_torch()\n"

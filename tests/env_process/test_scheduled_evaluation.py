@@ -189,7 +189,8 @@ async def _cancel(env: Env) -> None:
         (
             _nothing,
             {
-                "error": "evaluate() returned no metrics; it must return them or call evaluate_log(metrics)"
+                "error": "evaluate() returned no metrics; it must return them or call "
+                "evaluate_log(metrics)"
             },
         ),
         (_cancel, {"error": "evaluate() was cancelled"}),

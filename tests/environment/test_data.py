@@ -61,7 +61,8 @@ def test_broken_rows_are_left_out_and_counted(
 ) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(
-        '{"q": "a", "a": "1"}\nnot json\n[1]\n{"q": "b"}\n\n{"q": " ", "a": "2"}\n{"q": "c", "a": 0}\n'
+        '{"q": "a", "a": "1"}\nnot json\n[1]\n{"q": "b"}\n\n{"q": " ", "a": "2"}\n{"q": "c", "a": '
+        "0}\n"
     )
     with caplog.at_level(logging.WARNING):
         found = rows(file, needed=("q", "a"))

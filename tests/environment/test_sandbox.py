@@ -37,7 +37,8 @@ def exists(path: str | Path) -> bool:
 
 async def test_a_program_runs_with_the_standard_library() -> None:
     found = await ran(
-        "import asyncio, collections, decimal, fractions, itertools, json, math, random, re, statistics, sys\n"
+        "import asyncio, collections, decimal, fractions, itertools, json, math, random, re, "
+        "statistics, sys\n"
         "asyncio.run(asyncio.sleep(0))\nprint(json.dumps(sorted(sys.stdin.read())))",
         "cab",
     )

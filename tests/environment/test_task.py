@@ -117,7 +117,8 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
     assert reasons[0] == "the verifier was not done after 0.02 s"
     assert (
         reasons[-1]
-        == "too many calls of the verifier have not returned; no further call is made until one does"
+        == "too many calls of the verifier have not returned; no further call is made until one "
+        "does"
     )
 
 

@@ -38,7 +38,8 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
         [
             sys.executable,
             "-c",
-            f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)",
+            f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); "
+            f"time.sleep(600)",
         ]
     )
     try:

@@ -25,9 +25,19 @@ def look(tmp_path: Path, **changes: Any) -> Observation:
         for name in ("engine", "api", "trainer", "environment")
     }
     record = RunRecord(
-        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
-        wandb_project="p", wandb_run_name="n", status="running", phase="training", services=services,
-    )  # fmt: skip
+        run_id="0123abcd",
+        environment="e",
+        environment_file="e.py",
+        profile="embedded",
+        base_model="m",
+        total_steps=9,
+        seed=0,
+        wandb_project="p",
+        wandb_run_name="n",
+        status="running",
+        phase="training",
+        services=services,
+    )
     seen = Observation(
         record,
         RunStore(tmp_path).dir(record.run_id),
@@ -51,25 +61,91 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "part", "ago", "said"),
     [
-        ({"process_states": {"environment": "stopped"}, "environment_counts": {**ALIVE, "at": NOW - 7}}, "environment", 7, "stopped by a signal"),
-        ({"process_states": {"trainer": "stopped"}, "trainer_health": None}, "trainer", 0, "pid 100"),
-        ({"environment_counts": {**ALIVE, "at": NOW - 90}}, "environment", 90, "no sign of life since 90 s"),
+        (
+            {
+                "process_states": {"environment": "stopped"},
+                "environment_counts": {**ALIVE, "at": NOW - 7},
+            },
+            "environment",
+            7,
+            "stopped by a signal",
+        ),
+        (
+            {"process_states": {"trainer": "stopped"}, "trainer_health": None},
+            "trainer",
+            0,
+            "pid 100",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "at": NOW - 90}},
+            "environment",
+            90,
+            "no sign of life since 90 s",
+        ),
         ({"environment_counts": None}, "environment", 100, "has not told anything"),
-        ({"environment_counts": {**ALIVE, "in_request": 3, "request_since": NOW - 80}}, "sampler", 80, "3 requests for samples"),
-        ({"environment_counts": {**ALIVE, "item_since": NOW - 70}}, "environment", 70, "get_next_item() has not returned for 70 s"),
-        ({"environment_counts": {**ALIVE, "in_group": 2, "group_since": NOW - 75}}, "environment", 75, "its score does not end"),
-        ({"environment_counts": {**ALIVE, "errors": {"ValueError: x": 7}}}, "environment", 300, "no usable group: ValueError: x (7 times)"),
-        ({"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"queued": {"5": 3}, "batch_size": 32}}, "API queue", 100,
-         "the groups that wait (3 of 5 rollouts) do not fill one: a batch takes exactly 32 rollouts"),
-        ({"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"turn": "slow"}}, "environment", 1, "it is the turn of slow"),
-        ({"api_counts": {"refused": 4, "refusal": "a score is nan"}}, "API queue", 100, "has refused 4 groups: a score is nan"),
-        ({"environment_counts": {**ALIVE, "group_at": NOW - 1, "dropped": 64}}, "rollouts", 100, "64 rollouts were dropped"),
-        (waits("forward_backward"), "forward_backward", 100, "the trainer waits for the answer of the engine"),
+        (
+            {"environment_counts": {**ALIVE, "in_request": 3, "request_since": NOW - 80}},
+            "sampler",
+            80,
+            "3 requests for samples",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "item_since": NOW - 70}},
+            "environment",
+            70,
+            "get_next_item() has not returned for 70 s",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "in_group": 2, "group_since": NOW - 75}},
+            "environment",
+            75,
+            "its score does not end",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "errors": {"ValueError: x": 7}}},
+            "environment",
+            300,
+            "no usable group: ValueError: x (7 times)",
+        ),
+        (
+            {
+                "environment_counts": {**ALIVE, "group_at": NOW - 1},
+                "api_counts": {"queued": {"5": 3}, "batch_size": 32},
+            },
+            "API queue",
+            100,
+            "the groups that wait (3 of 5 rollouts) do not fill one: a batch takes exactly 32 "
+            "rollouts",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"turn": "slow"}},
+            "environment",
+            1,
+            "it is the turn of slow",
+        ),
+        (
+            {"api_counts": {"refused": 4, "refusal": "a score is nan"}},
+            "API queue",
+            100,
+            "has refused 4 groups: a score is nan",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "group_at": NOW - 1, "dropped": 64}},
+            "rollouts",
+            100,
+            "64 rollouts were dropped",
+        ),
+        (
+            waits("forward_backward"),
+            "forward_backward",
+            100,
+            "the trainer waits for the answer of the engine",
+        ),
         (waits("optim_step"), "optim_step", 100, "the trainer waits for the answer"),
         (waits("sampler"), "sampler", 100, "new sampling weights"),
         (waits("checkpoint"), "checkpoint", 100, "a save"),
     ],
-)  # fmt: skip
+)
 def test_the_part_that_has_to_move_next_is_named(
     tmp_path: Path, changes: dict[str, Any], part: str, ago: float, said: str
 ) -> None:

@@ -362,8 +362,10 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
     answer = refused("resume", earlier, "--set", "learning_rate=1e-4")
     before, _, after = answer["error"].partition("; to change other fields")
     assert before == (
-        "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, limits.max_tokens, "
-        "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, limits.on_broken"
+        "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, "
+        "limits.max_tokens, "
+        "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, "
+        "limits.on_broken"
     )
     command = after.split("`")[1]
     assert command == f"lachesis train arithmetic --from {earlier}@4 --set learning_rate=VALUE"

@@ -64,7 +64,8 @@ def play(server: Any, hub: Path, tmp_path: Path) -> Callable[..., list[dict[str,
                 f"  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test")
             )
             (tmp_path / name / "README.md").write_text(
-                f"---\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n{splits}\n---\n"
+                f"---\nconfigs:\n- config_name: main\n  default: true\n  "
+                f"data_files:\n{splits}\n---\n"
             )
         common = {"base_url": server.url, "model_name": MODEL, "log_path": tmp_path / "log"}
         command = [

@@ -33,7 +33,8 @@ def python() -> str:
         return requirements.find_interpreter(FILE)
     except RequirementsError:
         pytest.skip(
-            "`verifiers` is not installed: LACHESIS_HOME=$PWD/.home lachesis env install verifiers_environment"
+            "`verifiers` is not installed: LACHESIS_HOME=$PWD/.home lachesis env install "
+            "verifiers_environment"
         )
     finally:
         if before is None:

@@ -74,7 +74,8 @@ def test_the_error_names_count_reason_and_next_step() -> None:
     with pytest.raises(InvalidGroupsError) as caught:
         require_usable_groups([raising], 1)
     assert str(caught.value) == (
-        "all of the first 6 groups of sums were invalid, most often by: KeyError: 'answer' (sums.py:12) (20 times); "
+        "all of the first 6 groups of sums were invalid, most often by: KeyError: 'answer' "
+        "(sums.py:12) (20 times); "
         "`lachesis env check sums.py` runs it without training, and its log is env_sums.log"
     )
     assert caught.value.code == "invalid_groups"

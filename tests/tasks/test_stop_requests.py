@@ -223,7 +223,8 @@ def test_one_dead_environment_of_two_is_named_once(
         watch.check()
     assert [line.message for line in caplog.records if "other.py" in line.message] == [
         "the run waits for another environment: all of the first 60 groups of other were invalid; "
-        f"`lachesis env check other.py` runs it without training, and its log is {store.dir(RUN).get_log_file('environment-other')}"
+        f"`lachesis env check other.py` runs it without training, and its log is "
+        f"{store.dir(RUN).get_log_file('environment-other')}"
     ]
     record = store.load(RUN)
     assert record.dead_environments["other"].startswith(

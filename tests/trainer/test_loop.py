@@ -68,9 +68,15 @@ async def trainer(
                 resume_checkpoint=None,
             )
             return Trainer(
-                config, trained, client, checkpoint_manager=keeper, state=TrainerState(), run_dir=RunDir(tmp_path.parent, tmp_path.name),
-                wandb=None, tokenizer=AutoTokenizer.from_pretrained(engine.model),
-            )  # fmt: skip
+                config,
+                trained,
+                client,
+                checkpoint_manager=keeper,
+                state=TrainerState(),
+                run_dir=RunDir(tmp_path.parent, tmp_path.name),
+                wandb=None,
+                tokenizer=AutoTokenizer.from_pretrained(engine.model),
+            )
 
         yield make
 

@@ -72,7 +72,8 @@ def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:
     )
     assert (
         last_line(done)
-        == "server_down: the Atropos API at http://127.0.0.1:9 does not answer /reset_data: ConnectError"
+        == "server_down: the Atropos API at http://127.0.0.1:9 does not answer /reset_data: "
+        "ConnectError"
     )
 
 

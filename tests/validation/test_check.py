@@ -129,7 +129,8 @@ def test_a_group_without_log_probabilities_is_warned_of() -> None:
     line = check._check_tokens(group(inference_logprobs=None))
     assert line.status == "warned"
     assert line.message.startswith(
-        "2 of 4 would be trained on: those that the model has generated; the group has no inference_logprobs"
+        "2 of 4 would be trained on: those that the model has generated; the group has no "
+        "inference_logprobs"
     )
 
 
