@@ -87,7 +87,7 @@ def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> N
             r"the Hub \(http.*\) has no model gated/model, or you have no access to it \(HTTP 403\): .* HF_TOKEN",
         ),
         ("no/model", "or you have no access to it"),
-        ("old/model", "the Hub .* has no model old/model .* --model FOLDER"),
+        ("old/model", "the Hub .* has no model old/model.* --model FOLDER"),
         ("no model", "'?no model'? is neither a folder nor a name on the Hugging Face Hub"),
         ("../etc/passwd", "is neither a folder nor a name"),
         ("", "is neither a folder nor a name"),
