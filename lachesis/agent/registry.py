@@ -47,7 +47,7 @@ class CallContext:
 
 @dataclass(frozen=True)
 class AgentTool:
-    """One tool.
+    """Describe one tool.
 
     `preview`, if present, returns what a call would do on a profile that may cost money.
     """
@@ -70,7 +70,7 @@ class AgentTool:
 
     @functools.cached_property
     def arguments(self) -> type[BaseModel]:
-        """The pydantic model that validates a call's arguments."""
+        """Return the pydantic model that validates a call's arguments."""
         type_hints = get_type_hints(self.function, include_extras=True)
         fields: Json = {
             name: (

@@ -89,7 +89,7 @@ class ServiceInfo(ResponseModel):
 
 
 class SelectBody(BaseModel):
-    """Where to train, and which model to use."""
+    """Say where to train, and which model to use."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -62,7 +62,7 @@ class StartedRun(BaseModel):
 
 
 class LastReport(BaseModel):
-    """The last live report about one run."""
+    """Keep the last live report about one run."""
 
     at: float
     report: dict[str, Any]

@@ -56,7 +56,7 @@ class LachesisError(Exception):
 
 
 class ConfigError(LachesisError, ValueError):
-    """The configuration cannot work."""
+    """Report a configuration that cannot be used."""
 
     code = "config"
 

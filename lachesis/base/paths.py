@@ -69,5 +69,5 @@ def environment_dirs() -> list[Path]:
 
 
 def to_safe_name(name: str) -> str:
-    """An environment's name as part of the names of files and processes."""
+    """Return an environment's name in a form for the names of files and processes."""
     return re.sub("[^A-Za-z0-9_]+", "_", name)

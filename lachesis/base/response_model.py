@@ -13,5 +13,5 @@ class ResponseModel(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
     def to_payload(self) -> Json:
-        """The answer as plain JSON."""
+        """Return the answer as plain JSON."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -135,7 +135,7 @@ class SamplingParams(RequestBody):
 
 
 class SampleBody(RequestBody):
-    """Request samples."""
+    """Hold the body of a sampling request."""
 
     sampling_session_id: str
     seq_id: int

@@ -49,7 +49,7 @@ including a trainer on the Tinker cloud.
 
 @dataclass
 class WatchedRun:
-    """What one tick found about one run."""
+    """Hold what one tick found about one run."""
 
     observation: Observation
     memory: MonitorMemory
@@ -66,7 +66,7 @@ class WatchedRun:
 
 
 class Monitor:
-    """The monitor of one home."""
+    """Watch the runs of one home."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store

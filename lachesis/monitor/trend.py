@@ -42,7 +42,7 @@ enough that learning changes little within one.
 
 
 class HeldOutTrendPoint(BaseModel):
-    """One held-out result and the training reward at that time."""
+    """Hold one held-out result and the training reward at that time."""
 
     step: int
     """Step of the evaluated weights."""
@@ -71,12 +71,14 @@ class RewardRise:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the slope, or the contrast of a rise that ended earlier, is more than noise."""
+        """Return whether the slope, or the contrast of a rise that ended earlier, is more than
+        noise.
+        """
         return self.slope > self.t_quantile * self.standard_error or self.contrast > MIN_CONTRAST
 
     @property
     def is_certain(self) -> bool:
-        """Whether the rise is significant even though it is tested at many steps."""
+        """Return whether the rise is significant even though it is tested at many steps."""
         if self.steps < MIN_CERTAIN_STEPS:
             return False
         return (
@@ -208,14 +210,12 @@ class Trend(BaseModel):
 
     @property
     def num_steps(self) -> int:
-        """The number of steps with a reward."""
+        """Return the number of steps with a reward."""
         return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0] if self.blocks else 0
 
     @property
     def window_standard_error(self) -> float:
-        """The standard error of a window's mean reward, from the differences between successive
-        parts.
-        """
+        """Return the standard error of a window's mean reward, from how successive parts differ."""
         return (
             math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
             if self.parts

@@ -144,7 +144,7 @@ def test_a_rollout_without_a_sampled_token_was_not_cut() -> None:
         ),
         (
             {**taught([1, 2, 3, EOS], float("-inf")), "tokens": [[1, 2, 3, EOS]] * 2},
-            "are not finite, allowed: -1000 to 0",
+            "are not finite, or below -1000",
         ),
         ({"scores": [float("nan"), 1.0]}, "group 0: a score is nan; allowed: finite numbers"),
         ({"scores": [1.0]}, "group 0: a group has 2 rollouts and 1 scores"),

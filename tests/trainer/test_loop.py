@@ -99,7 +99,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "returned no log-probabilities")]
+    ("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "computed no log-probabilities")]
 )
 async def test_a_bad_group_costs_itself_and_is_named(
     trainer: Make, caplog: pytest.LogCaptureFixture, bad: dict[str, Any], reason: str
