@@ -29,13 +29,13 @@ import asyncio
 import collections
 import contextlib
 import json
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
 from lachesis.base.errors import shorten
 from lachesis.base.http_guard import HttpGuard, replay_body, send_json
 from lachesis.base.json_text import Json
+from lachesis.rollout_api.asgi_messages import read_body, send_changed_answer, set_content_length
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 
@@ -155,7 +155,7 @@ class BoundedRolloutServer:
                 "queue_size": self._compute_queue_size(env) // max(1, env["group_size"]),
             }
 
-        await _send_changed_answer(self.app, scope, receive, send, set_queue_size)
+        await send_changed_answer(self.app, scope, receive, send, set_queue_size)
 
     def _has_enough_rollouts(self, env: Json) -> bool:
         """Return whether an environment should begin no more groups.
@@ -170,12 +170,18 @@ class BoundedRolloutServer:
         )
 
     def _compute_queue_size(self, env: Json) -> int:
-        """Return the number of waiting rollouts to report to an environment."""
-        if self.weighted_queue.num_expected > 1:
-            return self.weighted_queue.compute_queue_size(
-                env["registered_id"], self._get_queue(), self._get_environments()
-            )
-        return sum(len(group["tokens"]) for group in self._get_queue())
+        """Return the number of waiting rollouts to report to an environment.
+
+        An environment that a batch cannot be formed without sees an empty queue. Otherwise a batch
+        might never be formed: an environment that was restarted may have its share of a batch in
+        the queue, and is the next whose group is needed.
+        """
+        if self.weighted_queue.num_expected < 2:
+            return sum(len(group["tokens"]) for group in self._get_queue())
+        envs, env_id = self._get_environments(), env["registered_id"]
+        if not self._has_batch() and self.weighted_queue.is_awaited(env_id, envs):
+            return 0
+        return self.weighted_queue.compute_queue_size(env_id, self._get_queue(), envs)
 
     def _has_batch(self) -> bool:
         self._arrange_queue()
@@ -284,7 +290,7 @@ class BoundedRolloutServer:
 
         try:
             await self.app(
-                _set_content_length(scope, len(body)), replay_body(body, receive), collect
+                set_content_length(scope, len(body)), replay_body(body, receive), collect
             )
             status = next(
                 message["status"]
@@ -326,46 +332,10 @@ class BoundedRolloutServer:
         return getattr(self.state, "envs", [])
 
 
-async def _send_changed_answer(
-    app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]
-) -> None:
-    """Send the application's response with `change` applied to its JSON."""
-    messages: list[Json] = []
-
-    async def collect(message: Json) -> None:
-        messages.append(message)
-
-    await app(scope, receive, collect)
-    status = next(
-        message["status"] for message in messages if message["type"] == "http.response.start"
-    )
-    body = b"".join(message.get("body", b"") for message in messages)
-    if status == 200:
-        await send_json(send, status, change(json.loads(body)))
-    else:
-        await send_json(send, status, {"detail": body.decode(errors="replace")})
-
-
-def _set_content_length(scope: Json, length: int) -> Json:
-    """Return the request's scope with the length of its new body."""
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
-
-
 def _parse_wait_s(query: bytes) -> float:
     """Return the seconds in `?wait=SECONDS`, or 0."""
     wait_text = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
     return min(float(wait_text), MAX_WAIT_S) if wait_text.isdigit() else 0.0
-
-
-async def read_body(receive: Any) -> bytes:
-    """Return the whole body of a request."""
-    body, has_more = bytearray(), True
-    while has_more:
-        message = await receive()
-        body += message.get("body", b"")
-        has_more = message.get("more_body", False)
-    return bytes(body)
 
 
 def main() -> None:

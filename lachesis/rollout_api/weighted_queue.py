@@ -81,18 +81,25 @@ class WeightedQueue:
             else 0
         )
 
+    def is_awaited(self, environment_id: int, envs: list[Json]) -> bool:
+        """Return whether the groups of others wait for a group of this environment."""
+        return environment_id == self._find_awaited_id(envs)
+
     def find_awaited_environment(self, envs: list[Json]) -> str | None:
-        """Return the environment that the groups of others wait for, if any."""
+        """Return the name of the environment that the groups of others wait for, if any."""
+        awaited_id = self._find_awaited_id(envs)
+        return next(
+            (str(env["desired_name"]) for env in envs if env["registered_id"] == awaited_id), None
+        )
+
+    def _find_awaited_id(self, envs: list[Json]) -> int | None:
+        weights_by_id = read_weights(envs)
         if not any(self.waiting_groups.values()) or len(envs) < self.num_expected:
             return None
-        environment_id = (
-            min(weights_by_id, key=lambda candidate_id: self._pass_values.get(candidate_id, 0.0))
-            if (weights_by_id := read_weights(envs))
-            else None
-        )
-        return next(
-            (str(env["desired_name"]) for env in envs if env["registered_id"] == environment_id),
-            None,
+        return min(
+            weights_by_id,
+            key=lambda candidate_id: self._pass_values.get(candidate_id, 0.0),
+            default=None,
         )
 
     def _release_groups(self, weights_by_id: dict[Any, float]) -> Iterator[Json]:

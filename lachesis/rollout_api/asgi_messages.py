@@ -1,0 +1,46 @@
+"""Read and change the messages of ASGI requests and responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from lachesis.base.http_guard import send_json
+from lachesis.base.json_text import Json
+
+
+async def send_changed_answer(
+    app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]
+) -> None:
+    """Send the application's response with `change` applied to its JSON."""
+    messages: list[Json] = []
+
+    async def collect(message: Json) -> None:
+        messages.append(message)
+
+    await app(scope, receive, collect)
+    status = next(
+        message["status"] for message in messages if message["type"] == "http.response.start"
+    )
+    body = b"".join(message.get("body", b"") for message in messages)
+    if status == 200:
+        await send_json(send, status, change(json.loads(body)))
+    else:
+        await send_json(send, status, {"detail": body.decode(errors="replace")})
+
+
+def set_content_length(scope: Json, length: int) -> Json:
+    """Return the request's scope with the length of its new body."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
+
+
+async def read_body(receive: Any) -> bytes:
+    """Return the whole body of a request."""
+    body, has_more = bytearray(), True
+    while has_more:
+        message = await receive()
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+    return bytes(body)
